@@ -45,16 +45,6 @@ def fill(connection: Connection) -> int:
     return sent
 
 
-async def test_order(bus: Bus) -> None:
-    listener, connection, peer = await bus.pair()
-    for number in range(1000):
-        assert connection.send(numbered(number))
-        assert listener.send(peer, numbered(number)) is Outcome.SENT
-    for number in range(1000):
-        assert await soon(listener.receive()) == (peer, numbered(number))
-        assert await soon(connection.receive()) == numbered(number)
-
-
 async def test_parts_stay_together(bus: Bus) -> None:
     """Messages of any number of parts, from several connections at once, arrive as they were sent."""
     listener = await bus.listen()

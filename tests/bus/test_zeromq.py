@@ -1,8 +1,5 @@
 """What only ZeroMQ has: options, processes, and what is held open."""
 
-import asyncio
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,55 +8,17 @@ import pytest
 import zmq
 
 from tests.bus.foreign import sending
-from tests.bus.harness import SETTINGS, Bus, introduce, meet_again
+from tests.bus.harness import SETTINGS, Bus, introduce
 from tests.support.waiting import soon, until
-from tokenbus.bus import AddressError, ZeroMQTransport
+from tokenbus.bus import ZeroMQTransport
 from tokenbus.bus.zeromq import ZeroMQConnection, ZeroMQListener
 from tokenbus.settings import BusSettings
 
 Make = Callable[..., Bus]
 
 
-SCRIPT = """
-import asyncio, sys
-from tokenbus.bus import ZeroMQTransport
-from tokenbus.settings import BusSettings
-
-async def main():
-    listener = await ZeroMQTransport(BusSettings()).listen(sys.argv[1])
-    print("listening", flush=True)
-    while True:
-        peer, parts = await listener.receive()
-        listener.send(peer, parts)
-
-asyncio.run(main())
-"""
-
-
 def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kind", ["zeromq-ipc", "zeromq-tcp"])
-async def test_process_that_is_killed(make: Make, kind: str) -> None:
-    """A process that is killed keeps its address no longer, and its connections find the next listener."""
-    bus = make(kind)
-    address = bus.address()
-    connection = await bus.connect(address)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SCRIPT, address, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert await soon(process.stdout.readline()) == b"listening\n"
-        assert connection.send([b"echo"])
-        assert await soon(connection.receive()) == [b"echo"]
-        with pytest.raises(AddressError, match="taken"):
-            await bus.transport.listen(address)
-    finally:
-        process.kill()
-        await process.wait()
-    listener = await bus.listen(address)
-    await meet_again(connection, listener)
 
 
 async def test_options() -> None:

@@ -107,17 +107,6 @@ async def test_open_requests_are_bounded() -> None:
         assert not any(generation.has_ended for generation in first)
 
 
-async def test_resume_and_abort_are_asked_for() -> None:
-    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
-    async with client:
-        await processor.welcome()
-        generation = client.resume(5, 3, include_drafts=True)
-        resume = (await processor.body("resume")).resume
-        client.abort(generation.request_id)
-        assert (await processor.body("abort")).abort.request_key == 5
-    assert (resume.request_key, resume.next_position, resume.include_draft_logprobs) == (5, 3, True)
-
-
 async def test_requests_are_given_up_when_there_is_no_processor_for_too_long() -> None:
     """Without a processor requests wait for their time, and then end with an error that says so; new ones wait anew."""
     _, client, clock = await meeting({"client.resume_timeout_ms": 5000, "client.drain_timeout_ms": 0})

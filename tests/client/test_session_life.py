@@ -1,10 +1,7 @@
 """ClientSession: the handshake, heartbeats, refusals, and giving up."""
 
-import pytest
-
 from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer
 from tests.in_process.builders import generate_of
-from tokenbus_contracts.generated.stream_pb2 import Refusal, RefusalReason
 
 
 def test_hello_is_said_more_rarely_and_at_random_times() -> None:
@@ -61,15 +58,3 @@ def test_processor_is_missed_only_while_there_are_requests() -> None:
     assert peer.session.lost_since == FIRST + 67.0
     peer.welcome()
     assert peer.session.lost_since is None
-
-
-def test_waiting_is_never_longer_than_an_interval() -> None:
-    """Whatever the state, the session's runner looks again after an interval at the latest, and never in the past."""
-    peer = Peer()
-    assert peer.session.seconds_to_wait(FIRST) == 0
-    peer.says()
-    peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_LIMITS, message="no"))
-    assert peer.session.seconds_to_wait(peer.now) == INTERVAL
-    peer.welcome()
-    assert peer.says() is not None
-    assert [peer.session.seconds_to_wait(peer.now + past) for past in (0.0, 0.5, 9.0)] == pytest.approx([1.0, 0.5, 0.0])

@@ -327,40 +327,6 @@ def test_requests_of_a_processor_that_is_gone_go_on_at_another(how: str, sites: 
     all_finished(world)
 
 
-def test_processor_that_wakes_up_reaches_no_request_that_went_on_elsewhere() -> None:
-    """One that stood still until its workers had gone, and then goes on, neither gives nor ends anything."""
-    world = begun(tokens=600)
-    site = used(world)
-    world.work(2)
-    site.stop()
-    world.pass_time(6.0, carries=True)
-    world.work(4)
-    site.go_on()
-    world.pass_time(8.0, carries=True)
-    all_finished(world)
-
-
-def test_all_processors_are_restarted() -> None:
-    """All of them die at once and come back: every request goes on from what its client has."""
-    world = begun()
-    for site in world.sites:
-        site.kill()
-    world.pass_time(2.0, carries=True)
-    for site in world.sites:
-        site.start()
-    all_finished(world)
-
-
-def test_worker_that_goes_to_and_fro_loses_nothing() -> None:
-    """A worker comes back to a processor that gave it up, in the same life, with what others acknowledged missing."""
-    world = begun(workers=1, requests=4, tokens=300)
-    for _ in range(4):
-        world.workers[0].move()
-        world.work(3)
-        world.pass_time(0.5, carries=True)
-    all_finished(world)
-
-
 def test_requests_of_a_lost_worker_end_with_an_error_that_counts() -> None:
     world = begun(workers=2, tokens=600)
     lost = next(worker for worker in world.workers if worker.publisher.session.requests)

@@ -33,15 +33,6 @@ def test_client_shows_each_processor_the_same_proof() -> None:
     assert shown[0] != shown[1]
 
 
-def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:
-    """A proof is the session's own: what it was made from, which others may show, has none."""
-    given = hello_of(proof=b"of another life")
-    peer = WorkerPeer()
-    frame = peer.must_say()
-    assert frame.hello.proof != given.proof
-    assert given.proof == b"of another life"
-
-
 def test_recordings_have_no_proof() -> None:
     """What only the live worker needs is not recorded, however the hello came by it."""
     given = hello_of(proof=b"p" * 16, handoff_key=b"h" * 32, handoff_server_key=b"k" * 32)

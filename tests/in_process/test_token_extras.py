@@ -99,22 +99,6 @@ async def test_resumed_request_has_those_of_the_tokens_that_are_left() -> None:
             assert extras_by_token(extras.after(cut), 9 - cut) == [token.extras for token in whole[cut:]]
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"logprob_token_ids": range(129)}, "logprob_token_ids: at most 128 elements, got 129"),
-        ({"mask_bound": 1025}, "mask_bound: at most 1024, got 1025"),
-        ({"mask_bound": -1}, "mask_bound: at least 0, got -1"),
-        ({"entropies": 1}, "entropies: True or False, got 1"),
-        ({"logprob_token_ids": [2**31 - 1]}, r"logprob_token_ids\[0\]: at most 2147483646, got 2147483647"),
-    ],
-)
-async def test_wrong_wishes_are_refused(given: dict[str, Any], line: str) -> None:
-    async with tokenbus.testing.bus() as bus:
-        with pytest.raises(ValueError, match=f"^{line}$"):
-            bus.client.generate([1, 2], **given)
-
-
 async def test_wish_that_the_engine_does_not_have_is_refused_by_name() -> None:
     class Plain(SyntheticEngine):
         token_scores = frozenset({"token_ids"})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.in_process.builders import EPOCH, WORKER, row_values, settings, values_by_key
+from tests.in_process.builders import EPOCH, WORKER, row_values, settings
 from tokenbus.delivery import Step
 from tokenbus.processor.assembly import Assembler
 from tokenbus.processor.stream import Fate
@@ -55,18 +55,6 @@ def parts_of(
         )
         for number, piece in enumerate(pieces)
     ]
-
-
-def test_step_of_one_part_is_ready_at_once() -> None:
-    made = assembler()
-    fate, pending_ack = made.add(batch(row_shapes([1, 2]), step=5), now=3.0)
-    step = only(made)
-    assert fate is Fate.TAKEN
-    assert step.pending_ack is pending_ack
-    assert (step.worker_id, step.epoch, step.number, step.first_arrival) == (WORKER, EPOCH, 5, 3.0)
-    assert step.is_whole
-    assert step.draft is None
-    assert (made.last_released, made.open_steps) == (5, 0)
 
 
 @given(st.permutations(range(6)), st.lists(st.integers(0, 6), max_size=3), st.randoms(use_true_random=False))
@@ -262,14 +250,3 @@ def test_refused_part_opens_no_step() -> None:
     with pytest.raises(ContractError):
         made.add(batch(row_shapes([1, 2]), part=(0, 2), step_rows=1), 0.0)
     assert made.open_steps == 0
-
-
-def test_rows_are_independent() -> None:
-    """One row's top-k and scoring do not touch its neighbours', whichever part they came in (case 15)."""
-    wanted = [RowShape(1, tokens=2, top_k=5), RowShape(2, tokens=2, top_k=0), RowShape(3, tokens=1, top_k=1)]
-    made = assembler()
-    for part in parts_of(wanted, [2, 0, 1], [1]):
-        made.add(part, 0.0)
-    found = values_by_key(only(made).target)
-    for place, row in enumerate(wanted):
-        assert found[row.key] == row_values(batch([row], indices=[place], step_rows=3).row(0))

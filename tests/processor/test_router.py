@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.in_process.builders import ids, row_values, step_of
+from tests.in_process.builders import ids, step_of
 from tests.processor.settling import Arrival, Model, Recorder, Table, draft_for, source
 from tokenbus.processor.requests import NO_STREAM, State
 from tokenbus.processor.stream import StreamCounts
-from tokenbus.testing import RowShape, batch, row_shapes
+from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
@@ -68,28 +68,6 @@ def test_rows_are_settled_as_a_slow_model_says(
     for request in table.registry.table.open_requests():
         table.registry.fail(request, ErrorCode.ERROR_CODE_INTERNAL, "the test is over")
     assert [step.pending_ack.count for step in made] == [1] * len(made)
-
-
-def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
-    table = Table(dict.fromkeys(range(1, 7), 0))
-    wanted = row_shapes([3, 1, 6, 4, 5, 2], tokens=2)
-    step = table.route(batch(wanted), 0, draft_for(wanted, 1))
-    for route, mine in ((1, {1, 3, 5}), (2, {2, 4, 6})):
-        assert {row[0] for row in table.recorders[route].rows} == mine
-        assert {row[0] for row in table.recorders[route].drafts} == mine
-    assert sorted(table.rows()) == sorted(row_values(row) for row in step.rows.rows())
-    assert table.registry.router.counts.delivered == 6
-
-
-def test_partly_known_row_loses_its_known_tokens_with_all_that_belongs_to_them() -> None:
-    """A row that overlaps is cut where the request stands: ids, logprobs, ranks and alternatives together (case 13)."""
-    table = Table({1: 0, 2: 0}, routes=1)
-    table.route(batch([RowShape(1, 0, 3)]), 0)
-    step = table.route(batch([RowShape(1, 1, 4, top_k=2), RowShape(2, 0, 1)]), 0, draft_for(row_shapes([1, 2]), 2))
-    cut, other = step.rows.rows()
-    expected = batch([RowShape(1, 3, 2, top_k=2), RowShape(2, 0, 1)])
-    assert (row_values(cut), row_values(other)) == (row_values(expected.row(0)), row_values(expected.row(1)))
-    assert step.draft is None
 
 
 def test_hole_in_a_streams_rows_ends_the_request_and_says_what_is_lost() -> None:

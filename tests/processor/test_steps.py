@@ -14,20 +14,6 @@ from tokenbus_contracts import RowStatus
 FINISHED = RowStatus.FINISHED_LENGTH
 
 
-async def test_steps_come_whole_and_in_batch_order() -> None:
-    """Every step is yielded once, in order, its rows in original batch order, for whichever client (case 3)."""
-    async with running() as made:
-        steps = made.processor.steps()
-        first = asyncio.ensure_future(anext(steps))
-        await turns()
-        await made.worker.publish(row_shapes([4, 2, 9]))
-        await made.worker.publish(row_shapes([2, 4], position=1))
-        found = [await soon(first), await soon(anext(steps))]
-        assert [step.target.request_keys.tolist() for step in found] == [[4, 2, 9], [2, 4]]
-        assert [step.number for step in found] == [1, 2]
-        await steps.aclose()
-
-
 async def test_no_step_is_missed_before_the_first_is_asked_for() -> None:
     """The iterator yields every step since it was made, even before the first await; a second iterator is refused."""
     async with running() as made:

@@ -1,7 +1,5 @@
 """WorkerConnections: what comes from workers, what goes to them, and when they are lost."""
 
-from zlib import crc32
-
 import pytest
 
 from tests.in_process.bench import Bench, BenchWorker
@@ -100,16 +98,6 @@ def test_recovery_ends() -> None:
     assert client.errors() == {1: ErrorCode.ERROR_CODE_GAP}
     worker.say_hello(first_sequence=3, next_sequence=3)
     assert worker.heard()[0].welcome.resume_from == 3
-
-
-def test_damaged_item_is_healed() -> None:
-    _, worker, client = serving(1)
-    data = encoded(row_shapes([1]), 1)
-    worker.heard()
-    worker.item(data, 1, checksum=crc32(data) ^ 1)
-    assert worker.heard_bodies() == ["replay"]
-    worker.item(data, 1, checksum=crc32(data))
-    assert len(client.outputs()) == 1
 
 
 def test_acknowledgements_are_few_and_complete() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.in_process.builders import arrays_of, generate_of
 from tests.support.waiting import MOST
-from tests.worker.looped import batches, running
+from tests.worker.looped import running
 from tokenbus.testing import batch, row_shapes
 from tokenbus.worker import NotRunningError, Publisher, StepArrays
 from tokenbus.worker.emitter import Emitter
@@ -136,19 +136,3 @@ def test_what_is_no_array_is_refused_where_all_else_is() -> None:
         assert said(publisher) == ["error"]
         assert emitter.take_aborts() == [7]
         assert emitter.active.end_all() == []
-
-
-def test_batch_is_that_of_the_engines_own_thread() -> None:
-    made: list[dict[str, bytes]] = []
-    for hands_over in (False, True):
-        publisher = running()
-        emitter = Emitter(publisher, 0)
-        arrays = arrays_of(batch(row_shapes([3, 4, 5], tokens=3)))
-        if hands_over:
-            with Outbox(emitter, 8) as outbox:
-                outbox.emit(arrays)
-        else:
-            emitter.emit(arrays)
-        (kept,) = batches(publisher)
-        made.append({name: values.tobytes() for name, values in kept.columns.items()})
-    assert made[0] == made[1]
