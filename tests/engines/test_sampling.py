@@ -113,23 +113,3 @@ def test_without_temperature_drafts_are_kept_while_they_are_the_best() -> None:
     )
     kept = [line[:count].tolist() for line, count in zip(found.columns, found.counts, strict=True)]
     assert kept == [[3, 4, 0], [3, 4], [3]]
-
-
-def test_rows_do_not_depend_on_their_neighbours() -> None:
-    """Some rows alone get what they get among many, also where the others have more drafts (case 15)."""
-    wanted = params(rows=60)
-    logits = np.random.default_rng(11).normal(scale=1.2, size=(60, 5, WORDS)).astype(np.float32)
-    offered, target = distribution(logits[:, :2], wanted), distribution(logits[:, 2:], wanted)
-    drafts = Drafts(offered.argmax(axis=-1), offered, np.arange(60) % 3)
-    positions = np.arange(60)
-    together = verified(target, drafts, wanted, positions)
-    for row, most in enumerate(drafts.counts.tolist()):
-        alone = verified(
-            target[[row], : most + 1],
-            Drafts(drafts.columns[[row], :most], offered[[row], :most], drafts.counts[[row]]),
-            of(wanted, row),
-            positions[[row]],
-        )
-        count = alone.counts[0]
-        assert together.counts[row] == count
-        assert together.columns[row, :count].tolist() == alone.columns[0, :count].tolist()

@@ -111,26 +111,10 @@ def test_stop_string_within_a_block_trims_everything() -> None:
     assert straddling > 5
 
 
-def test_rows_ask_for_what_they_want() -> None:
-    """In one batch one row has no scores, one its own alone, and one twenty alternatives; each as if alone."""
-    wanted = {1: None, 2: 0, 3: 20, 4: 3}
-    run = ngram([asked(key, top_logprobs=top, seed=8, max_tokens=20) for key, top in wanted.items()])
-    first = run.step()[0]
-    assert [first.row(place).scoring for place in range(4)] == [Scoring.NONE, *[Scoring.FULL] * 3]
-    assert first.top_ks.tolist() == [0, 0, 20, 3]
-    assert first.header.value_kind is ValueKind.RAW_LOGPROBS
-    run.to_the_end()
-    for key, top in wanted.items():
-        assert run.got[key].tokens == run.got[1].tokens
-        if top is not None:
-            check_scores(TOKENIZER.encode(PROMPT), run.got[key], top)
-    assert run.got[1].logprobs == []
-
-
 @pytest.mark.parametrize(("speculate", "method"), [(0, SpeculativeMethod.NONE), (3, SpeculativeMethod.NGRAM)])
 def test_steps_say_what_they_are(speculate: int, method: SpeculativeMethod) -> None:
     """The first step is a prefill, what follows decodes; the method and how many drafts were verified are reported."""
-    run = ngram([asked(1, seed=1, max_tokens=12, ignore_end_token=True)], speculate=speculate)
+    run = ngram([asked(1, top_logprobs=0, seed=1, max_tokens=12, ignore_end_token=True)], speculate=speculate)
     run.step()
     run.step()
     run.admit(asked(2, seed=1, max_tokens=4))
@@ -138,6 +122,7 @@ def test_steps_say_what_they_are(speculate: int, method: SpeculativeMethod) -> N
     headers = [batch.header for (batch,) in run.batches]
     assert [header.phase.name for header in headers[:4]] == ["PREFILL", "DECODE", "MIXED", "DECODE"]
     assert {header.method for header in headers} == {method}
+    assert headers[0].value_kind is ValueKind.RAW_LOGPROBS
     first, *others = run.got[1].rows
     assert first.draft_token_count == 0
     assert {row.draft_token_count for row in others} == {speculate}

@@ -305,37 +305,6 @@ def test_same_refusals(servers: Servers, path: str, body: dict[str, Any], status
         assert theirs.json()["error"].keys() == error.keys()
 
 
-@pytest.mark.parametrize(("path", "body"), [("completions", TEXT), ("chat/completions", USER | {"max_tokens": 2})])
-def test_same_names_of_answers(servers: Servers, path: str, body: dict[str, Any]) -> None:
-    """Without a model the first is meant, and the answer has the request's own id."""
-    named = body | {"request_id": "mine"}
-    theirs, ours = servers.both(lambda server: server.plain.post(f"/v1/{path}", json=named).json())
-    assert (ours["id"], ours["model"]) == (theirs["id"], theirs["model"])
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("completions", {"prompt": ["the cat", "a"], "max_tokens": 5, "n": 2, **seeded(3)}),
-        ("chat/completions", USER | {"max_tokens": 5, **GREEDY}),
-    ],
-)
-def test_same_usage_in_every_chunk(servers: Servers, path: str, body: dict[str, Any]) -> None:
-    """In vLLM a chunk has one token, and in ours as many as a step made."""
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    found = []
-    for server in servers[:2]:
-        usages: dict[int, list[tuple[int, int]]] = {}
-        for chunk in _events(server, f"/v1/{path}", body | {"stream": True, "stream_options": options}):
-            for choice in chunk["choices"]:
-                counts = chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]
-                assert sum(counts) == chunk["usage"]["total_tokens"]
-                usages.setdefault(choice["index"], []).append(counts)
-        found.append({index: (counts[0][0], counts[-1]) for index, counts in usages.items()})
-        assert all(counts == sorted(counts) for counts in usages.values())
-    assert found[1] == found[0]
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -687,15 +656,6 @@ def test_offsets_count_the_text_where_tokens_are_named_by_ids(servers: Servers, 
     assert ours._replace(offsets=()) == theirs._replace(offsets=())
     assert all(name.startswith("token_id:") for name, _ in ours.tokens)
     assert ours.offsets == ask(servers.ours, completions, **given).choices[0].offsets
-
-
-def test_bytes_are_the_tokens_own_where_they_are_named_by_ids(servers: Servers) -> None:
-    body = {**USER, "max_tokens": 5, "logprobs": True, "top_logprobs": 2, **GREEDY}
-    _, plain = servers.choices("/v1/chat/completions", body)
-    found = servers.choices("/v1/chat/completions", body | {"return_tokens_as_token_ids": True})
-    theirs, ours = ([(each["token"], each["bytes"]) for each in choice["logprobs"]["content"]] for choice in found)
-    assert ours == theirs
-    assert [bytes_ for _, bytes_ in ours] == [each["bytes"] for each in plain["logprobs"]["content"]]
 
 
 def test_part_of_a_character_is_named_by_its_bytes(servers: Servers) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from tests.engines.vllm.real.hosts import EngineHost, apart
-from tests.engines.vllm.real.runs import arguments
+from tests.engines.vllm.real.runs import SHARED, arguments
 from tests.engines.vllm.real.test_engine import FEW_BLOCKS, LONG
+from tests.engines.vllm.tiny_model import VOCABULARY
 from tokenbus.engines.vllm import VllmEngine
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, SamplingParameters, TokenPrompt
@@ -86,3 +87,30 @@ def test_same_scores(model: Path, engine_of: Callable[..., EngineHost]) -> None:
             assert int(scores.ranks[place]) == has[token][1] or token in best
             assert {each: value for each, (value, _) in has.items() if each in best} == best
             assert scores.alternative_logprobs[place].tolist() == sorted(best.values(), reverse=True)
+
+
+GIVEN = [([5, 6, 7, 8, 5, 6], [3]), ([9, 8], [7, 7, 300, 0]), (LONG, list(range(200)))]
+"""Prompts, and the ids that are asked for beside their own."""
+
+
+def test_given_ids_in_prompts(model: Path, engine_of: Callable[..., EngineHost]) -> None:
+    """Prompts in several chunks, beside others that ask for the most probable tokens."""
+    asked = [
+        (prompt, scoring.SerializeToString())
+        for prompt, given in GIVEN
+        for scoring in (PromptScoring(top_logprobs=3), PromptScoring(token_ids=given, without_generation=True))
+    ]
+    found = [scores for scores, *_ in engine_of(*arguments({**SHARED, "token_scores": True}))(ours, asked)]
+    whole = apart(theirs, model, {**SHARED, "max_logprobs": VOCABULARY}, [(prompt, VOCABULARY) for prompt, _ in GIVEN])
+    for (prompt, given), truth, plain, named in zip(GIVEN, whole, found[::2], found[1::2], strict=True):
+        assert named.are_named
+        assert not plain.are_named
+        assert plain.token_ids.tolist() == named.token_ids.tolist() == prompt[1:]
+        assert plain.logprobs.tolist() == named.logprobs.tolist()
+        assert plain.alternative_token_ids.shape == (len(prompt) - 1, 3)
+        for place, token in enumerate(prompt[1:]):
+            has = {each: value for each, (value, _) in truth[1 + place].items()}
+            assert float(named.logprobs[place]) == has[token]
+            assert int(named.ranks[place]) == 1 + sum(value > has[token] for value in has.values())
+            assert named.alternative_token_ids[place].tolist() == given
+            assert named.alternative_logprobs[place].tolist() == [has[each] for each in given]

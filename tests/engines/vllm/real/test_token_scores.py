@@ -8,21 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.vllm.real.hosts import EngineHost, apart
-from tests.engines.vllm.real.runs import SHARED, WHOLE, Answer, Case, arguments, reference
-from tests.engines.vllm.real.test_engine import LONG, SPECULATION
-from tests.engines.vllm.real.test_prompt_scores import theirs
+from tests.engines.vllm.real.hosts import EngineHost
+from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, reference
+from tests.engines.vllm.real.test_engine import SPECULATION
 from tests.engines.vllm.tiny_model import VOCABULARY
 from tokenbus.engines.vllm import VllmEngine
 from tokenbus.worker import StepAssembler
-from tokenbus_contracts import Limits, PromptScores, Row
-from tokenbus_contracts.generated.request_pb2 import (
-    Generate,
-    PromptScoring,
-    SamplingParameters,
-    TokenPrompt,
-    TokenScoring,
-)
+from tokenbus_contracts import Limits, Row
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
 
 PROMPT = [5, 6, 7, 8, 5, 6, 206, 206, 206, 206]
 """Goes on as it ends, so that what is drafted from it is right."""
@@ -51,22 +44,13 @@ CLOSE = 2e-5
 
 
 @dataclass
-class Found:
+class Found(Answer):
     """What the engine said of a request."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    alternatives: list[list[int]] = field(default_factory=list)
     extras: list[dict[str, Any]] = field(default_factory=list)
-    steps: int = 0
 
     def add(self, row: Row) -> None:
-        self.steps += 1
-        self.tokens += row.token_ids.tolist()
-        self.logprobs += row.logprobs.tolist()
-        self.ranks += row.ranks.tolist()
-        self.alternatives += row.alternative_token_ids.tolist()
+        add(self, row)
         if row.extras is None:
             return
         lists = row.extras.as_lists()
@@ -163,40 +147,3 @@ def test_scores_of_drafted_tokens(
     assert sum(each.steps for each in found) < sum(len(each.tokens) for each in found), "some steps had several tokens"
     for place, mine in zip(greedy, found, strict=True):
         check(mine, whole[mode][place], whole[OTHER[mode]][place], whole["processed_logprobs"][place], ALL)
-
-
-GIVEN = [[3], [7, 7, 300, 0], list(range(200))]
-PROMPTS = [PROMPT, [9, 8], LONG]
-
-
-def scores_of_prompts(engine: VllmEngine) -> list[PromptScores]:
-    found: dict[int, PromptScores] = {}
-    for key, (prompt, given) in enumerate(zip(PROMPTS, GIVEN, strict=True), 1):
-        for alone, asked in enumerate((PromptScoring(top_logprobs=3), PromptScoring(token_ids=given))):
-            asked.without_generation = bool(alone)
-            tokens, sampling = TokenPrompt(token_ids=prompt), SamplingParameters(temperature=0, max_tokens=2)
-            name = 2 * key + alone
-            engine.admit(Generate(request_key=name, tokens=tokens, sampling=sampling, prompt_scoring=asked))
-    while engine.has_work:
-        for arrays in engine.step():
-            found |= {scores.request_key: scores for scores in arrays.prompt_scores}
-    return [found[key] for key in sorted(found)]
-
-
-def test_given_ids_in_prompts(model: Path, engine_of: Callable[..., EngineHost]) -> None:
-    """Prompts in several chunks, beside others that ask for the most probable tokens."""
-    found = engine_of(*arguments({**SHARED, "token_scores": True}))(scores_of_prompts)
-    whole = apart(theirs, model, {**SHARED, "max_logprobs": VOCABULARY}, [(prompt, VOCABULARY) for prompt in PROMPTS])
-    assert len(found) == 2 * len(PROMPTS)
-    for prompt, given, truth, plain, named in zip(PROMPTS, GIVEN, whole, found[::2], found[1::2], strict=True):
-        assert named.are_named
-        assert not plain.are_named
-        assert plain.token_ids.tolist() == named.token_ids.tolist() == prompt[1:]
-        assert plain.logprobs.tolist() == named.logprobs.tolist()
-        assert plain.alternative_token_ids.shape == (len(prompt) - 1, 3)
-        for place, token in enumerate(prompt[1:]):
-            has = {each: value for each, (value, _) in truth[1 + place].items()}
-            assert float(named.logprobs[place]) == has[token]
-            assert int(named.ranks[place]) == 1 + sum(value > has[token] for value in has.values())
-            assert named.alternative_token_ids[place].tolist() == given
-            assert named.alternative_logprobs[place].tolist() == [has[each] for each in given]
