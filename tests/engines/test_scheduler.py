@@ -4,7 +4,6 @@ import numpy as np
 
 from tests.engines.runs import asked
 from tokenbus.engines.admission import request_of
-from tokenbus.engines.engine import batch_order
 from tokenbus.engines.paddle import ByteTokenizer
 from tokenbus.engines.requests import Requests
 from tokenbus.engines.sampling import Ids
@@ -107,24 +106,3 @@ def test_aborted_request_is_gone_wherever_it_was() -> None:
     run.scheduler.abort(int(run.slots(2)[0]))
     run.compute(run.scheduler.plan())
     assert not len(run.requests)
-
-
-def test_places_are_those_of_admission() -> None:
-    """Rows in whatever order get their places in the batch, which is in the order of admission (case 3)."""
-    run = Scheduled(30, 10, 20)
-    one, two, three = run.requests.serials[run.slots(30, 10, 20)]
-    places = batch_order(np.array([three, one, two]))
-    assert places is not None
-    assert places.tolist() == [2, 0, 1]
-    assert batch_order(np.array([one, two, three])) is None
-
-
-def test_plan_whose_step_failed_ends_its_aborted_requests_later() -> None:
-    run = Scheduled(1, 2, max_running=1)
-    run.scheduler.abort(int(run.slots(1)[0]))
-    failed = run.scheduler.plan()
-    run.scheduler.undo(failed)
-    plan = run.scheduler.plan()
-    assert run.keys(plan.aborted) == run.keys(failed.aborted) == [1]
-    assert run.chunks(plan) == run.chunks(failed) == [(2, 4, True)]
-    assert run.places(2) == {0}

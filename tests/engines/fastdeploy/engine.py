@@ -8,6 +8,18 @@ from tests.engines.fastdeploy.undefined import COLUMNS, SLOTS, SPECULATIVE_SLOTS
 
 TOPK, FIRST, PLAIN = "speculate_save_output_topk", "mtp_save_first_token_with_topk", "speculate_save_output"
 _VOCABULARY = 151_936
+_SCORED = """sampled_token_ids logprob_token_ids logprob_scores logprob_ranks token_num_per_batch cu_batch_token_offset
+    not_need_stop seq_lens_decoder prompt_lens preempted_idx message_flag rank_id save_each_rank"""
+_LENGTHS = "not_need_stop seq_lens_decoder prompt_lens"
+_ARGUMENTS = {
+    TOPK: _SCORED,
+    FIRST: _SCORED,
+    "save_output_topk": "sampled_token_ids logprob_token_ids logprobs ranks not_need_stop preempted_idx rank_id",
+    PLAIN: f"accept_tokens accept_num {_LENGTHS} preempted_idx rank_id save_each_rank skip_chunk_prefill",
+    "mtp_save_first_token": f"base_model_draft_tokens {_LENGTHS} step_idx rank_id save_each_rank skip_chunk_prefill",
+    "save_output": "sampled_token_ids not_need_stop preempted_idx rank_id save_each_rank",
+}
+"""Each save op's arguments in their order."""
 
 
 class Tensor:
@@ -48,11 +60,42 @@ class Steps:
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
 
-    def drawn(self, op: str, slots: int, columns: int) -> dict[str, Any]:
+    def drawn(self, op: str, slots: int, columns: int = 1) -> dict[str, Any]:
         """Return the arguments of a save op, by name and in their order."""
-        scored = {TOPK: self.speculated, FIRST: self.first_tokens, "save_output_topk": self.sampled}
-        plain = {PLAIN: self.accepted, "mtp_save_first_token": self.plain_first_tokens, "save_output": self.plain}
-        return scored[op](slots, columns) if op in scored else plain[op](slots)
+        draw = self._random
+        numbers = draw.integers(0, TOKENS + (op != FIRST), slots)
+        if op != FIRST:
+            numbers[draw.random(slots) < 0.05] = -3
+        own = np.maximum(numbers, 0)
+        offsets = np.cumsum(own) - own
+        scored = self.scored(int(own.sum()) if op in {TOPK, FIRST} else slots, columns)
+        sampled = scored["ids"][:, :1].copy()
+        if op == FIRST:
+            sampled, with_token = self.ids(slots, TOKENS + int(draw.integers(3))), np.flatnonzero(numbers)
+            sampled[with_token, 0] = scored["ids"][offsets[with_token], 0]
+        elif op != TOPK:
+            sampled = self.ids(slots, 1) if op == "save_output" else sampled
+            sampled = np.where(draw.random(sampled.shape) < 0.1, draw.choice([-1, -3], sampled.shape), sampled)
+        prompts = draw.integers(1, 5, (slots, 1))
+        values = {
+            "sampled_token_ids": sampled,
+            "accept_tokens": self.ids(slots, TOKENS + int(draw.integers(3))),
+            "base_model_draft_tokens": self.ids(slots, TOKENS),
+            **_named(scored),
+            "token_num_per_batch": numbers.astype(np.int32),
+            "accept_num": numbers.astype(np.int32),
+            "cu_batch_token_offset": offsets.astype(np.int32),
+            "not_need_stop": np.array([draw.random() < 0.8]),
+            "seq_lens_decoder": (prompts + draw.integers(-1, 6, (slots, 1))).astype(np.int32),
+            "prompt_lens": prompts,
+            "preempted_idx": (draw.random((slots, 1)) < 0.1).astype(np.int32),
+            "step_idx": draw.integers(0, 3, (slots, 1)),
+            "message_flag": 3,
+            "rank_id": 0,
+            "save_each_rank": False,
+            "skip_chunk_prefill": bool(draw.random() < 0.5),
+        }
+        return {name: values[name] for name in _ARGUMENTS[op].split()}
 
     def any(self, op: str, slots: int, columns: int) -> dict[str, Any]:
         """Return arguments as no well-behaved step has them: whatever the struct can hold."""
@@ -133,112 +176,18 @@ class Steps:
             "ranks": np.where(sampled < top, sampled + 1, columns + draw.integers(0, 100, tokens)).astype(np.int64),
         }
 
-    def not_need_stop(self) -> Array:
-        return np.array([self._random.random() < 0.8])
-
-    def lengths(self, slots: int) -> dict[str, Array]:
-        """Return how much of each slot is computed, some less than its prompt."""
-        prompts = self._random.integers(1, 5, (slots, 1)).astype(np.int64)
-        computed = prompts + self._random.integers(-1, 6, (slots, 1))
-        return {"seq_lens_decoder": computed.astype(np.int32), "prompt_lens": prompts}
-
-    def preempted(self, slots: int) -> Array:
-        return (self._random.random((slots, 1)) < 0.1).astype(np.int32)
-
-    def numbers(self, slots: int, most: int) -> Array:
-        found = self._random.integers(0, most + 1, slots)
-        found[self._random.random(slots) < 0.05] = -3
-        return found.astype(np.int32)
-
     def ids(self, *shape: int) -> Array:
         return self._random.integers(0, _VOCABULARY, shape) * (self._random.random(shape) < 0.9)
 
-    def speculated(self, slots: int, columns: int, flag: int = 3) -> dict[str, Any]:
-        numbers = self.numbers(slots, TOKENS)
-        own = np.maximum(numbers, 0)
-        scored = self.scored(int(own.sum()), columns)
-        return {
-            "sampled_token_ids": scored["ids"][:, :1].copy(),
-            **_named(scored),
-            "token_num_per_batch": numbers,
-            "cu_batch_token_offset": (np.cumsum(own) - own).astype(np.int32),
-            "not_need_stop": self.not_need_stop(),
-            **self.lengths(slots),
-            "preempted_idx": self.preempted(slots),
-            "message_flag": flag,
-            "rank_id": 0,
-            "save_each_rank": False,
-        }
-
-    def first_tokens(self, slots: int, columns: int) -> dict[str, Any]:
-        numbers = self.numbers(slots, TOKENS - 1)
-        numbers[numbers < 0] = 0
-        scored = self.scored(int(numbers.sum()), columns)
-        sampled = self.ids(slots, int(self._random.integers(TOKENS, TOKENS + 3)))
-        offsets = np.cumsum(numbers) - numbers
-        with_token = np.flatnonzero(numbers)
-        sampled[with_token, 0] = scored["ids"][offsets[with_token], 0]
-        return self.speculated(slots, columns) | {
-            "sampled_token_ids": sampled,
-            **_named(scored),
-            "token_num_per_batch": numbers,
-            "cu_batch_token_offset": offsets.astype(np.int32),
-        }
-
-    def sampled(self, slots: int, columns: int) -> dict[str, Any]:
-        scored = self.scored(slots, columns)
-        return {
-            "sampled_token_ids": self.with_magic(scored["ids"][:, :1].copy()),
-            "logprob_token_ids": scored["ids"],
-            "logprobs": scored["logprobs"],
-            "ranks": scored["ranks"],
-            "not_need_stop": self.not_need_stop(),
-            "preempted_idx": self.preempted(slots),
-            "rank_id": 0,
-        }
-
-    def accepted(self, slots: int) -> dict[str, Any]:
-        return {
-            "accept_tokens": self.ids(slots, int(self._random.integers(TOKENS, TOKENS + 3))),
-            "accept_num": self.numbers(slots, TOKENS),
-            "not_need_stop": self.not_need_stop(),
-            **self.lengths(slots),
-            "preempted_idx": self.preempted(slots),
-            "rank_id": 0,
-            "save_each_rank": False,
-            "skip_chunk_prefill": bool(self._random.random() < 0.5),
-        }
-
-    def plain_first_tokens(self, slots: int) -> dict[str, Any]:
-        return {
-            "base_model_draft_tokens": self.ids(slots, TOKENS),
-            "not_need_stop": self.not_need_stop(),
-            **self.lengths(slots),
-            "step_idx": self._random.integers(0, 3, (slots, 1)),
-            "rank_id": 0,
-            "save_each_rank": False,
-            "skip_chunk_prefill": bool(self._random.random() < 0.5),
-        }
-
-    def plain(self, slots: int) -> dict[str, Any]:
-        return {
-            "sampled_token_ids": self.with_magic(self.ids(slots, 1)),
-            "not_need_stop": self.not_need_stop(),
-            "preempted_idx": self.preempted(slots),
-            "rank_id": 0,
-            "save_each_rank": False,
-        }
-
-    def with_magic(self, ids: Array) -> Array:
-        """Return ids of which some say something else."""
-        special = self._random.choice([-1, -3], ids.shape)
-        found: Array = np.where(self._random.random(ids.shape) < 0.1, special, ids)
-        return found
-
 
 def _named(scored: dict[str, Array]) -> dict[str, Array]:
-    """Return columns by the names under which the speculative ops take them."""
-    return {"logprob_token_ids": scored["ids"], "logprob_scores": scored["logprobs"], "logprob_ranks": scored["ranks"]}
+    """Return columns by the names under which the ops take them."""
+    names = {
+        "ids": ("logprob_token_ids",),
+        "logprobs": ("logprob_scores", "logprobs"),
+        "ranks": ("logprob_ranks", "ranks"),
+    }
+    return {name: scored[column] for column, of in names.items() for name in of}
 
 
 def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _main(seed: int, count: int, how: str) -> None:
     else:
         steps = Steps(seed)
         for _ in range(count):
-            save("speculate_save_output_topk", steps.speculated(16, 6))
+            save("speculate_save_output_topk", steps.drawn(TOPK, 16, 6))
     if how in {"stays", "gets", "shows"}:
         sys.stdout.write("done\n")
         sys.stdout.flush()

@@ -134,7 +134,7 @@ def test_columns_are_cut_where_the_struct_has_no_place() -> None:
 
 def test_every_rank_gets_where_it_is_told_to(beside: Beside) -> None:
     op = "speculate_get_output"
-    beside.save("speculate_save_output", Steps(8).accepted(3))
+    beside.save("speculate_save_output", Steps(8).drawn(PLAIN, 3))
     beside.get_on_idle_rank(op, 1)
     (found,), (expected,) = stained(op), stained(op)
     fastdeploy.speculate_get_output(found, 1, True, True)  # noqa: FBT003 - by that engine's positions
@@ -150,7 +150,7 @@ def test_first_token_at_a_later_step_is_none(beside: Beside) -> None:
 
 
 def test_engine_goes_on_with_its_own_arrays(beside: Beside) -> None:
-    arguments = Steps(9).speculated(6, 4)
+    arguments = Steps(9).drawn(TOPK, 6, 4)
     beside.kernel.save("speculate_save_output_topk", arguments)
     fastdeploy.speculate_save_output_topk(*arguments.values())
     for value in arguments.values():

@@ -88,6 +88,6 @@ def test_save_names_a_variable_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
         for text in (" 5", "x", "5 "):
             monkeypatch.setenv(name, text)
             with pytest.raises(SettingsError, match=f"^{name}: a whole number from . to 2147483647, got {text!r}$"):
-                save("save_output", Steps(8).plain(2))
+                save("save_output", Steps(8).drawn("save_output", 2))
         monkeypatch.setenv(name, "5")
-        save("save_output", Steps(8).plain(2))
+        save("save_output", Steps(8).drawn("save_output", 2))

@@ -48,7 +48,9 @@ def test_columns_are_said_and_strided_by_since_7860_and_7883(form: str) -> None:
     assert slot(tokens, 1)[1, 1:3].tolist() == [21, 22]
     assert scores.reshape(512, 6, 21)[1, 1, :3].tolist() == [-20.0, -21.0, -22.0]
     assert tokens[:3].tolist() == [1, 3 | 21 << 8 if form in PACKS_FLAG else 3, 2]
-    tokens, scores, _ = got(form, "save_output_topk", Steps(1).sampled(2, 3) | {"preempted_idx": np.array([1, 0])})
+    tokens, scores, _ = got(
+        form, "save_output_topk", Steps(1).drawn("save_output_topk", 2, 3) | {"preempted_idx": np.array([1, 0])}
+    )
     packs = form in PACKS_SLOTS
     assert tokens[1] == (2 | 3 << 16 if packs else 2)
     stride = 3 if packs else 21

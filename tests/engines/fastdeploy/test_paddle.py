@@ -22,7 +22,7 @@ def tensors(values: Any) -> list[Any]:  # noqa: ANN401 - arguments by name
 
 @pytest.mark.usefixtures("bus")
 def test_tensor_that_numpy_has_no_type_for_is_refused() -> None:
-    given = Steps(31).plain(2) | {"sampled_token_ids": paddle.ones([2, 1]).astype("bfloat16")}
+    given = Steps(31).drawn("save_output", 2) | {"sampled_token_ids": paddle.ones([2, 1]).astype("bfloat16")}
     with pytest.raises(ContractError, match=r"^save_output.sampled_token_ids: a type that numpy has, got bfloat16$"):
         fastdeploy.save_output(*given.values())
 
@@ -45,7 +45,7 @@ def test_view_that_is_not_contiguous_is_refused() -> None:
     wanted = "a tensor of paddle or an array of numpy to write to, got a view that is not contiguous"
     assert str(refused.value) == f"get_output.output_tokens: {wanted}"
     with pytest.raises(ContractError) as refused:
-        fastdeploy.save_output(*(Steps(31).plain(2) | {"preempted_idx": flags[:, :1]}).values())
+        fastdeploy.save_output(*(Steps(31).drawn("save_output", 2) | {"preempted_idx": flags[:, :1]}).values())
     assert str(refused.value) == f"save_output.preempted_idx: {wanted}"
     assert flags.numpy().all()
 

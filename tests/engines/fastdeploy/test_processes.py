@@ -27,7 +27,7 @@ def beside() -> Iterator[Beside]:
 def check(beside: Beside, steps: Steps, count: int) -> None:
     """Get as many steps, and compare each with what the kernel's queue gives for the same."""
     for _ in range(count):
-        beside.kernel.save(OP, steps.speculated(16, 6))
+        beside.kernel.save(OP, steps.drawn(OP, 16, 6))
         beside.get()
 
 
@@ -58,7 +58,7 @@ def test_get_side_that_was_killed_comes_again(environment: dict[str, str], besid
         kill(getting)
         steps = Steps(8)
         for _ in range(4):
-            steps.speculated(16, 6)
+            steps.drawn(OP, 16, 6)
         check(beside, steps, 6)
         assert is_empty()
         kill(saving)

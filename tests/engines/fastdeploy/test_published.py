@@ -100,33 +100,25 @@ def test_drafts_and_targets_in_one_order(orders: list[str], shown: list[list[str
     assert [told.round(order) for order in orders] == shown
 
 
-def test_draft_that_is_late_pairs_with_its_own_target() -> None:
-    """Drafts that are saved after the next step's target are known from that one's by what they say of slots."""
-    shown = Shown()
-    one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
-    late, next_one = (message(DRAFT, 2, 1, computed=computed) for computed in (9, 11))
-    assert shown.all(one, two, late, next_one) == ["T1!", "T2!", "D1", "D2"]
-
-
-def test_draft_that_is_missing_leaves_the_others_alone() -> None:
-    """Where a draft did not come, the next one pairs with its own target, by what both say of slots (case 4, 12)."""
-    shown = Shown()
-    assert shown.round("TD") == ["T1!", "D1"]
-    assert shown.all(message(TARGET, 0, 0, is_running=False)) == ["T2"]  # an idle target takes no later draft
-    one, two = message(TARGET, 1, 1, computed=20), message(TARGET, 2, 2, computed=22)
-    assert shown.all(one, two, message(DRAFT, 2, 2, computed=22)) == ["T3!", "T4!", "D4"]
-
-
-def test_target_that_was_passed_over_takes_no_draft() -> None:
-    shown = Shown()
-    one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
-    late, stray = (message(DRAFT, 2, 1, computed=computed) for computed in (11, 9))
-    assert shown.all(one, two, late, stray) == ["T1!", "T2!", "D2", ""]
-    either = Shown()
-    assert either.all(one, two, message(DRAFT, 1, 2, computed=13)) == ["T1!", "T2!", "D2"]
-    other = Shown()
-    narrow, wide = message(TARGET, 1), message(DRAFT, 1, 1)
-    assert other.all(narrow, wide, message(TARGET, 1, 1), message(DRAFT, 1)) == ["T1!", "", "T2! D2", ""]
+@pytest.mark.parametrize(
+    ("saved", "shown"),
+    [
+        # Drafts are late: they come after the next step's target.
+        ([(TARGET, 9, 2, 1), (TARGET, 11, 2, 1), (DRAFT, 9, 2, 1), (DRAFT, 11, 2, 1)], ["T1!", "T2!", "D1", "D2"]),
+        # A draft did not come, and an idle target takes no later one.
+        ([(TARGET, 20, 1, 1), (TARGET, 22, 2, 2), (DRAFT, 22, 2, 2)], ["T1!", "T2!", "D2"]),
+        ([(TARGET, 9, 0, 0), (TARGET, 20, 1, 1), (DRAFT, 20, 1, 1)], ["T1", "T2!", "D2"]),
+        # A target that was passed over takes no draft.
+        ([(TARGET, 9, 2, 1), (TARGET, 11, 2, 1), (DRAFT, 11, 2, 1), (DRAFT, 9, 2, 1)], ["T1!", "T2!", "D2", ""]),
+        ([(TARGET, 9, 2, 1), (TARGET, 11, 2, 1), (DRAFT, 13, 1, 2)], ["T1!", "T2!", "D2"]),
+        # Nor does one of fewer slots.
+        ([(TARGET, 9, 1), (DRAFT, 9, 1, 1), (TARGET, 9, 1, 1), (DRAFT, 9, 1)], ["T1!", "", "T2! D2", ""]),
+    ],
+)
+def test_draft_pairs_with_its_own_target(saved: list[tuple[int, ...]], shown: list[str]) -> None:
+    """A draft is known by what it and its target say of slots, wherever it comes, and if others do not (case 4, 12)."""
+    messages = [message(flag, *counts, computed=computed, is_running=any(counts)) for flag, computed, *counts in saved]
+    assert Shown().all(*messages) == shown
 
 
 def test_stray_drafts_and_unknown_flags_are_counted() -> None:

@@ -117,16 +117,13 @@ def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
     engine.step()
     engine.pause(running=False)
     engine.admit(late.generate(4))
-    seen = set()
-    while engine.has_work:
-        for arrays in engine.step():
-            seen |= set(arrays.request_keys.tolist())
-    assert seen == {3}
-    engine.resume()
-    while engine.has_work:
-        for arrays in engine.step():
-            seen |= set(arrays.request_keys.tolist())
-    assert seen == {3, 4}
+    for expected in ({3}, {4}):
+        seen = set()
+        while engine.has_work:
+            for arrays in engine.step():
+                seen |= set(arrays.request_keys.tolist())
+        assert seen == expected
+        engine.resume()
 
 
 @in_its_process
