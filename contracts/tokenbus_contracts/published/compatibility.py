@@ -23,6 +23,24 @@ _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_PROPOSALS,
 }
 """The lengths of columns that a message with rows cannot do without."""
+_NUMBERS = (
+    {
+        FieldDescriptorProto.TYPE_BOOL: (0, 1),
+        FieldDescriptorProto.TYPE_INT32: (-(2**31), 2**31 - 1),
+        FieldDescriptorProto.TYPE_UINT32: (0, 2**32 - 1),
+        FieldDescriptorProto.TYPE_INT64: (-(2**63), 2**63 - 1),
+        FieldDescriptorProto.TYPE_UINT64: (0, 2**64 - 1),
+    },
+    {
+        FieldDescriptorProto.TYPE_FIXED32: (0, 2**32 - 1),
+        FieldDescriptorProto.TYPE_SFIXED32: (-(2**31), 2**31 - 1),
+    },
+    {
+        FieldDescriptorProto.TYPE_FIXED64: (0, 2**64 - 1),
+        FieldDescriptorProto.TYPE_SFIXED64: (-(2**63), 2**63 - 1),
+    },
+)
+"""The types of numbers that have the same bytes for what is in the range of both, with their ranges."""
 
 
 class Change(NamedTuple):
@@ -137,8 +155,10 @@ def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Chan
             break
     before, after = _kind(was), _kind(now)
     if before != after:
-        yield Change(subject, breaks=True, sentence=f"is {after} instead of {before}: {_misread(was, now, sides)}")
-        if _wire(was) != _wire(now):
+        is_alike = _are_read_alike(was, now)
+        text = "every value that may be sent is read as it was" if is_alike else _misread(was, now, sides)
+        yield Change(subject, breaks=not is_alike, sentence=f"is {after} instead of {before}: {text}")
+        if not is_alike and _wire(was) != _wire(now):
             return
     yield from _bounds(subject, was.bounds, now.bounds, sides)
 
@@ -147,6 +167,24 @@ def _misread(was: Field, now: Field, sides: _Sides) -> str:
     if _wire(was) == _wire(now):
         return "the bytes are the same; code that uses it breaks"
     return f"{sides.readers} misread or refuse what {sides.writers} of the other version send"
+
+
+def _are_read_alike(was: Field, now: Field) -> bool:
+    """Tell whether two types of a number have the same bytes for each value that both versions' bounds let be sent."""
+    one, other = was.proto.type, now.proto.type
+    is_same_form = was.is_repeated == now.is_repeated and was.proto.proto3_optional == now.proto.proto3_optional
+    if not is_same_form or not any(one in kind and other in kind for kind in _NUMBERS):
+        return False
+    ranges = {**_NUMBERS[0], **_NUMBERS[1], **_NUMBERS[2]}
+    least, most = max(ranges[one][0], ranges[other][0]), min(ranges[one][1], ranges[other][1])
+    for field in (was, now):
+        lower, upper = ranges[field.proto.type]
+        bounds = [_value(field.bounds, name) for name in ("min", "least", "max")]
+        lower = max([lower, *(bound for bound in bounds[:2] if bound is not None)])
+        upper = min([upper, *(bound for bound in bounds[2:] if bound is not None)])
+        if lower < least or upper > most:
+            return False
+    return True
 
 
 def _wire(field: Field) -> tuple[bool, int]:

@@ -169,6 +169,29 @@ def test_change_that_breaks_says_for_whom() -> None:
         assert sentence in change.sentence
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "most"),
+    [
+        ("UINT32", "UINT64", 2**32 - 1),
+        ("UINT32", "INT32", 2**31 - 1),
+        ("FIXED64", "SFIXED64", 2**63 - 1),
+        ("BOOL", "UINT32", 1),
+    ],
+)
+def test_other_type_breaks_only_what_it_reads_otherwise(before: str, after: str, most: int) -> None:
+    """A number of another type has the same bytes where both have it; beyond, it is misread."""
+
+    def with_type(kind: str, most: int) -> Schema:
+        edited = Edited()
+        edited.add("Heartbeat.load", min=0, max=most)
+        edited.field("Heartbeat.load").type = getattr(FieldDescriptorProto, f"TYPE_{kind}")
+        return Schema(edited.files)
+
+    for limit, breaks in ((most, False), (most + 1, True)):
+        (change,) = changes(with_type(before, limit), with_type(after, limit))
+        assert (change.subject, change.breaks) == ("Heartbeat.load", breaks)
+
+
 def test_what_is_added_breaks_nothing() -> None:
     for subject, edit, sentence in HARMLESS:
         (change,) = found_by(edit)
