@@ -3,12 +3,15 @@
 import json
 import subprocess
 
+import pytest
+
 from tests.examples.programs import script
 from tests.pages import ROOT
 from tokenbus_contracts.published.asyncapi import asyncapi
 from tokenbus_contracts.published.descriptors import Schema
 
 
+@pytest.mark.nightly
 def test_document_is_one_for_its_own_parser() -> None:
     """It finds no fault, and the channels, operations and messages that are in the document."""
     document = asyncapi(Schema.installed())

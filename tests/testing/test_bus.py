@@ -157,7 +157,7 @@ async def test_worker_of_a_lost_ones_id_takes_its_place() -> None:
 
 async def test_code_that_still_waits_when_the_bus_ends_goes_on() -> None:
     """A client of the test's own is not the bus's to end; time passes by itself from then on."""
-    async with testing.bus(step_seconds=0.1) as bus:
+    async with testing.bus(step_seconds=0.1, settings={"bus.heartbeat_timeout_ms": 500}) as bus:
         own = tokenbus.connect(bus.address, settings=bus.settings)
         await own.__aenter__()
         generation = own.generate([1], deadline_ms=300)

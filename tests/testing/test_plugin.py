@@ -1,5 +1,6 @@
 """The pytest plugin: a project of somebody else has its fixtures by installing Tokenbus."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,17 +46,25 @@ addopts = --strict-markers -W error
 
 
 def output_of(folder: Path, *options: str) -> str:
-    others = [option for name in ("anyio", "schemathesis", "randomly") for option in ("-p", f"no:{name}")]
+    unneeded = ("anyio", "hypothesispytest", "randomly", "schemathesis", "xdist")
+    others = [option for name in unneeded for option in ("-p", f"no:{name}")]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *others, *options, str(folder)]
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     return found.stdout + found.stderr
 
 
-def test_fixtures_are_there_in_strict_mode(tmp_path: Path) -> None:
+def test_fixtures_and_the_examples_of_the_page_in_strict_mode(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(_FIXTURES)
     (tmp_path / "pytest.ini").write_text(_STRICT)
+    examples = blocks("python", of="docs/testing.md")
+    for block in examples:
+        is_async = "async def test_" in block.text
+        mark = "import pytest\n\npytestmark = pytest.mark.asyncio\n" if is_async else ""
+        (tmp_path / f"test_line_{block.line}.py").write_text(mark + block.text)
+    tests = sum(len(re.findall(r"^(?:async )?def test_", block.text, re.MULTILINE)) for block in examples)
     printed = output_of(tmp_path)
-    assert f"{len(list(testing.golden_messages())) + 2} passed" in printed, printed
+    assert tests == 4
+    assert f"{len(list(testing.golden_messages())) + 2 + tests} passed" in printed, printed
 
 
 def test_nothing_is_imported_before_it_is_used(tmp_path: Path) -> None:
@@ -66,12 +75,3 @@ def test_nothing_is_imported_before_it_is_used(tmp_path: Path) -> None:
     )
     printed = output_of(tmp_path, "-p", "no:asyncio")
     assert "1 passed" in printed, printed
-
-
-def test_examples_of_the_page_pass(tmp_path: Path) -> None:
-    for block in blocks("python", of="docs/testing.md"):
-        (tmp_path / f"test_line_{block.line}.py").write_text(block.text)
-    printed = output_of(tmp_path, "-o", "asyncio_mode=auto")
-    assert " passed" in printed, printed
-    assert "failed" not in printed, printed
-    assert "error" not in printed, printed
