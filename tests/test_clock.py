@@ -8,8 +8,10 @@ from tests.support.waiting import soon, turns
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.testing import ManualClock
 
+both = pytest.mark.parametrize("clock", [SystemClock(), ManualClock()], ids=["system", "test's"])
 
-@pytest.mark.parametrize("clock", [SystemClock(), ManualClock()], ids=["system", "test's"])
+
+@both
 async def test_wait_ends_with_the_event(clock: Clock) -> None:
     """A wait ends when its event is set, long before its time, and says so; one that is set needs no wait."""
     event = asyncio.Event()
@@ -22,23 +24,38 @@ async def test_wait_ends_with_the_event(clock: Clock) -> None:
     assert not await soon(clock.wait(asyncio.Event(), 0))
 
 
+@both
+async def test_cancelled_wait_is_over(clock: Clock) -> None:
+    """A cancelled wait raises, on the tests' clock also where its time ends in the same turn."""
+    waiting = asyncio.create_task(clock.wait(asyncio.Event(), 3600))
+    await turns()
+    if isinstance(clock, ManualClock):
+        clock.advance(3600)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(waiting)
+
+
+async def test_wait_of_no_time_lets_others_run() -> None:
+    for seconds in (0.0, -1.0):
+        clock, event = ManualClock(), asyncio.Event()
+        asyncio.get_running_loop().call_soon(event.set)
+        assert await clock.wait(event, seconds)
+        assert not await clock.wait(asyncio.Event(), seconds)
+
+
 async def test_tests_clock_stands_until_it_is_moved() -> None:
-    """A wait on the tests' clock ends exactly when so much time was let pass."""
-    clock = ManualClock()
-    waiting = asyncio.create_task(clock.wait(asyncio.Event(), 2.0))
-    for seconds in (1.0, 0.99):
-        await turns()
-        clock.advance(seconds)
-        await turns()
-        assert not waiting.done()
-    clock.advance(0.01)
-    assert not await soon(waiting)
-
-
-async def test_cancelled_wait_is_over() -> None:
-    for clock in (SystemClock(), ManualClock()):
-        waiting = asyncio.create_task(clock.wait(asyncio.Event(), 3600))
-        await turns()
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await soon(waiting)
+    """Waits on the tests' clock end exactly when so much time was let pass, also by two moves in one turn."""
+    clock = ManualClock(start=5.0)
+    waits = [asyncio.create_task(clock.wait(asyncio.Event(), seconds)) for seconds in (1.0, 2.0, 3.0)]
+    await turns()
+    clock.advance(1.0)
+    clock.set(7.0)
+    await turns()
+    assert [wait.done() for wait in waits] == [True, True, False]
+    assert clock.now() == 7.0
+    clock.advance(0.99)
+    await turns()
+    assert not waits[2].done()
+    clock.set(8.0)
+    assert await soon(waits[2]) is False

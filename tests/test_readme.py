@@ -63,11 +63,6 @@ def test_request_example_with_the_commands_above_it(environment: dict[str, str])
     assert all(alternatives.count("(") == 3 for *_, alternatives in lines)
 
 
-def test_readme_is_short() -> None:
-    """The README has at most a hundred lines: the rest is on the pages that it leads to."""
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
-
-
 async def test_engine_example(environment: dict[str, str]) -> None:
     """The README's engine, run as a program beside a processor, answers with the prompt's last token until SIGTERM."""
     with _beside_a_processor([sys.executable, "-c", ENGINE], environment) as worker:

@@ -137,14 +137,6 @@ def test_locks_have_hashes_and_no_addresses(path: Path) -> None:
     assert "--index" not in text
 
 
-def test_ci_runs_the_tests() -> None:
-    """CI's script is what a developer runs."""
-    script = (ROOT / ".ci" / "run").read_text()
-    assert "NEEDS_SYSV=1 make test" in script  # where a skip of the kernel's queue is a failure
-    assert "NEEDS_NODE=1" in script  # and one of the examples' tests is, too
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
-
-
 def test_other_protobuf_implementation_is_refused_by_name() -> None:
     """Protobuf's pure Python implementation reads some encodings otherwise: it may write batches, and not read them."""
     environment = os.environ | {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}

@@ -179,19 +179,13 @@ def test_what_comes_from_outside_is_printed_escaped(tokenbus: Tokenbus) -> None:
         (">&-", "1", ["--version"], "standard output is closed"),
         ("> /dev/full", "", ["check", GOOD], "cannot write to standard output: no space left on device"),
         ("> /dev/full", "1", ["--help"], "cannot write to standard output: no space left on device"),
+        *((f"> /dev/full {error}", "", ["check", GOOD], "") for error in ("2>&-", "2> /dev/full")),
     ],
 )
 def test_output_that_cannot_be_written(redirection: str, unbuffered: str, arguments: list[str], why: str) -> None:
-    """Where standard output takes nothing, one line on standard error says why, with status 1."""
+    """Where standard output takes nothing, one line on standard error says why, if that takes it, with status 1."""
     run = redirected(redirection, *arguments, unbuffered=unbuffered)
-    assert (run.returncode, run.stderr.decode()) == (1, f"tokenbus: {why}\n")
-
-
-@pytest.mark.parametrize("redirection", ["> /dev/full 2>&-", "> /dev/full 2> /dev/full"])
-def test_nowhere_to_complain(redirection: str) -> None:
-    """Where standard error takes nothing either, status 1 is all there is."""
-    run = redirected(redirection, "check", GOOD)
-    assert (run.returncode, run.stdout, run.stderr) == (1, b"", b"")
+    assert (run.returncode, run.stderr.decode()) == (1, f"tokenbus: {why}\n" if why else "")
 
 
 def test_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,15 +253,6 @@ def test_help(tokenbus: Tokenbus) -> None:
         run = tokenbus(*arguments)
         assert run.status == 0
         assert "tokenbus" in run.lines[0]
-
-
-def test_help_lists_all_commands_in_groups(tokenbus: Tokenbus) -> None:
-    printed = tokenbus("--help").lines
-    headings = [line for line in printed if line.endswith(":")]
-    assert headings == ["run:", "look:", "keys:", "schema:", "engines and plugins:", "options:"]
-    commands = [line.split()[0] for line in printed[: printed.index("options:")] if line.startswith("  ")]
-    assert len(commands) <= 14
-    assert {"demo", "worker", "record", "keys", "check", "fastdeploy"} <= set(commands)
 
 
 def test_reader_that_goes_away() -> None:

@@ -77,13 +77,3 @@ def test_address_that_cannot_be_used_is_one_line(
     """An address that no socket can have is named with the reason, with status 2."""
     monkeypatch.chdir(tmp_path)
     assert refusal(capsys, *arguments, "--log-level", "error").startswith(f"tokenbus: {line}")
-
-
-@pytest.mark.parametrize("command", SERVICES)
-def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each service's help has examples, the settings that matter, and where the others are."""
-    assert main([command, "--help"]) == 0
-    text = capsys.readouterr().out
-    for part in ("examples:", f"  tokenbus {command}", "settings that matter:", "docs/settings.md", "--set KEY=VALUE"):
-        assert part in text
-    assert max(map(len, text.splitlines())) <= 120

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cli.local import Command, children_of, environment, is_running
-from tokenbus.cli.demo import Answer, Truth, computed, judged, requests, sample, summary_lines
+from tokenbus.cli.demo import Answer, Truth, computed, judged, requests, summary_lines
 from tokenbus_contracts import Limits, Row
 
 
@@ -114,10 +114,3 @@ def test_failed_and_cut_off_requests_are_told(answers: list[Answer], truth: Trut
     key = answers[3].generate.request_key
     answers[3] = answered(key, truth[key][:-1])
     assert judged(answers, truth)["differing_requests"] == 1
-
-
-def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
-    prompt, _, *table = sample(answers[0])
-    assert prompt.strip() == answers[0].generate.text.text
-    assert len(table) == 6
-    assert all(re.search(r"^   '.*' +\d+\.\d% +\d+  '", line) for line in table)

@@ -1,17 +1,23 @@
 """A small file system of a test's own, in a namespace, where the kernel permits such to its users."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
-from tests.support.permitted import why_not_permitted
-
+_REFUSALS = ("not permitted", "denied", "not supported", "No space left", "Invalid argument")
+_TOOLS = ("unshare", "nsenter", "mount")
 _HELD = "mount -t tmpfs -o size={size} tmpfs '{folder}' && echo held && exec cat"
 
 
 def why_no_small_disk(folder: Path) -> str:
     """Say why no file system can be mounted here; empty where it can. Any other failure is raised."""
+    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        return f"not installed: {', '.join(missing)}"
     probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    return why_not_permitted(probe, ("unshare", "nsenter", "mount"), "Invalid argument")
+    tried = subprocess.run(probe, check=False, capture_output=True, text=True)
+    if tried.returncode and not any(each in tried.stderr for each in _REFUSALS):
+        raise RuntimeError(tried.stderr)
+    return tried.stderr.strip() if tried.returncode else ""
 
 
 class SmallDisk:

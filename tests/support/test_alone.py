@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.alone import LONG, PROCESS, TESTS, ProcessStartedError, marks_of
+from tests.support.alone import LONG, PROCESS, TESTS, ProcessStartedError
 
 STARTS: dict[str, Callable[[], object]] = {
     "subprocess": lambda: subprocess.run([sys.executable, "-c", ""], check=False),
@@ -27,19 +27,7 @@ def test_unit_test_is_refused_a_process(way: str, refused: list[str]) -> None:
     refused.clear()
 
 
-@pytest.mark.process
-def test_marked_test_may_start_one() -> None:
-    assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
-
-
 @pytest.mark.parametrize("place", [*PROCESS, *LONG])
 def test_place_exists(place: str) -> None:
     """Each folder or module that is marked by its place is there."""
     assert (TESTS / place).exists()
-
-
-def test_place_decides_the_marks() -> None:
-    """A module has the marks of its folder and its own; a name that only begins alike has none."""
-    assert marks_of(TESTS / "system" / "test_keys.py") == ["process"]
-    assert marks_of(TESTS / "in_process" / "test_state_machine.py") == ["long"]
-    assert marks_of(TESTS / "system_like.py") == []

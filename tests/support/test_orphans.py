@@ -11,8 +11,7 @@ import pytest
 
 from tests.cli.local import is_running
 from tests.pages import ROOT
-from tests.support import killed, nats, orphans
-from tests.support.nats import NatsServer
+from tests.support import killed, orphans
 from tests.support.waiting import wait_until
 
 
@@ -60,17 +59,3 @@ def test_busy_loops_end_with_their_command() -> None:
     assert len(loops) == 2
     assert not any(map(is_running, loops))
     wait_until(lambda: not is_running(watcher))
-
-
-def test_server_that_does_not_start_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process of a server that never says that it listens is gone when the wait for that has failed."""
-
-    def fail(_condition: object) -> None:
-        """Fail as a wait does that has lasted too long."""
-        raise AssertionError("too long")
-
-    monkeypatch.setattr(nats, "wait_until", fail)
-    server = NatsServer.__new__(NatsServer)
-    with pytest.raises(AssertionError, match="too long"):
-        server.__init__(tmp_path)  # type: ignore[misc]  # to have it although it was not made
-    assert server.process.poll() == -signal.SIGKILL

@@ -1,6 +1,5 @@
 """Builders of batches, and the golden messages: what they make, the contract takes, or refuses as it says."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,14 +44,3 @@ def test_batch_of_any_shape_is_valid(rows: list[testing.RowShape], data: st.Data
         true = testing.true_tokens(shape.key, shape.position, shape.position + shape.tokens)
         assert row.token_ids.tolist() == true.ids.tolist()
         assert shape.proposals in {None, row.proposal_token_ids.size}
-
-
-def test_golden_message_comes_by_fixture(tokenbus_golden_message: testing.GoldenMessage) -> None:
-    """Each is read, or refused for the rule that its JSON names."""
-    message = tokenbus_golden_message
-    if message.is_valid:
-        assert tokenbus.decode(message.data).header.worker_id == message.expected["header"]["worker_id"]
-        return
-    with pytest.raises(tokenbus.ContractError) as refused:
-        tokenbus.decode(message.data)
-    assert refused.value.rule == message.expected["rule"]

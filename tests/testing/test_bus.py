@@ -22,18 +22,6 @@ def truth(key: int, size: int) -> list[int]:
     return found
 
 
-async def test_request_gets_its_tokens() -> None:
-    async with testing.bus() as bus:
-        generation = bus.client.generate([1, 2, 3], max_tokens=9, top_logprobs=3, request_id=FIRST)
-        tokens = [token async for token in generation]
-    true = testing.true_tokens(FIRST, 0, 9)
-    assert [token.id for token in tokens] == true.ids.tolist()
-    assert [token.logprob for token in tokens] == true.logprobs.tolist()
-    assert [token.rank for token in tokens] == true.ranks.tolist()
-    assert {len(token.alternatives) for token in tokens} == {3}
-    assert generation.status is RowStatus.FINISHED_LENGTH
-
-
 async def test_code_that_connects_by_itself_finds_it() -> None:
     """`tokenbus.connect` and `Publisher` find a bus by its address and settings, and no longer once it is closed."""
     async with testing.bus(workers=0) as bus:
