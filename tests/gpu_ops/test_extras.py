@@ -21,26 +21,28 @@ RAW, PROCESSED = ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vocabulary", [1, 5003, pytest.param(50_257, marks=pytest.mark.nightly)])
 def test_every_kind_of_logits(kind: str, dtype: str, vocabulary: int) -> None:
-    """Raw logits of every kind beside masked ones: all that can be asked for at once is float64's."""
+    """Raw logits of every kind beside masked ones: all that can be asked for at once is float64's (case 33)."""
     rng = np.random.default_rng(vocabulary)
     rows = 7
     raw, processed = (rounded(KINDS[each](rng, rows, vocabulary), dtype) for each in (kind, "masked"))
     ids, wanted = rng.integers(0, vocabulary, rows), Wanted.drawn(rng, rows, vocabulary)
-    top_k = min(3, vocabulary)
-    for first, second, value_kind in ((raw, processed, RAW), (processed, raw, PROCESSED)):
+    for first, second, value_kind, k in ((raw, processed, RAW, 100), (processed, raw, PROCESSED, 5)):
+        top_k = min(k, vocabulary)
         asked = wanted.arguments | {"other_logits": given_as(dtype, second), "value_kind": value_kind}
         result = token_logprobs(given_as(dtype, first), ids, top_k, **asked)
         assert_right(result, first, ids, top_k)
         assert_extras(result, first, ids, wanted, second, processed)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", FAR_KINDS)
-def test_logits_at_the_end_of_the_floats(kind: str) -> None:
+def test_logits_at_the_end_of_the_floats(kind: str, dtype: str) -> None:
     rng = np.random.default_rng(2)
-    logits = FAR_KINDS[kind](rng, 3, 5000)
+    logits = rounded(FAR_KINDS[kind](rng, 3, 5000), dtype)
     logits[1, :4990] = -np.inf
     logits[2, [5, 6]] = logits[2].max()
-    found = token_logprobs(logits, [0, 4999, 5], entropies=True, mask_bounds=10)
+    found = token_logprobs(given_as(dtype, logits), [0, 4999, 5], 9, entropies=True, mask_bounds=10)
+    assert_right(found, logits, [0, 4999, 5], 9)
     np.testing.assert_allclose(found.entropies, [entropy_of(row.astype(np.float64)) for row in logits], atol=1e-5)
     assert found.mask_sizes.tolist() == [5000, 10, 5000]
     assert found.mask_token_ids.tolist() == list(range(4990, 5000))
@@ -51,7 +53,9 @@ def test_a_vocabulary_of_several_blocks() -> None:
     logits = random(rng, 2, 600_001)
     logits[1] = np.sort(logits[1])
     wanted = Wanted([1, 1], [False] * 2, [True] * 2, [[600_000, 0, 0], []], [1, 1024])
-    assert_extras(token_logprobs(logits, ids, **wanted.arguments), logits, ids, wanted, logits, logits)
+    result = token_logprobs(logits, ids, 50, **wanted.arguments)
+    assert_right(result, logits, ids, 50)
+    assert_extras(result, logits, ids, wanted, logits, logits)
 
 
 @given(st.lists(st.floats(-40, 40, width=32) | st.just(-np.inf), min_size=1, max_size=300), st.integers(1, 300))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, random, rounded
+from tests.gpu_ops.logits import DTYPES, random, rounded
 from tests.gpu_ops.producer import given_as
 from tests.gpu_ops.reference import assert_right
 from tokenbus_contracts import ValueKind
@@ -26,33 +26,6 @@ def test_every_vocabulary(dtype: str, vocabulary: int) -> None:
     ids = rng.integers(0, vocabulary, 3)
     for top_k in {0, 1, min(20, vocabulary), min(127, vocabulary)}:
         assert_right(token_logprobs(given_as(dtype, logits), ids, top_k), logits, ids, top_k)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vocabulary", [500, pytest.param(50_257, marks=LARGE)])
-def test_every_kind_of_logits(kind: str, dtype: str, vocabulary: int) -> None:
-    """Equal, masked, tiny, sorted and crowded logits come out right, with ties to the lower id (case 33)."""
-    rng = np.random.default_rng(5)
-    logits = rounded(KINDS[kind](rng, 3, vocabulary), dtype)
-    ids = rng.integers(0, vocabulary, 3)
-    for top_k in (5, 100):
-        assert_right(token_logprobs(given_as(dtype, logits), ids, top_k), logits, ids, top_k)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", FAR_KINDS)
-def test_logits_at_the_end_of_the_floats(kind: str, dtype: str) -> None:
-    rng = np.random.default_rng(6)
-    logits = rounded(FAR_KINDS[kind](rng, 3, 5000), dtype)
-    ids = logits.argmax(axis=1)
-    assert_right(token_logprobs(given_as(dtype, logits), ids, 9), logits, ids, 9)
-
-
-def test_a_vocabulary_of_several_blocks() -> None:
-    logits = random(np.random.default_rng(8), 2, 600_001)
-    ids = np.array([600_000, 0])
-    assert_right(token_logprobs(logits, ids, 50), logits, ids, 50)
 
 
 def test_rows_of_different_top_k_do_not_touch_each_other() -> None:

@@ -3,11 +3,11 @@
 import asyncio
 import json
 from io import BytesIO
-from subprocess import CompletedProcess
 from typing import Any
 
+import pytest
+
 from tests.cli.helpers import (
-    COMMAND,
     EPOCH,
     WORKER,
     after_hello,
@@ -20,9 +20,9 @@ from tests.cli.helpers import (
 )
 from tests.recordings.durable_log.using import STREAM, Life, filled
 from tests.support.nats import NatsServer
-from tests.support.processes import run
-from tests.support.waiting import MOST, soon, turns, until
+from tests.support.waiting import soon, turns, until
 from tokenbus.bus.memory import MemoryTransport
+from tokenbus.cli import main
 from tokenbus.cli.record import record_to_log
 from tokenbus.cli.watching import watched
 from tokenbus.engines.synthetic import true_tokens
@@ -60,19 +60,14 @@ async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: Nat
     assert unwritten > 32
 
 
-def tap(*arguments: str) -> CompletedProcess[str]:
-    return run([COMMAND, "tap", *arguments], text=True, timeout=MOST)
+def shown(capsys: pytest.CaptureFixture[str], server: NatsServer, *more: str) -> list[dict[str, Any]]:
+    assert main(["tap", "--from", server.log_address, "--json", *more]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-async def shown(server: NatsServer, *more: str) -> list[dict[str, Any]]:
-    ran = await asyncio.to_thread(tap, "--from", server.log_address, "--json", *more)
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
-
-
-async def test_request_is_shown_as_the_log_has_it(server: NatsServer) -> None:
-    await filled(server, STREAM)
-    values = await shown(server, "--request", "0x2", "--rows")
+def test_request_is_shown_as_the_log_has_it(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(filled(server, STREAM))
+    values = shown(capsys, server, "--request", "0x2", "--rows")
     rows = [row for value in values for row in value.get("rows", ()) if value["kind"] == "TARGET"]
     true = true_tokens(2, 0, 9)
     assert {row["request_key"] for row in rows} == {"2"}
@@ -82,25 +77,26 @@ async def test_request_is_shown_as_the_log_has_it(server: NatsServer) -> None:
     assert all(value["logged_at"] for value in values)
 
 
-async def test_worker_is_shown_as_the_log_has_it(server: NatsServer) -> None:
-    await filled(server, STREAM, Life(EPOCH, hello("other")), without=range(4, 6))
-    values = await shown(server, "--worker", WORKER)
+def test_worker_is_shown_as_the_log_has_it(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(filled(server, STREAM, Life(EPOCH, hello("other")), without=range(4, 6)))
+    values = shown(capsys, server, "--worker", WORKER)
     assert {value["stream"]["worker_id"] for value in values} == {WORKER}
     (missing,) = [value for value in values if value["what"] == "left_out"]
     assert (missing["first_sequence"], missing["last_sequence"]) == ("4", "5")
     sequences = [int(value["sequence"]) for value in values if value is not missing]
     assert sequences == [sequence for sequence, *_ in payloads() if sequence not in range(4, 6)]
-    ran = await asyncio.to_thread(tap, "--from", server.log_address, "--rows", "--count", "7")
-    assert ", logged 20" in ran.stdout
-    assert " ago" not in ran.stdout
+    assert main(["tap", "--from", server.log_address, "--rows", "--count", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert ", logged 20" in printed
+    assert " ago" not in printed
 
 
-async def test_what_cannot_be_shown_is_one_line(server: NatsServer) -> None:
+def test_what_cannot_be_shown_is_one_line(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
     at = server.log_address
     for arguments, line in (
         (["--from", at], "there is no log: no stream tokenbus-log"),
         (["--request", "17"], "--request: with --from ADDRESS, the log that has it"),
         (["--from", at, "--request", "0"], "argument --request: a request's id, as 17 or 0x11, got '0'"),
     ):
-        ran = await asyncio.to_thread(tap, *arguments)
-        assert (ran.returncode, line in ran.stderr) == (2, True), ran.stderr
+        assert main(["tap", *arguments]) == 2
+        assert line in capsys.readouterr().err

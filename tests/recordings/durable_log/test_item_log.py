@@ -29,11 +29,6 @@ def test_promise_without_replicas_is_refused() -> None:
         settings(durable_log__durable=True, durable_log__replicas=3)
 
 
-async def test_promise_of_a_single_server_is_refused(server: NatsServer) -> None:
-    reason = await refusal(log.logging_to(server, durable_log__durable=True, durable_log__replicas=3))
-    assert "replicas > 1 not supported in non-clustered mode" in reason
-
-
 @pytest.mark.nightly
 async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServer, tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
@@ -71,11 +66,12 @@ async def test_item_that_another_processor_still_holds_is_not_missing(server: Na
     assert log.numbered(await log.read(chosen)) == log.whole(5)
 
 
-async def test_log_that_keeps_less_than_was_promised_is_refused(server: NatsServer) -> None:
+async def test_promise_that_a_single_server_cannot_keep_is_refused(server: NatsServer) -> None:
+    chosen = log.logging_to(server, durable_log__durable=True, durable_log__replicas=3)
+    assert "replicas > 1 not supported in non-clustered mode" in await refusal(chosen)
     async with log.writer_of(log.logging_to(server)):
         pass
-    reason = await refusal(log.logging_to(server, durable_log__durable=True, durable_log__replicas=3))
-    assert f"durable_log.replicas is 3, the stream tokenbus-{server.log} has 1" in reason
+    assert f"durable_log.replicas is 3, the stream tokenbus-{server.log} has 1" in await refusal(chosen)
 
 
 async def test_processor_without_a_log_has_none_of_its_metrics() -> None:

@@ -179,14 +179,11 @@ async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServe
     with pytest.raises(AddressError, match=r"x://y/log: expected nats://HOST:PORT/NAME"):
         await entered(log.log_settings(server, durable_log__address="x://y"))
     server.kill()
-    settings = log.log_settings(server)
-    with pytest.raises(AddressError, match=r"no server answers within 0\.1 s: "):
-        await LogWriter(LogStream(settings), settings).open(LogError, 0.1)
-
-
-async def test_server_without_jetstream_is_one_line(server: NatsServer) -> None:
-    server.kill()
     server._config = ""
     server.start()
+    settings = log.log_settings(server)
     with pytest.raises(LogError, match="the server has no JetStream, or this user may not use it"):
-        await entered(log.log_settings(server))
+        await entered(settings)
+    server.kill()
+    with pytest.raises(AddressError, match=r"no server answers within 0\.1 s: "):
+        await LogWriter(LogStream(settings), settings).open(LogError, 0.1)
