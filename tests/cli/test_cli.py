@@ -89,11 +89,11 @@ def test_files_that_hold_and_do_not(tokenbus: Tokenbus) -> None:
 def test_row_by_row(tokenbus: Tokenbus) -> None:
     held = tokenbus("check", "--rows", GOOD).lines
     assert len(held) == 1 + 4
-    assert "row 1 key 2 index 1 position 0 ACTIVE top-k 0: 42(-) 42(-) 42(-)" in held[2]
+    assert "row 1 request 0000000000000002 index 1 position 0 ACTIVE top-k 0: 42(-) 42(-) 42(-)" in held[2]
     refused = tokenbus("check", str(VECTORS / "invalid" / "preempted_with_tokens.binpb"), "--rows").lines
     assert refused[0].startswith("refused ")
     assert refused[1].startswith("  ok ")
-    assert "row 1 key 9: token_counts[0]: no token in a row that is PREEMPTED, got 2" in refused[2]
+    assert "row 1 request 0000000000000009: token_counts[0]: no token in a row that is PREEMPTED, got 2" in refused[2]
 
 
 def test_every_vector_row_by_row(tokenbus: Tokenbus) -> None:
@@ -127,7 +127,7 @@ def test_json_keeps_64_bits(tokenbus: Tokenbus) -> None:
     holds = json.loads(run.out)["files"][0]["holds"]
     assert [holds[name] for name in ("epoch", "sequence", "step")] == [str(2**63 + 1)] * 3
     rows = json.loads(tokenbus("check", "--json", "--rows", GOOD).out)["files"][0]["rows"]
-    assert [row["request_key"] for row in rows] == ["1", "2", "3", "4"]
+    assert [row["request_key"] for row in rows] == [f"{key:016x}" for key in (1, 2, 3, 4)]
 
 
 def test_limits_can_be_the_schemas(tokenbus: Tokenbus) -> None:

@@ -99,23 +99,23 @@ def test_requests_of_a_recording(tmp_path: Path, inspect: Inspect, capsys: pytes
     logprobs = [pairs[0][1] for step in steps for pairs in step.tokens.values()]
     assert status == 0
     assert found["summary"] == {"requests": 3, "tokens": 24, "mean_logprob": pytest.approx(mean(logprobs))}
-    assert [request["request_id"] for request in found["requests"]] == ["11", "12", "13"]
+    assert [request["request_id"] for request in found["requests"]] == [f"{key:016x}" for key in (11, 12, 13)]
     for request in found["requests"]:
-        pairs = [step.tokens[int(request["request_id"])][0] for step in steps]
+        pairs = [step.tokens[int(request["request_id"], 16)][0] for step in steps]
         assert [(each["token_id"], each["logprob"]) for each in request["values"]] == pairs
         assert [each["position"] for each in request["values"]] == list(range(8))
     assert main(["inspect", str(path), "--count", "1"]) == 0
     head, tokens, summary = capsys.readouterr().out.splitlines()
-    assert head.startswith("request 11: tokens 8, mean logprob -")
+    assert head.startswith("request 000000000000000b: tokens 8, mean logprob -")
     assert tokens == "  " + " ".join(f"{token}({logprob:.3f})" for token, logprob in (s.tokens[11][0] for s in steps))
     assert summary.startswith("requests 3, tokens 24, mean logprob -")
 
 
 def test_one_request_as_text(tmp_path: Path, inspect: Inspect) -> None:
     path = recorded(tmp_path / "a", [Step(0, {5: [(104, -1.0), (105, -1.0)], 6: [(106, -2.0)]})])
-    _, found = inspect(path, "--request", "0x5", "--tokenizer", "bytes")
+    _, found = inspect(path, "--request", f"{5:016x}", "--tokenizer", "bytes")
     (request,) = found["requests"]
-    assert (request["request_id"], [each["text"] for each in request["values"]]) == ("5", ["h", "i"])
+    assert (request["request_id"], [each["text"] for each in request["values"]]) == (f"{5:016x}", ["h", "i"])
 
 
 def test_torn_recording_is_shown_up_to_its_fault(
@@ -152,7 +152,7 @@ def test_entropies_and_importance_ratios(tmp_path: Path, inspect: Inspect, capsy
     capsys.readouterr()
     for file in (path, tmp_path / "b.parquet"):
         _, found = inspect(file)
-        (request,) = (each for each in found["requests"] if each["request_id"] == "2")
+        (request,) = (each for each in found["requests"] if each["request_id"] == f"{2:016x}")
         assert [each["entropy"] for each in request["values"]] == pytest.approx(entropies)
         assert [each["importance_ratio"] for each in request["values"]] == pytest.approx(ratios, rel=1e-4)
         for summary in (found["summary"], request):  # the only request that has any

@@ -53,28 +53,28 @@ def test_batch_in_a_line() -> None:
 
 def test_rows_with_their_tokens() -> None:
     values = values_of(first_batch(), rows=True)
-    (row,) = [row for row in values["rows"] if row["request_key"] == "2"]
+    (row,) = [row for row in values["rows"] if row["request_key"] == f"{2:016x}"]
     true = true_tokens(2, 0, 3)
     assert (row["token_ids"], row["logprobs"]) == (true.ids.tolist(), true.logprobs.tolist())
     lines = lines_of(values)
     assert len(lines) == 4
     tokens = " ".join(f"{token}({logprob:.3f})" for token, logprob in zip(true.ids, true.logprobs, strict=True))
-    assert f"  key 2 index {row['batch_index']} position 0 ACTIVE: {tokens}" in lines
+    assert f"  request {2:016x} index {row['batch_index']} position 0 ACTIVE: {tokens}" in lines
 
 
 def test_events_in_a_line() -> None:
     _, _, taken = next(payloads())
-    assert lines_of(values_of(taken, EVENT)) == ["worker-0/7 #4 ADMITTED key 1, prompt of 1 tokens"]
+    assert lines_of(values_of(taken, EVENT)) == ["worker-0/7 #4 ADMITTED request 0000000000000001, prompt of 1 tokens"]
     error = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
     (line,) = lines_of(values_of(write_frame(RequestEvent(sequence=4, error=error)), EVENT))
-    assert line == r"worker-0/7 #4 ERROR key 5 ENGINE after 3 tokens: out\nof"
+    assert line == r"worker-0/7 #4 ERROR request 0000000000000005 ENGINE after 3 tokens: out\nof"
 
 
 def test_scores_and_answers_in_a_line() -> None:
     (chunk,) = true_prompt_scores(5, [7, 8, 9], PromptScoring(top_logprobs=2)).chunks()
     values = values_of(write_frame(RequestEvent(sequence=4, prompt_scores=chunk)), EVENT)
     assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
-    assert lines_of(values) == ["worker-0/7 #4 SCORED key 5, its prompt's tokens 1 to 2 of 3"]
+    assert lines_of(values) == ["worker-0/7 #4 SCORED request 0000000000000005, its prompt's tokens 1 to 2 of 3"]
     for error, state, line in (
         ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),
         ("no folder", EngineState(weight_version=7), "no folder; weights 7"),

@@ -10,6 +10,7 @@ from tokenbus.printable import printable
 
 _MOST_DIGITS = 18
 _REQUEST_IDS = 2**64
+_ID_DIGITS = 16
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,8 +62,9 @@ def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
 
 
 def request_id(text: str) -> int:
-    """Return a request's id, as an option has it."""
+    """Return a request's id as an option has it: the 16 hex digits that people are shown, or a number."""
     with suppress(ValueError):
-        if 0 < (number := int(text, 0)) < _REQUEST_IDS:
+        number = int(text, 16) if len(text) == _ID_DIGITS else int(text, 0)
+        if 0 < number < _REQUEST_IDS:
             return number
-    raise argparse.ArgumentTypeError(f"a request's id, as 17 or 0x11, got {text!r}")
+    raise argparse.ArgumentTypeError(f"a request's id, as 0000000000000011, 0x11 or 17, got {text!r}")

@@ -245,7 +245,7 @@ def _request(request: int, tokens: _Tokens, text: Texts) -> Values:
         known |= {} if math.isnan(ratio) else {"importance_ratio": ratio}
         shown = None if math.isnan(logprob) else logprob
         values.append({"position": position, "token_id": token, "text": text(token), "logprob": shown, **known})
-    return {"request_id": str(request), **_figures(tokens), "values": values}
+    return {"request_id": f"{request:016x}", **_figures(tokens), "values": values}
 
 
 def _line(request: Values) -> str:

@@ -43,8 +43,8 @@ settings that matter: bus.clients_address (of several processors, with commas be
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
 _WORDS = {
-    "admitted": ("ADMITTED", "bold", "key {request_key}, prompt of {prompt_tokens} tokens"),
-    "error": ("ERROR", "red", "key {request_key} {code} after {emitted_tokens} tokens: {message}"),
+    "admitted": ("ADMITTED", "bold", "request {request_key}, prompt of {prompt_tokens} tokens"),
+    "error": ("ERROR", "red", "request {request_key} {code} after {emitted_tokens} tokens: {message}"),
     "refused": ("REFUSED", "red", "{error}"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
@@ -174,6 +174,8 @@ def _event_values(event: RequestEvent) -> Values:
         scores, names = PromptScores.of(found), ("request_key", "position", "prompt_tokens", "alternatives")
         columns = {name: getattr(scores, name).tolist() for name in ("token_ids", "logprobs", "ranks")}
         values = {name: values[name] for name in names} | columns
+    if "request_key" in values:
+        values["request_key"] = f"{int(values['request_key']):016x}"
     if "code" in values:
         values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # a number, where it has no name
     return {"what": what, **values}
@@ -196,12 +198,12 @@ def _words(values: Values) -> tuple[str, str, str]:
         case "prompt_scores":
             first, count = values["position"], len(values["token_ids"])
             where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
-            return "SCORED", "bold", f"key {values['request_key']}, its prompt's {where}"
+            return "SCORED", "bold", f"request {values['request_key']}, its prompt's {where}"
         case what:
             word, style, text = _WORDS[what]
             return word, style, text.format_map(values)
 
 
 def _row_line(row: Values) -> str:
-    where = f"key {row['request_key']} index {row['batch_index']} position {row['position']} {row['status']}"
+    where = f"request {row['request_key']} index {row['batch_index']} position {row['position']} {row['status']}"
     return f"  {where}: {tokens_text(row)}"

@@ -70,10 +70,10 @@ def test_request_is_shown_as_the_log_has_it(server: NatsServer, capsys: pytest.C
     values = shown(capsys, server, "--request", "0x2", "--rows")
     rows = [row for value in values for row in value.get("rows", ()) if value["kind"] == "TARGET"]
     true = true_tokens(2, 0, 9)
-    assert {row["request_key"] for row in rows} == {"2"}
+    assert {row["request_key"] for row in rows} == {f"{2:016x}"}
     assert [token for row in rows for token in row["token_ids"]] == true.ids.tolist()
     assert [logprob for row in rows for logprob in row["logprobs"]] == true.logprobs.tolist()
-    assert [value["request_key"] for value in values if value["what"] == "admitted"] == ["2"]
+    assert [value["request_key"] for value in values if value["what"] == "admitted"] == [f"{2:016x}"]
     assert all(value["logged_at"] for value in values)
 
 
@@ -96,7 +96,10 @@ def test_what_cannot_be_shown_is_one_line(server: NatsServer, capsys: pytest.Cap
     for arguments, line in (
         (["--from", at], "there is no log: no stream tokenbus-log"),
         (["--request", "17"], "--request: with --from ADDRESS, the log that has it"),
-        (["--from", at, "--request", "0"], "argument --request: a request's id, as 17 or 0x11, got '0'"),
+        (
+            ["--from", at, "--request", "0"],
+            "argument --request: a request's id, as 0000000000000011, 0x11 or 17, got '0'",
+        ),
     ):
         assert main(["tap", *arguments]) == 2
         assert line in capsys.readouterr().err
