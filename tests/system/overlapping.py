@@ -14,7 +14,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.bus.keyed import Keyring
 from tests.support import orphans
@@ -32,6 +32,8 @@ from tokenbus.settings import LogSettings
 
 _WORKERS = ("mixed-0", "mixed-1", "prefill-0", "prefill-1", "decode-0", "decode-1")
 _CLIENTS = 4
+_REQUESTS, _STEPS = 6, 300
+"""How many requests each client has open, and how many steps a second each worker computes."""
 _MOST_SECONDS = 90.0
 _BETWEEN, _AWAY, _STILL = (0.5, 3.5), (0.0, 1.0), (0.2, 5.0)
 """How long one processor runs between two faults, is away after a kill, and stands still, in seconds."""
@@ -64,16 +66,6 @@ class Found:
         return not (self.inexact or self.unfinished or self.errors) and self.requests > 0
 
 
-class Load(NamedTuple):
-    """How many requests each client has open, and how many steps a second each worker computes."""
-
-    requests: int
-    pace: int
-
-
-HEAVY, LIGHT = Load(6, 300), Load(2, 100)
-
-
 class _Watched(Asked):
     """A request, and how long it stood still."""
 
@@ -98,13 +90,10 @@ class _Watched(Asked):
 class Overlapping:
     """Two processors with faults of their own, six workers, and clients whose requests follow each other."""
 
-    def __init__(
-        self, several: Several, workers: dict[str, dict[str, Any]], client: dict[str, Any], seed: int, load: Load
-    ) -> None:
+    def __init__(self, several: Several, workers: dict[str, dict[str, Any]], client: dict[str, Any], seed: int) -> None:
         self._several = several
         self._workers = workers
         self._client = client
-        self._load = load
         self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
         self._faults = [random.Random(f"{seed} {place}") for place in (0, 1)]  # noqa: S311
         """What decides each processor's faults, whatever comes between them."""
@@ -116,13 +105,11 @@ class Overlapping:
         """Let each processor have so many faults, and return what was found once every request has ended."""
         await asyncio.to_thread(self._several.start_all)
         for name, own in self._workers.items():
-            await asyncio.to_thread(self._several.worker, name, "--steps-per-second", str(self._load.pace), **own)
+            await asyncio.to_thread(self._several.worker, name, "--steps-per-second", str(_STEPS), **own)
         begin = time.monotonic()
         clients = [Client(self._several.settings(**self._client)) for _ in range(_CLIENTS)]
         async with clients[0], clients[1], clients[2], clients[3]:
-            asking = [
-                asyncio.create_task(self._ask_on(client)) for client in clients for _ in range(self._load.requests)
-            ]
+            asking = [asyncio.create_task(self._ask_on(client)) for client in clients for _ in range(_REQUESTS)]
             await asyncio.gather(*(self._trouble(place, faults) for place in (0, 1)))
             self._over.set()
             self.found.went_on_ms = await self._until_all_go_on()
@@ -178,7 +165,7 @@ class Overlapping:
                 found.errors.append(str(audit.error))
 
 
-async def overlapping(deployment: Deployment, faults: int, seed: int, load: Load = HEAVY) -> Found:
+async def overlapping(deployment: Deployment, faults: int, seed: int) -> Found:
     """Run a campaign with a durable log that takes every item, and return what was found."""
     deployment.overrides |= {"processor.unclaimed_timeout_ms": 20_000, "client.drain_timeout_ms": 0}
     server = NatsServer(deployment.folder, f"jetstream {{ store_dir: '{deployment.folder}/js' }}\n")
@@ -188,7 +175,7 @@ async def overlapping(deployment: Deployment, faults: int, seed: int, load: Load
         addresses = [[f"tcp://127.0.0.1:{port}" for port in free_ports(2)] for _ in range(2)]
         several = Several(deployment, addresses=addresses, **listening(keyring))
         workers: dict[str, dict[str, Any]] = {name: _role(name) | keys_of(keyring, name) for name in _WORKERS}
-        return await Overlapping(several, workers, keys_of(keyring, "client"), seed, load).run(faults)
+        return await Overlapping(several, workers, keys_of(keyring, "client"), seed).run(faults)
     finally:
         server.kill()
 

@@ -27,7 +27,7 @@ async def _opened(system: Served, sockets: list[socket.socket]) -> None:
         sockets.append(stalled)
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect((host, int(port)))
-        stalled.sendall(asked(max_tokens=LONG, logprobs=5, stream=True))
+        stalled.sendall(asked(max_tokens=LONG, logprobs=20, stream=True))
         await asyncio.sleep(0)
 
 

@@ -95,7 +95,10 @@ def _waiting(served: Serving, count: int) -> Callable[[], bool]:
 
 
 async def test_costly_text_holds_up_nobody_and_ends_with_its_client(deployment: Deployment, folder: str) -> None:
-    """While a text is encoded for an hour, others are encoded; its process ends when its client leaves."""
+    """While a text is encoded for an hour, others are encoded; its process ends when its client leaves.
+
+    The request of a killed process is 503, and the next one is served; so it is without the server that forks.
+    """
     async with alone(deployment, **_PATIENCE, gateway__tokenizer=folder) as served, plainly(served.url) as client:
         ended = served.gateway.encoders.lanes["slow"].ended
         async with plainly(served.url) as attacker:
@@ -111,18 +114,13 @@ async def test_costly_text_holds_up_nobody_and_ends_with_its_client(deployment: 
         await until(_waiting(served, 0))
         assert ended["left"] in (1, 2)  # the next may have begun
         await until(lambda: len(_children(_fork_server(served))) == 3)
-        await _serves(client)
 
-
-async def test_encoder_that_is_killed_fails_its_request_alone(deployment: Deployment, folder: str) -> None:
-    """The request of a killed process is 503, and the next one is served; so it is without the server that forks."""
-    async with alone(deployment, **_PATIENCE, gateway__tokenizer=folder) as served, plainly(served.url) as client:
         attack = asyncio.create_task(client.post("/tokenize", json=_ENDLESS))
         os.kill(await _encoder_at_work(served), signal.SIGKILL)
         answer = await soon(attack)
         assert (answer.status_code, error_of(answer.text)["code"]) == (503, "overloaded")
         assert "the process that encoded its text was ended" in answer.text
-        assert served.gateway.encoders.lanes["slow"].ended["killed"] == 1
+        assert ended["killed"] == 1
         await _serves(client)
 
         async def is_served() -> bool:
