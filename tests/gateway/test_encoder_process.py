@@ -8,7 +8,7 @@ import pytest
 
 from tests.in_process.builders import settings
 from tokenbus.gateway.completion_request import CompletionRequest, Reader
-from tokenbus.gateway.encoder_process import ERROR, RESULT, Job, answer
+from tokenbus.gateway.encoder_process import ERROR, RESULT, Job, Reply, answer
 from tokenbus.gateway.vocabulary import vocabulary_of
 
 READER = Reader(settings(), vocabulary_of("ngram"))
@@ -31,9 +31,11 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_request_is_the_same_behind_the_pipe(kind: str) -> None:
-    reply = answer(READER, Job(kind, READER.models, READER.parents), orjson.dumps(BODIES[kind]))
+    reply = answer(READER, Job(kind, READER.models, READER.parents), orjson.dumps(BODIES[kind] | {"other": 1}))
     assert reply[:1] == RESULT
-    decoded = msgspec.msgpack.Decoder(CompletionRequest).decode(reply[1:])
+    told = msgspec.msgpack.decode(reply[1:], type=Reply)
+    assert told.ignored == ["other"]
+    decoded = msgspec.msgpack.Decoder(CompletionRequest).decode(told.data)
     expected = getattr(READER, kind)(BODIES[kind])
     assert msgspec.json.encode(decoded) == msgspec.json.encode(expected)
     assert decoded.generate(0) == expected.generate(0)

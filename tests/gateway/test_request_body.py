@@ -220,33 +220,68 @@ def test_null_stands_for_a_field_that_is_left_out() -> None:
     assert (TYPES.read(Completion, COMPLETION).n, TYPES.read(Completion, COMPLETION).max_tokens) == (1, 16)
 
 
-HARMLESS: dict[str, Any] = {
+OF_ROUTERS: dict[str, Any] = {
+    "no_stop_trim": False,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "return_hidden_states": False,
+    "continue_final_message": False,
+}
+"""What smg, sglang-router and vllm-router add to a body."""
+OF_CLIENTS: dict[str, Any] = {
     "user": "u",
     "metadata": {"a": "b"},
-    "service_tier": "auto",
     "prompt_cache_key": "k",
-    "prompt_cache_retention": "24h",
     "safety_identifier": "s",
-    "session_id": "s",
     "store": True,
-    "return_token_offsets": True,
-    "mm_payload": "none",
+    "verbosity": "low",
     "use_beam_search": False,
-    "length_penalty": 1.0,
-    "watermarking": False,
-    "spaces_between_special_tokens": True,
-    "echo": False,
-    "n": 2,
-    "stream": True,
-    "stream_options": {"include_obfuscation": False},
+    "length_penalty": 2.0,
+    "logprob_start_len": False,
+    "stream_options": {"include_obfuscation": True},
 }
-OF_COMPLETIONS = {"suffix": "", "best_of": 2}
-OF_CHATS = {"verbosity": "low", "prediction": {"type": "content"}, "modalities": ["text"], "include_reasoning": True}
+"""What OpenAI's and other clients send, and what it is ignored as."""
 
 
-@pytest.mark.parametrize(("route", "fields"), [("completion", OF_COMPLETIONS), ("chat", OF_CHATS)])
-def test_harmless_fields_change_nothing(route: str, fields: dict[str, Any]) -> None:
-    assert read(READER, route, **HARMLESS, **fields) == read(READER, route, n=2, stream=True)
+@pytest.mark.parametrize("route", ["completion", "chat"])
+def test_unknown_fields_change_nothing(route: str) -> None:
+    """They are named by their paths, but for null, which stands for a field that is left out."""
+    extra = OF_ROUTERS | OF_CLIENTS | {"stream": True, "any_other": 1, "nothing": None}
+    assert read(READER, route, **extra) == read(READER, route, stream=True)
+    read(READER, route, **extra)
+    known = {"ignore_eos", "skip_special_tokens", "stream", "nothing", "stream_options"}
+    known |= {"continue_final_message"} if route == "chat" else set()
+    assert set(READER.types.ignored) == extra.keys() - known | {"stream_options.include_obfuscation"}
+    read(READER, route)
+    assert READER.types.ignored == []
+
+
+def test_unknown_fields_of_a_conversation_have_one_name() -> None:
+    calls = [{"id": "1", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}, "index": 0}] * 2
+    read(READER, "chat", messages=[{"role": "assistant", "tool_calls": calls, "a\nb": 1}, {"role": "user"}] * 3)
+    names = ["messages.a\\nb", "messages.tool_calls.index", "messages.tool_calls.function.parsed_arguments"]
+    assert READER.types.ignored == names
+
+
+OTHERS_NAMES = (
+    *("return_prompt_token_ids", "extra_body", "truncation", "input_ids", "rid", "sampling_seed", "ignore_eos_token"),
+    *("stop_sequences", "stop_reason", "stream_interval", "top_a", "typical_p", "tfs", "prompt_cache_retention"),
+    *("service_tier", "prediction", "audio_config", "max_tool_calls", "reasoning", "thinking", "session_id"),
+    *("include_reasoning", "mm_processor_kwargs", "media_io_kwargs", "return_token_offsets", "mm_payload", "model_id"),
+    *("routed_experts_prompt_start", "spaces_between_special_tokens", "extra_key", "data_parallel_rank", "timeout"),
+)
+"""Names that other servers have for other things, which none of ours is mistaken for."""
+
+
+@pytest.mark.parametrize("route", ["completion", "chat", "messages", "responses", "generation", "tokenization"])
+def test_names_of_others_are_no_mistakes(route: str) -> None:
+    fields = dict.fromkeys(OTHERS_NAMES, 1)
+    for name in TYPE_OF[route].__struct_fields__:
+        fields.pop(name, None)
+    read(READER, route, **fields)
+    assert READER.types.ignored == list(fields)
 
 
 @pytest.mark.parametrize(

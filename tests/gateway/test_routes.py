@@ -336,6 +336,21 @@ async def test_a_gateway_that_can_go_on_with_nothing_says_so() -> None:
 # Wrong requests.
 
 
+async def test_unknown_fields_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Each by its path; clients choose the names, so beyond a bound they count as one."""
+    async with answering() as app, app.client() as client:
+        for _ in range(3):
+            await _post(app, "/v1/completions", **BODY, no_stop_trim=False)
+        for number in range(300):
+            await client.post("/tokenize", json={"prompt": "a", f"a{number}": 1, "no_stop_trim": 1})
+        told = {family.name: family for family in text_string_to_metric_families((await client.get("/metrics")).text)}
+    counts = {each.labels["field"]: each.value for each in told["tokenbus_gateway_ignored_fields"].samples}
+    assert (counts["no_stop_trim"], counts["a0"], counts["(others)"]) == (303, 1, 45)
+    lines = [line for line in caplog.text.splitlines() if "an unknown field is ignored" in line]
+    assert len([line for line in lines if "no_stop_trim" in line]) == 1
+    assert len(lines) == 256
+
+
 async def test_what_is_no_request_of_a_route_is_refused() -> None:
     async with answering(workers=0) as app, app.client() as client:
         for data in (b"{", b"", b"\xff", b'{"model": "\\ud800"}', b'{"a": NaN}'):

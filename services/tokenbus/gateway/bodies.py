@@ -10,33 +10,11 @@ MOST_NAMED, MOST_MASKED = 128, 1024
 """How many tokens a request may name, to have their logprobs at each token, and of how many a mask lists the ids."""
 MAX_BIASED, MAX_BIAS = 1024, 100
 """How many tokens may be biased, and by how much at most: what is beyond it is taken for that, as in vLLM."""
-ONLY: dict[str, Any] = {
-    "suffix": "",
-    "modalities": ["text"],
-    "use_beam_search": False,
-    "length_penalty": 1,
-    "watermarking": False,
-    "spaces_between_special_tokens": True,
-    "include_reasoning": True,
-    "background": False,
-    "reasoning_ended": True,
-    "routed_experts_prompt_start": 0,
-    "skip_reading_prefix_cache": False,
-}
-"""Fields of OpenAI's API and vLLM's that are not implemented, each with the one value that is accepted."""
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
     """Return what the document says of a field, with the schema of one that has no type of its own."""
     return Meta(description=meaning, extra_json_schema=schema or None)
-
-
-def only(name: str) -> Meta:
-    """Return what the document says of a field of which one value is accepted."""
-    return says(f"Not offered: only {ONLY[name]!r} is accepted.", enum=[ONLY[name], None])
-
-
-Ignored = Annotated[Any, says("Accepted and ignored.")]
 
 
 Text = Annotated[str, Meta(min_length=1, max_length=4_194_304)]
@@ -60,24 +38,27 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Side = Literal["left", "right"]
 _WhichTools = Literal["none", "auto", "required"]
 _Kind = Literal["function"]
+_TextKind = Literal["text", "input_text", "output_text", "refusal", "thinking"]
 
 
-class Body(Struct, kw_only=True, forbid_unknown_fields=True):
-    """An object that has no other fields than those that are declared."""
+class Body(Struct, kw_only=True):
+    """An object of a body."""
 
 
 class ContentPart(Body):
     """A part of a message."""
 
-    type: Annotated[Literal["text"], says("The kind of part.")]
-    text: Annotated[Content, says("The text.")]
+    type: Annotated[_TextKind, says("The kind of part; each is a text for the model.")]
+    text: Annotated[Content | None, says("The text.")] = None
+    refusal: Annotated[Content | None, says("The text of a refusal.")] = None
+    thinking: Annotated[Content | None, says("The text of a thought.")] = None
 
 
 class CalledFunction(Body, kw_only=True):
     """A function that the assistant called."""
 
     name: Annotated[Name, says("Its name.")]
-    arguments: Annotated[Content | None, says("Its arguments, as the text of a JSON object.")] = None
+    arguments: Annotated[Content | dict[str, Any] | None, says("Its arguments: a JSON object, or its text.")] = None
 
 
 class ToolCall(Body, kw_only=True):
@@ -88,27 +69,23 @@ class ToolCall(Body, kw_only=True):
     function: Annotated[CalledFunction, says("The function.")]
 
 
-_Parts = Annotated[list[ContentPart], Meta(min_length=1, max_length=64)]
+_Parts = Annotated[list[ContentPart | str], Meta(max_length=1024)]
 _Calls = Annotated[list[ToolCall], Meta(max_length=128)]
 _Thoughts = Annotated[Content | None, says("What the assistant thought, for templates that show it.")]
-Null = Annotated[None, says("Not offered: only null is accepted.")]
+_Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class Message(Body, kw_only=True):
     """A message of a chat."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], says("Who wrote the message.")]
-    content: Annotated[Content | _Parts | None, says("The text, or its parts; an assistant's may be absent.")] = None
+    role: Annotated[_Role, says("Who wrote the message; function is an older name of tool.")]
+    content: Annotated[Content | _Parts | None, says("The text, or its parts.")] = None
     name: Annotated[Name | None, says("The writer's name, for templates that show it.")] = None
     tool_calls: Annotated[_Calls | None, says("The functions that the assistant called.")] = None
     tool_call_id: Annotated[Name | None, says("Which call a tool's message answers.")] = None
     reasoning: _Thoughts = None
     reasoning_content: _Thoughts = None
-    # OpenAI's own client sends an answer back with these fields, all null.
-    refusal: Null = None
-    annotations: Null = None
-    audio: Null = None
-    function_call: Null = None
+    function_call: Annotated[CalledFunction | None, says("The older form of tool_calls.")] = None
 
 
 class Function(Body, kw_only=True):
@@ -141,7 +118,8 @@ class FunctionChoice(Body, kw_only=True):
 
 
 _Messages = Annotated[list[Message], Meta(min_length=1, max_length=1024)]
-_ToolList = Annotated[list[Tool], Meta(min_length=1, max_length=128)]
+_ToolList = Annotated[list[Tool], Meta(max_length=128)]
+_Functions = Annotated[list[Function], Meta(max_length=128)]
 _Tools = Annotated[_ToolList | None, says("The functions that the model may call.")]
 _Begins = Annotated[bool | None, says("Whether the chat ends where the assistant begins.")]
 _Continues = Annotated[bool | None, says("Whether the answer continues the last message.")]
@@ -170,10 +148,7 @@ class StructuredOutputs(Body, kw_only=True):
 class ResponseSchema(Body, kw_only=True):
     """A JSON Schema with a name."""
 
-    name: Annotated[Name, says("Its name, which is ignored.")]
-    description: Annotated[FormText | None, says("Accepted and ignored.")] = None
     schema: Annotated[dict[str, Any] | None, says("The JSON Schema.")] = None
-    strict: Annotated[bool | None, says("Accepted and ignored: the schema always holds.")] = None
 
 
 class ResponseFormat(Body, kw_only=True):
@@ -191,7 +166,6 @@ class StreamOptions(Body, kw_only=True):
 
     include_usage: Annotated[bool | None, says("Whether a last chunk has the usage.")] = None
     continuous_usage_stats: Annotated[bool | None, says("Whether each chunk has the usage up to it.")] = None
-    include_obfuscation: Annotated[bool | None, says("Not offered: only false is accepted.", enum=[False, None])] = None
 
 
 class Sampling(Body, kw_only=True):
@@ -222,25 +196,11 @@ class EngineSampling(Sampling, kw_only=True):
     structured_outputs: Annotated[StructuredOutputs | None, says("The form that the answer has, as vLLM says it.")] = (
         None
     )
-    watermarking: Annotated[Any, only("watermarking")] = None
-    spaces_between_special_tokens: Annotated[Any, only("spaces_between_special_tokens")] = None
 
 
 class FullSampling(EngineSampling, kw_only=True):
     """What completions, chats and responses have in common."""
 
-    use_beam_search: Annotated[Any, only("use_beam_search")] = None
-    length_penalty: Annotated[Any, only("length_penalty")] = None
-    user: Ignored = None
-    metadata: Ignored = None
-    service_tier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    session_id: Ignored = None
-    store: Ignored = None
-    return_token_offsets: Ignored = None
-    mm_payload: Ignored = None
     priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
     vllm_xargs: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
     cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
@@ -278,7 +238,6 @@ class Completion(Generation, kw_only=True):
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     echo: Annotated[bool | None, says("Whether the text and its logprobs begin with the prompt's.")] = False
     best_of: Annotated[int | None, says("At most n: of more choices none would be better.")] = None
-    suffix: Annotated[Any, only("suffix")] = None
 
 
 class Chat(Generation, kw_only=True):
@@ -286,23 +245,21 @@ class Chat(Generation, kw_only=True):
 
     messages: Annotated[_Messages, says("The chat so far.")]
     tools: _Tools = None
+    functions: Annotated[_Functions | None, says("The older name of tools.")] = None
     add_generation_prompt: _Begins = True
     continue_final_message: _Continues = False
     add_special_tokens: _Special = False
     documents: _Documents = None
     chat_template_kwargs: Variables = None
     tool_choice: Annotated[_WhichTools | FunctionChoice | None, says("Whether, or which, functions are called.")] = None
+    function_call: Annotated[Literal["none", "auto"] | FunctionName | None, says("The older tool_choice.")] = None
     parallel_tool_calls: Annotated[bool | None, says("Whether `required` may be several calls.")] = True
     max_completion_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
     max_tokens: Annotated[int | None, says("The older name of max_completion_tokens.")] = None
     logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     reasoning_effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
-    include_reasoning: Annotated[Any, only("include_reasoning")] = None
-    echo: Annotated[bool | None, says("Not offered for chats: only false is accepted.", enum=[False, None])] = None
-    modalities: Annotated[Any, only("modalities")] = None
-    verbosity: Ignored = None
-    prediction: Ignored = None
+    modalities: Annotated[list[Literal["text"]] | None, says("Answers are texts.")] = None
 
 
 class Inspection(Sampling, kw_only=True):

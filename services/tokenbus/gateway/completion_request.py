@@ -26,6 +26,7 @@ from tokenbus.gateway.output_form import (
     auto_calls,
     forced_call,
     structured_output,
+    take_older_names,
     tools_of,
 )
 from tokenbus.gateway.prompts import Cut, PromptEncoder
@@ -245,13 +246,12 @@ class Reader:
 
     def _chat(self, body: Chat, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
         common = self._common(body)
+        take_older_names(body)
         top, newer, older = body.top_logprobs, body.max_completion_tokens, body.max_tokens
-        if top is not None and not body.logprobs:
+        if top and not body.logprobs:
             raise invalid("top_logprobs", f"only with logprobs: true, got {top} without")
         if body.include_draft_logprobs and not body.logprobs:
             raise invalid("include_draft_logprobs", "only with logprobs: true, got true without")
-        if body.echo:
-            raise invalid("echo", "only false for chats, got true")
         if newer is not None:
             if older is not None and newer != older:
                 raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
@@ -317,8 +317,6 @@ class Reader:
         options = body.stream_options or StreamOptions()
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "only where stream is true, got it without")
-        if options.include_obfuscation:
-            raise invalid("stream_options.include_obfuscation", "only false, got true")
         return {
             "model": model,
             "parent": self.parents.get(model, ""),

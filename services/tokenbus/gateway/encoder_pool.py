@@ -26,6 +26,7 @@ from tokenbus.gateway.encoder_process import (
     ORDER,
     Bounds,
     Job,
+    Reply,
 )
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import FairTurns
@@ -107,7 +108,7 @@ class EncoderPool:
                 lane.stop()
         await asyncio.gather(*self._leaving)
 
-    async def read(self, job: Job, body: bytearray, who: Hashable) -> bytes:
+    async def read(self, job: Job, body: bytearray, who: Hashable) -> Reply:
         """Return what the reader makes of a body, encoded; clients have one turn after the other.
 
         Cancelling it ends the work. Raises the reader's ApiError, one of a bound, or a RuntimeError for a defect.
@@ -171,14 +172,14 @@ async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> Asyn
         await encoders.close()
 
 
-def _result(reply: bytes) -> bytes:
+def _result(reply: bytes) -> Reply:
     kind, rest = reply[:1], reply[1:]
     if kind == ERROR:
         status, message, param, code = msgspec.msgpack.decode(rest)
         raise ApiError(status, message, param=param, code=code)
     if kind == DEFECT:
         raise RuntimeError(rest.decode())
-    return rest
+    return msgspec.msgpack.decode(rest, type=Reply)
 
 
 class Lane:

@@ -63,12 +63,21 @@ class Job(msgspec.Struct, array_like=True):
     parents: dict[str, str]
 
 
+class Reply(msgspec.Struct, array_like=True):
+    """What a body is read as."""
+
+    data: bytes
+    ignored: list[str]
+    """The body's unknown fields."""
+
+
 def answer(reader: Reader, job: Job, body: bytes) -> bytes:
     """Return the reply to a body: what the reader makes of the body, the error that it raises, or a traceback."""
     reader.models, reader.parents = job.models, job.parents
     try:
         result = getattr(reader, job.kind)(parse_json(body))
-        return RESULT + (result if isinstance(result, bytes) else msgspec.msgpack.encode(result))
+        data = result if isinstance(result, bytes) else msgspec.msgpack.encode(result)
+        return RESULT + msgspec.msgpack.encode(Reply(data, reader.types.ignored))
     except ApiError as error:
         return ERROR + msgspec.msgpack.encode([error.status, error.message, error.param, error.code])
     except BaseException as error:  # noqa: BLE001 - the gateway logs it as a defect of its own

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from tokenbus.client import Client
@@ -18,13 +18,17 @@ from tokenbus.gateway.fairness import BodyRoom
 from tokenbus.gateway.processor_status import StatusCache, takes_requests
 from tokenbus.gateway.tls import Certificate
 from tokenbus.gateway.vocabulary import vocabulary_of
-from tokenbus.logs import DeduplicatedLog
+from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.metrics.families import Histogram
 from tokenbus.metrics.server import Health, LoopWatch, stalled
 from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import first_difference
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 
+_log = logger("gateway")
+_MOST_IGNORED = 256
+_OTHERS = "(others)"
+"""What unknown fields count as beyond so many different ones."""
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -61,6 +65,8 @@ class Counts:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
+        self.ignored_fields: Counter[str] = Counter()
+        """By the path of an unknown field, how many bodies had it."""
         self.open_answers = 0
         self.left_clients = 0
         """Clients that disconnected before their answer had ended."""
@@ -113,6 +119,18 @@ class Gateway:
         self.callers.refresh()
         if self.certificate is not None:
             self.certificate.refresh()
+
+    def note_ignored(self, fields: Iterable[str]) -> None:
+        """Count the unknown fields of a body, and name those in the log that no body had before."""
+        counts = self.counts.ignored_fields
+        for name in fields:
+            if name in counts:
+                counts[name] += 1
+            elif len(counts) < _MOST_IGNORED:
+                counts[name] = 1
+                _log.warning("an unknown field is ignored", field=name)
+            else:  # clients choose the names, so there may be any number
+                counts[_OTHERS] += 1
 
     def health(self) -> Health:
         """Return whether this process can serve; a processor that is away is not its problem."""

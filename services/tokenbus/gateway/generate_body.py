@@ -1,21 +1,18 @@
 """vLLM's /inference/v1/generate: its body, and the completion that it is."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tokenbus.gateway.bodies import (
     Body,
     Completion,
     EngineArguments,
     EngineSampling,
-    Ignored,
     Int64,
     Label,
     Name,
-    Null,
     StreamOptions,
     Word,
-    only,
     says,
 )
 
@@ -29,19 +26,6 @@ class SamplingParams(EngineSampling, kw_only=True):
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
     extra_args: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
     detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
-    flat_logprobs: Ignored = None
-    output_kind: Ignored = None
-    output_text_buffer_length: Ignored = None
-    skip_clone: Ignored = None
-    stream_interval: Ignored = None
-    routed_experts_prompt_start: Annotated[Any, only("routed_experts_prompt_start")] = None
-    skip_reading_prefix_cache: Annotated[Any, only("skip_reading_prefix_cache")] = None
-    logprob_token_ids: Null = None
-    prompt_logprob_token_ids: Null = None
-    prompt_logprob_start: Null = None
-    thinking_token_budget: Null = None
-    repetition_detection: Null = None
-    trace_decode_token_ids: Null = None
 
 
 class Generate(Body, kw_only=True):
@@ -61,13 +45,6 @@ class Generate(Body, kw_only=True):
     return_mask: Annotated[int | None, says("Adds token_extras, with up to so many possible tokens.")] = None
     cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
     priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
-    reasoning_ended: Annotated[Any, only("reasoning_ended")] = None
-    reasoning_parser_kwargs: Ignored = None
-    token_offsets: Ignored = None
-    content_parts: Null = None
-    features: Null = None
-    kv_transfer_params: Null = None
-    ec_transfer_params: Null = None
 
 
 FIELDS: Mapping[str, str] = {

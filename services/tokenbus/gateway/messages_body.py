@@ -7,7 +7,7 @@ import orjson
 from msgspec import Meta
 
 from tokenbus.gateway import bodies
-from tokenbus.gateway.bodies import Body, Content, Description, Effort, Ignored, Label, Name, Temperature, says
+from tokenbus.gateway.bodies import Body, Content, Description, Effort, Label, Name, Temperature, says
 from tokenbus.gateway.validation import invalid
 
 FIELDS: Mapping[str, str] = {
@@ -27,14 +27,11 @@ _Thinking = Literal["enabled", "disabled", "adaptive"]
 class Block(Body, kw_only=True, tag_field="type"):
     """A part of a message."""
 
-    cache_control: Ignored = None
-
 
 class TextBlock(Block, kw_only=True, tag="text"):
     """A text."""
 
     text: Annotated[Content, says("The text.")]
-    citations: Ignored = None
 
 
 class ToolUse(Block, kw_only=True, tag="tool_use"):
@@ -43,7 +40,6 @@ class ToolUse(Block, kw_only=True, tag="tool_use"):
     id: Annotated[Name, says("What the block with the result names as its tool_use_id.")]
     name: Annotated[Name, says("The name of the tool.")]
     input: Annotated[dict[str, Any], says("Its arguments.")]
-    caller: Ignored = None
 
 
 _Texts = Annotated[list[TextBlock], Meta(max_length=1024)]
@@ -54,25 +50,19 @@ class ToolResult(Block, kw_only=True, tag="tool_result"):
 
     tool_use_id: Annotated[Name, says("Which call it answers.")]
     content: Annotated[Content | _Texts | None, says("The result, as a text or its parts.")] = None
-    is_error: Annotated[bool | None, says("Accepted and ignored: the result says it.")] = None
 
 
 class Thinking(Block, kw_only=True, tag="thinking"):
     """What the assistant thought."""
 
     thinking: Annotated[Content, says("Shown to templates that show it.")]
-    signature: Ignored = None
 
 
 class RedactedThinking(Block, kw_only=True, tag="redacted_thinking"):
     """What the assistant thought, where it cannot be read."""
 
-    data: Ignored = None
 
-
-_Blocks = Annotated[
-    list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking], Meta(min_length=1, max_length=1024)
-]
+_Blocks = Annotated[list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking], Meta(max_length=1024)]
 
 
 class Turn(Body):
@@ -90,9 +80,6 @@ class MessagesTool(Body, kw_only=True):
     input_schema: Annotated[dict[str, Any], says("The JSON Schema of its arguments.")]
     type: Annotated[Literal["custom"] | None, says("The kind of tool.")] = None
     strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
-    cache_control: Ignored = None
-    eager_input_streaming: Ignored = None
-    input_examples: Ignored = None
 
 
 class MessagesChoice(Body, kw_only=True):
@@ -107,8 +94,6 @@ class ThinkingConfig(Body, kw_only=True):
     """Whether the model thinks."""
 
     type: Annotated[_Thinking, says("`disabled` is an effort of none; the others leave it to the model.")]
-    budget_tokens: Ignored = None
-    display: Ignored = None
 
 
 class OutputFormat(Body, kw_only=True):
@@ -140,9 +125,6 @@ class TokenCount(Body, kw_only=True):
     thinking: Annotated[ThinkingConfig | None, says("Whether the model thinks.")] = None
     output_config: Annotated[OutputConfig | None, says("How the model answers.")] = None
     chat_template_kwargs: Annotated[bodies.Variables, says("Variables of the template.")] = None
-    cache_control: Ignored = None
-    context_management: Ignored = None
-    speed: Ignored = None
 
 
 class Messages(TokenCount, kw_only=True):
@@ -156,9 +138,6 @@ class Messages(TokenCount, kw_only=True):
     top_p: Annotated[bodies.TopP | None, says("The probability mass that is kept.")] = None
     vllm_xargs: Annotated[bodies.EngineArguments | None, says("What extensions of the engine take.")] = None
     cache_salt: Annotated[bodies.Word | None, says("Prompts' states are shared within one salt.")] = None
-    metadata: Ignored = None
-    service_tier: Ignored = None
-    inference_geo: Ignored = None
 
 
 _BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
@@ -181,7 +160,7 @@ def chat_of(body: TokenCount) -> bodies.Chat:
     continues = last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
     form = None
     if config.format is not None:
-        schema = bodies.ResponseSchema(name="output", schema=config.format.schema)
+        schema = bodies.ResponseSchema(schema=config.format.schema)
         form = bodies.ResponseFormat(type="json_schema", json_schema=schema)
     chat = bodies.Chat(
         model=body.model,
@@ -220,7 +199,7 @@ def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
             kind = block.__struct_config__.tag
             raise invalid(f"{where}[{place}]", f"a block that a message of the role {turn.role} may have, got {kind}")
         if isinstance(block, TextBlock):
-            texts.append(bodies.ContentPart(type="text", text=block.text))
+            texts.append(block.text)
         elif isinstance(block, Thinking):
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUse):
@@ -233,7 +212,7 @@ def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
     if texts or thoughts or calls:
         yield bodies.Message(
             role=turn.role,
-            content=texts[0].text if len(texts) == 1 else texts or None,
+            content=texts[0] if len(texts) == 1 else [*texts] or None,
             reasoning="".join(thoughts) or None,
             tool_calls=calls or None,
         )

@@ -65,6 +65,11 @@ GATEWAY: tuple[Family[Gateway], ...] = (
         lambda view: view.counts.refusals,
     ),
     Family(
+        "tokenbus_gateway_ignored_fields_total{field}",
+        "Bodies with an unknown field, which was ignored, by its path; (others) beyond 256 of them.",
+        lambda view: view.counts.ignored_fields,
+    ),
+    Family(
         "tokenbus_gateway_evicted_answers_total",
         "Answers that held the most while all together exceeded gateway.buffer_bytes.",
         lambda view: view.buffers.evicted,

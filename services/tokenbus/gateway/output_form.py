@@ -5,7 +5,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenbus.gateway.bodies import Chat, Generation, ResponseFormat, StructuredOutputs, Tokenization
+from tokenbus.gateway.bodies import (
+    Chat,
+    FunctionChoice,
+    Generation,
+    ResponseFormat,
+    StructuredOutputs,
+    Tokenization,
+    Tool,
+)
 from tokenbus.gateway.validation import check_json, invalid, json_text
 
 _MAX_FORM_BYTES = 262_144
@@ -98,6 +106,15 @@ def auto_calls(body: Chat, parser: str) -> AutoCalls | None:
     if not parser or not body.tools or body.tool_choice not in (None, "auto"):
         return None
     return AutoCalls(parser, body.parallel_tool_calls is False)
+
+
+def take_older_names(body: Chat) -> None:
+    """Take `functions` and `function_call` as the tools and the choice that they are called today."""
+    if body.tools is None and body.functions:
+        body.tools = [Tool(function=function) for function in body.functions]
+    if body.tool_choice is None and body.function_call is not None and body.tools:
+        choice = body.function_call
+        body.tool_choice = choice if isinstance(choice, str) else FunctionChoice(function=choice)
 
 
 def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:

@@ -150,8 +150,24 @@ def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = N
 
 
 def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
-    for place, message in enumerate(body.messages or ()):
-        if message.content is None and message.role != "assistant":
-            raise invalid(f"messages[{place}].content", "required, got nothing")
+    """Return a body's messages as templates have them, those that are called functions as tools."""
     messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
+    for place, message in enumerate(messages):
+        parts = message["content"]
+        if isinstance(parts, list):
+            where = f"messages[{place}].content"
+            message["content"] = [_part(each, f"{where}[{at}]") for at, each in enumerate(parts)]
+        if message["role"] == "function":
+            message["role"] = "tool"
+        if message["function_call"] is not None and not message["tool_calls"]:
+            message["tool_calls"] = [{"function": message["function_call"]}]
     return messages
+
+
+def _part(part: Any, where: str) -> dict[str, str]:  # noqa: ANN401 - a text, or one in an object
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    name = part["type"] if part["type"] in {"refusal", "thinking"} else "text"
+    if part[name] is None:
+        raise invalid(f"{where}.{name}", "required, got nothing")
+    return {"type": "text", "text": part[name]}

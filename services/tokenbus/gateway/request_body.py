@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -15,7 +14,6 @@ from tokenbus.gateway.bodies import (
     MAX_BIASED,
     MOST_MASKED,
     MOST_NAMED,
-    ONLY,
     Body,
     Chat,
     Completion,
@@ -33,6 +31,7 @@ from tokenbus.gateway.fairness import HeldBody
 from tokenbus.gateway.generate_body import Generate, SamplingParams
 from tokenbus.gateway.messages_body import Messages, TokenCount
 from tokenbus.gateway.responses_body import Responses
+from tokenbus.gateway.unknown_fields import ignored_fields
 from tokenbus.gateway.validation import check_depth, converted, depth_of, invalid
 from tokenbus.settings import GatewaySettings, Settings
 from tokenbus.settings.errors import shown
@@ -123,6 +122,8 @@ class RequestTypes:
         self.bounded: dict[type[Body], type[Body]] = {kind: _bounded(kind, bounds) for kind in same}
         self.bounded[Completion] = _bounded(Completion, bounds | of_completions)
         params = _bounded(SamplingParams, bounds | of_completions)
+        self.ignored: list[str] = []
+        """The unknown fields of the body that was read last."""
         self.bounded[Generate] = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
 
     def read(self, kind: type[B], value: Any) -> B:  # noqa: ANN401 - JSON
@@ -135,10 +136,8 @@ class RequestTypes:
         if isinstance(value, dict):
             # null stands for a field that is left out.
             value = {name: _integral(member) for name, member in value.items() if member is not None}
-            for name in value:
-                if name not in kind.__struct_fields__:
-                    raise invalid(shown(name)[1:-1], f"no such field, got {shown(value[name])}")
         body: B = converted(value, self.bounded[kind])
+        self.ignored = ignored_fields(body, value)
         self._check(body)
         if isinstance(body, Completion):
             body.prompt = self._prompts(body.prompt)
@@ -150,11 +149,6 @@ class RequestTypes:
         return body
 
     def _check(self, body: Body) -> None:
-        for name in _restricted(type(body)):
-            given, accepted = getattr(body, name), ONLY[name]
-            is_accepted = given == accepted and isinstance(given, bool) == isinstance(accepted, bool)
-            if given is not None and not is_accepted:
-                raise invalid(name, f"only {accepted!r}, got {shown(given)}")
         if isinstance(body, Sampling):
             check_texts(body)
         if isinstance(body, EngineSampling) and body.logit_bias is not None:
@@ -184,11 +178,6 @@ class RequestTypes:
             prompts: list[Any] = converted(given, self._id_lists, "prompt")
             return prompts
         return [converted(given, self._ids, "prompt")]
-
-
-@cache
-def _restricted(kind: type[Body]) -> tuple[str, ...]:
-    return tuple(name for name in kind.__struct_fields__ if name in ONLY)
 
 
 def check_texts(body: Sampling) -> None:

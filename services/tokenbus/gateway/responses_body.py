@@ -7,8 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.gateway import bodies
-from tokenbus.gateway.bodies import Body, Content, Effort, Ignored, Name, Null, only, says
+from tokenbus.gateway.bodies import Body, Content, Effort, Name, says
 from tokenbus.gateway.validation import invalid
+from tokenbus.settings.errors import shown
 
 FIELDS: Mapping[str, str] = {
     "messages": "input",
@@ -25,16 +26,6 @@ _Kind = Literal["function"]
 _WhichTools = Literal["none", "auto", "required"]
 _Status = Literal["in_progress", "completed", "incomplete"]
 _Truncation = Literal["disabled", "auto"]
-_Include = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
 
 
 class InputText(Body, kw_only=True, tag_field="type", tag="input_text"):
@@ -47,8 +38,6 @@ class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
     """A text that the model wrote."""
 
     text: Annotated[Content, says("The text.")]
-    annotations: Ignored = None
-    logprobs: Ignored = None
 
 
 class Thought(Body, kw_only=True):
@@ -75,7 +64,6 @@ class InputMessage(Item, kw_only=True, tag="message"):
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], says("Who wrote the message.")]
     content: Annotated[Content | _Parts, says("The text, or its parts.")]
-    phase: Ignored = None
 
 
 class FunctionCall(Item, kw_only=True, tag="function_call"):
@@ -97,8 +85,6 @@ class ReasoningItem(Item, kw_only=True, tag="reasoning"):
     """What the model thought."""
 
     content: Annotated[_Thoughts | None, says("Shown to templates that show it.")] = None
-    summary: Ignored = None
-    encrypted_content: Null = None
 
 
 class ResponsesTool(bodies.Function, kw_only=True):
@@ -117,38 +103,29 @@ class TextFormat(Body, kw_only=True):
     """The form of the answer."""
 
     type: Annotated[Literal["text", "json_object", "json_schema"], says("The form of the answer.")]
-    name: Annotated[Name | None, says("The schema's name, which is ignored.")] = None
+    name: Annotated[Name | None, says("The schema's name; like the next two, the answer has it again.")] = None
+    description: Content | None = None
+    strict: bool | None = None
     schema: Annotated[dict[str, Any] | None, says("The JSON Schema, where the type is json_schema.")] = None
-    description: Ignored = None
-    strict: Ignored = None
 
 
 class TextConfig(Body, kw_only=True):
     """How the model writes."""
 
     format: Annotated[TextFormat | None, says("The form that the answer has.")] = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, says("Accepted and ignored.")] = None
 
 
 class Reasoning(Body, kw_only=True):
     """How the model thinks."""
 
     effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
-    summary: Ignored = None
-    generate_summary: Ignored = None
-
-
-class ResponsesStreamOptions(Body, kw_only=True):
-    """How an answer is streamed."""
-
-    include_obfuscation: Annotated[bool | None, says("Not offered: only false is accepted.", enum=[False, None])] = None
 
 
 _Items = Annotated[
     list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem], Meta(min_length=1, max_length=1024)
 ]
 _Tools = Annotated[list[ResponsesTool], Meta(max_length=128)]
-_Includes = Annotated[list[_Include], Meta(max_length=16)]
+_Includes = Annotated[list[Name], Meta(max_length=16)]
 
 
 class Responses(bodies.FullSampling, kw_only=True):
@@ -159,7 +136,6 @@ class Responses(bodies.FullSampling, kw_only=True):
     instructions: Annotated[Content | None, says("What stands before the conversation.")] = None
     max_output_tokens: Annotated[int | None, says("The most tokens of the answer; absent: all that fit.")] = None
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
-    stream_options: Annotated[ResponsesStreamOptions | None, says("Only where stream is true.")] = None
     tools: Annotated[_Tools | None, says("The functions that the model may call.")] = None
     tool_choice: Annotated[_WhichTools | ResponsesChoice | None, says("Whether, or which, functions are called.")] = (
         None
@@ -171,16 +147,12 @@ class Responses(bodies.FullSampling, kw_only=True):
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     truncation: Annotated[_Truncation | None, says("auto: a prompt that is too long is cut at its left.")] = None
     chat_template_kwargs: bodies.Variables = None
-    background: Annotated[Any, only("background")] = None
-    previous_response_id: Null = None
-    conversation: Null = None
-    prompt: Null = None
-    max_tool_calls: Ignored = None
+    metadata: Annotated[dict[str, Any] | None, says("The answer has it again.")] = None
 
 
 _UNFINISHED = ("in_progress", "incomplete")
 _SAME = (
-    *(name for name in bodies.FullSampling.__struct_fields__ if name != "metadata"),
+    *bodies.FullSampling.__struct_fields__,
     *("model", "stream", "parallel_tool_calls", "chat_template_kwargs"),
 )
 
@@ -199,18 +171,20 @@ def typed(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 def chat_of(body: Responses) -> bodies.Chat:
     """Return the chat that a body is; raises an ApiError that names the body's field."""
-    has_logprobs = _LOGPROBS in (body.include or ())
+    included = body.include or ()
+    has_logprobs = _LOGPROBS in included
+    for place, each in enumerate(included):
+        if "logprob" in each and each != _LOGPROBS:
+            raise invalid(f"include[{place}]", f"{_LOGPROBS} is the one with logprobs, got {shown(each)}")
     if body.top_logprobs and not has_logprobs:
         raise invalid("top_logprobs", f"only with {_LOGPROBS} in include, got {body.top_logprobs} without")
-    given, choice = body.stream_options, body.tool_choice
-    options = None if given is None else bodies.StreamOptions(include_obfuscation=given.include_obfuscation)
+    choice = body.tool_choice
     continues = _continues(body)
     return bodies.Chat(
         messages=_messages(body),
         add_generation_prompt=not continues,
         continue_final_message=continues,
         max_tokens=body.max_output_tokens,
-        stream_options=options,
         tools=list(map(_tool, body.tools or ())) or None,
         tool_choice=bodies.FunctionChoice(function=choice) if isinstance(choice, ResponsesChoice) else choice,
         response_format=_form(body.text),
@@ -290,10 +264,10 @@ def _begun(messages: list[bodies.Message]) -> bodies.Message:
     return messages[-1]
 
 
-def _content(given: str | Sequence[InputText | OutputText]) -> str | list[bodies.ContentPart]:
+def _content(given: str | Sequence[InputText | OutputText]) -> str | list[bodies.ContentPart | str]:
     if isinstance(given, str):
         return given
-    return given[0].text if len(given) == 1 else [bodies.ContentPart(type="text", text=part.text) for part in given]
+    return given[0].text if len(given) == 1 else [part.text for part in given]
 
 
 def _tool(tool: ResponsesTool) -> bodies.Tool:
@@ -307,5 +281,5 @@ def _form(text: TextConfig | None) -> bodies.ResponseFormat | None:
         return None
     if form.schema is not None and form.type != "json_schema":
         raise invalid("text.format.schema", f"only where the type is json_schema, got it with {form.type}")
-    schema = bodies.ResponseSchema(name=form.name or "", schema=form.schema) if form.type == "json_schema" else None
+    schema = bodies.ResponseSchema(schema=form.schema) if form.type == "json_schema" else None
     return bodies.ResponseFormat(type=form.type, json_schema=schema)

@@ -24,7 +24,7 @@ from tokenbus.gateway.access import Access, visitor_of
 from tokenbus.gateway.answer import JSON, Answer, Format, WholeAnswer
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.control import ControlRoutes
-from tokenbus.gateway.encoder_process import Job
+from tokenbus.gateway.encoder_process import Job, Reply
 from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter
 from tokenbus.gateway.gateway import Counts, Gateway
@@ -155,17 +155,19 @@ class Routes:
             value = parse_json(data)
             if not self._may_take_long(value):
                 result: T = getattr(reader, kind)(value)
+                self._gateway.note_ignored(reader.types.ignored)
                 return result
         job = Job(kind, reader.models, reader.parents)
         reply = await self._while_connected(request, encoders.read(job, data, _who(request)))
+        self._gateway.note_ignored(reply.ignored)
         await self._limiter.next()
-        return decode(reply)
+        return decode(reply.data)
 
     def _may_take_long(self, value: object) -> bool:
         """Return whether a short body may: a model's template counts as far as its variables say."""
         return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 
-    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
+    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Reply]) -> Reply:
         working = asyncio.create_task(work)
         watching: set[asyncio.Future[Any]] = {working}
         try:

@@ -15,7 +15,7 @@ _MAX_DEPTH = 128
 """Of lists and objects in a field: far below what any library that reads them bears."""
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 """A text, whose end may be missing, or where a list or an object begins or ends."""
-_MEMBER = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
@@ -36,11 +36,9 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     for name, index in _STEP.findall(path):
         value = value[name] if name else value[int(index)]
     where = (where + path).removeprefix(".")
-    member = _MEMBER.fullmatch(limit)
-    if member is not None:
-        is_missing, name = member[1] == "missing required", member[2]
-        where = f"{where}.{name}".removeprefix(".")
-        raise invalid(where, "required, got nothing" if is_missing else f"no such field, got {shown(value[name])}")
+    missing = _MISSING.fullmatch(limit)
+    if missing is not None:
+        raise invalid(f"{where}.{missing[1]}".removeprefix("."), "required, got nothing")
     if limit.startswith(("Invalid enum value", "Invalid value")):  # the latter of what tells one type from another
         limit = "one of " + ", ".join(map(repr, dict.fromkeys(_texts(kind, _STEP.findall(path)))))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)

@@ -240,8 +240,9 @@ def _joined(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
+    arguments = function.get("arguments") or "{}"
     try:
-        arguments = json.loads(function.get("arguments") or "{}")
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):  # a model wrote them: a chat with such a call would never go on
         arguments = {}
     arguments = arguments if isinstance(arguments, dict) else {}
