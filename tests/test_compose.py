@@ -64,6 +64,9 @@ def test_services_have_no_rights_and_nothing_is_open_to_other_machines() -> None
     assert instructions("USER") == ["tokenbus"]
     assert all(each["cap_drop"] == ["ALL"] and each["read_only"] for each in (*OURS.values(), SERVICES["keys"]))
     assert SERVICES["keys"]["network_mode"] == "none"
+    for service in SERVICES.values():
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+        assert service["mem_limit"]
     for name, service in OURS.items():
         mounted = [volume.split(":")[0] for volume in service["volumes"]]
         assert [volume for volume in mounted if volume.endswith("-keys")] == [f"{name}-keys"]
@@ -165,13 +168,14 @@ class Deployment:
         return environment | {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
 
     def make_keys(self) -> None:
-        """Run what makes the keys, twice as at another start, and check that the second time changes nothing."""
+        """Run what makes the keys, after an interrupted start and again, which must change nothing."""
         service = SERVICES["keys"]
         (script,) = service["command"]
         keys = self._folder / "keys"
         keys.mkdir()
         for target in [volume.split(":")[1] for volume in service["volumes"]]:
             (keys / Path(target).name).symlink_to(self._mounted("keys", target))
+        (keys / "processor" / "made.toml").write_text("what was written up to")
         command = [*service["entrypoint"], script.replace("$$", "$").replace("/keys/", f"{keys}/")]
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         before: dict[Path, str] = {}

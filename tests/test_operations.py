@@ -5,6 +5,7 @@ import importlib
 import re
 import shlex
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -112,11 +113,17 @@ def test_every_failure_that_can_be_seen_is_explained() -> None:
     assert {event for event, is_worse in events().items() if is_worse} - set(quoted(PAGE)) == set()
 
 
-def test_every_alert_has_its_question() -> None:
+def test_every_alert_has_its_question_and_severity() -> None:
     given = YAML(typ="safe").load((ROOT / "deploy" / "alerts.yml").read_text())
-    names = [rule["alert"] for group in given["groups"] for rule in group["rules"]]
-    assert sorted(f"Tokenbus{name}" for row in rows("The alerts") for name in row[1].split(", ")) == sorted(names)
-    assert set(re.findall(r"\bTokenbus[A-Z]\w+", PAGE)) <= set(names)
+    (group,) = given["groups"]
+    rules = [(rule["alert"], rule["labels"]) for rule in group["rules"]]
+    told = [
+        (f"Tokenbus{name}", {"severity": severity})
+        for _, severity, names in rows("The alerts")
+        for name in names.split(", ")
+    ]
+    assert sorted(told, key=itemgetter(0)) == sorted(rules, key=itemgetter(0))
+    assert set(re.findall(r"\bTokenbus[A-Z]\w+", PAGE)) <= dict(rules).keys()
 
 
 def test_file_for_several_machines_is_taken(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_alerts_name_metrics_that_are_told() -> None:
         assert not value or f'"{value}"' in rule["expr"]
         assert re.search(r"[<>=] ?[\d.]+$", rule["expr"])
         assert rule.get("for") == ("1m" if family.kind == "gauge" else None)
-        assert set(rule) <= {"alert", "expr", "for", "annotations"}
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["annotations"].keys() == {"summary", "description"}
         assert rule["annotations"]["summary"] == family.help
         (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{family.title}`")]
