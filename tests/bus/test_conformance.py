@@ -98,16 +98,6 @@ async def test_peer_that_does_not_read(bus: Bus) -> None:
     assert await soon(lazy.receive()) == [b"room again"]
 
 
-async def test_listener_that_does_not_read(bus: Bus) -> None:
-    small = bus.with_settings(SMALL)
-    listener, connection, peer = await small.pair()
-    sent = fill(connection)
-    for number in range(sent):
-        assert await soon(listener.receive()) == (peer, numbered(number, BULK))
-    await until(lambda: connection.send([b"room again"]))
-    assert await soon(listener.receive()) == (peer, [b"room again"])
-
-
 async def test_nobody_listens(bus: Bus) -> None:
     """A connection that has no listener takes as many messages as the high-water mark, and then no more."""
     small = bus.with_settings(SMALL)

@@ -1,6 +1,8 @@
 """Client: requests in, their tokens out, over a connection that a test's processor answers."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -69,6 +71,15 @@ async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor
     transport, clock = MemoryTransport(chosen.bus), ManualClock()
     processor = Processor(await transport.listen(ADDRESS))
     return processor, Client(chosen, transport=transport, clock=clock), clock
+
+
+@asynccontextmanager
+async def met(overrides: dict[str, object] | None = None) -> AsyncIterator[tuple[Processor, Client, ManualClock]]:
+    """Return what `meeting` does, once they have found each other; the client is closed in the end."""
+    processor, client, clock = await meeting(overrides)
+    async with client:
+        await processor.welcome()
+        yield processor, client, clock
 
 
 async def taken(tokens: Generation) -> list[Token]:
@@ -156,9 +167,7 @@ async def test_requests_end_when_the_connection_fails_for_good() -> None:
 
 async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
     """Rows are yielded step by step as they come; while too many wait nothing is acked, and then it is (case 20)."""
-    processor, client, clock = await meeting()
-    async with client, client.steps(most=1) as steps:
-        await processor.welcome()
+    async with met() as (processor, client, clock), client.steps(most=1) as steps:
         for key in range(5, 14):
             client.submit(generate_of(key))
         for place in range(4):
@@ -183,9 +192,7 @@ def row_ids(output: StepRows | RequestEnd) -> list[int]:
 
 
 async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
-    processor, client, _ = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, _):
         watched = client.watch("w", most=2)
         first = asyncio.ensure_future(anext(watched))
         assert (await processor.body("watch")).watch.worker_id == "w"
@@ -205,9 +212,7 @@ async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
 
 
 async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
-    processor, client, clock = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, clock):
         watched = client.watch("w")
         await processor.body("watch")
         await watched.aclose()
@@ -227,9 +232,7 @@ async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
 
 async def test_status_is_what_the_processor_answers() -> None:
     """All calls that wait share the next answer; a later call asks anew."""
-    processor, client, _ = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, _):
         calls = [asyncio.ensure_future(client.status(timeout_seconds=60)) for _ in range(3)]
         await processor.body("status")
         processor.say(ServerFrame(status=ProcessorStatus(connected_clients=1, tokens=7)))

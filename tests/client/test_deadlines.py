@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.peer import HELLO_FIRST, TIMEOUT, opened
-from tests.client.test_client import meeting
+from tests.client.test_client import met
 from tests.in_process.builders import generate_of, ids
 from tests.support.waiting import turns
 from tokenbus.delivery import RequestFailedError
@@ -23,9 +23,7 @@ def admitted(key: int, deadline: int) -> Admitted:
 
 @pytest.mark.parametrize(("given", "sent"), [(0, 6000), (9000, 6000), (2000, 2000)])
 async def test_moment_is_sent_beside_what_it_may_take(given: int, sent: int) -> None:
-    processor, client, clock = await meeting({"client.drain_timeout_ms": 0})
-    async with client:
-        await processor.welcome()
+    async with met({"client.drain_timeout_ms": 0}) as (processor, client, clock):
         now = clock.unix_ms()
         generate = generate_of(5, deadline_ms=6000, deadline_unix_ms=given and now + given)
         before = Generate.FromString(generate.SerializeToString())
@@ -37,9 +35,7 @@ async def test_moment_is_sent_beside_what_it_may_take(given: int, sent: int) -> 
 
 
 async def test_moment_survives_a_processors_restart() -> None:
-    processor, client, clock = await meeting({"client.drain_timeout_ms": 0})
-    async with client:
-        await processor.welcome()
+    async with met({"client.drain_timeout_ms": 0}) as (processor, client, clock):
         first = client.generate(generate_of(5, deadline_ms=6000))
         await processor.body("generate")
         settled = clock.unix_ms() + 5000
@@ -57,9 +53,7 @@ async def test_moment_survives_a_processors_restart() -> None:
 
 async def test_request_whose_end_is_not_heard_ends_here() -> None:
     """With the processor gone, a request ends at its deadline and a grace, and says how many tokens came."""
-    processor, client, clock = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, clock):
         tokens = client.generate(generate_of(5, deadline_ms=6000))
         await processor.body("generate")
         processor.rows(RowShape(5, 0, 2))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.client.peer import HELLO_FIRST, opened
-from tests.client.test_client import FINISHED, Processor, meeting, taken
+from tests.client.test_client import FINISHED, Processor, meeting, met, taken
 from tests.in_process.builders import generate_of, hello_of, ids, item_of
 from tests.support.waiting import soon, turns
 from tokenbus.client import Client, Generation, RequestEnd, RequestParameters, StepRows
@@ -44,24 +44,8 @@ async def begun(processor: Processor, client: Client, key: int = 5) -> Generatio
 # What is sent.
 
 
-async def test_message_is_copied_and_can_be_used_again() -> None:
-    """The caller's message stays as it was, and sending it again is another request with an id of its own."""
-    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
-    async with client:
-        await processor.welcome()
-        message = generate_of(0, deadline_ms=6000)
-        before = Generate.FromString(message.SerializeToString())
-        first, second = client.generate(message), client.generate(message)
-        assert message == before
-        sent = [(await processor.body("generate")).generate.request_key for _ in range(2)]
-        assert sent == [first.request_id, second.request_id]
-        assert first.request_id != second.request_id
-
-
 async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
-    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
-    async with client:
-        await processor.welcome()
+    async with met({"client.drain_timeout_ms": 0}) as (processor, client, _):
         text = client.generate(
             "once",
             stop_token_ids=np.array([1, 2]),
@@ -246,9 +230,7 @@ async def test_wrong_argument_is_refused_in_one_line(prompt: Any, arguments: Any
 
 @pytest.mark.parametrize("way", ["aclose", "async with", "dropped", "rows", "cycle"])
 async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str) -> None:
-    processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
-    async with client:
-        await processor.welcome()
+    async with met({"client.drain_timeout_ms": 3_600_000}) as (processor, client, _):
         generation = await begun(processor, client)
         match way:
             case "aclose":
@@ -274,9 +256,7 @@ async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str
 
 async def test_generation_that_ended_needs_no_abort() -> None:
     """Closing or dropping what had its last row says nothing to the processor, and keeps its status."""
-    processor, client, _ = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, _):
         generation = client.generate(generate_of(5))
         await processor.body("generate")
         processor.rows(RowShape(5, 0, 2, FINISHED))
@@ -338,9 +318,7 @@ def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> 
 
 
 async def test_closed_requests_are_bounded_with_the_open_ones() -> None:
-    processor, client, _ = await meeting({"client.max_requests": 2})
-    async with client:
-        await processor.welcome()
+    async with met({"client.max_requests": 2}) as (processor, client, _):
         for key in (5, 6):
             await (await begun(processor, client, key)).aclose()
         with pytest.raises(RequestFailedError, match="at most 2, got 3"):
@@ -395,9 +373,7 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
 
 
 async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() -> None:
-    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
-    async with client:
-        await processor.welcome()
+    async with met({"client.drain_timeout_ms": 0}) as (processor, client, _):
         first = client.steps()
         with pytest.raises(RuntimeError, match=r"steps\(\) is being iterated over already"):
             client.steps()
@@ -417,9 +393,7 @@ async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() ->
 
 
 async def test_submitted_requests_end_with_the_steps() -> None:
-    processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
-    async with client:
-        await processor.welcome()
+    async with met({"client.drain_timeout_ms": 3_600_000}) as (processor, client, _):
         with pytest.raises(RuntimeError, match=r"submit\(\) needs steps\(\) to be open"):
             client.submit([1])
         async with client.steps():
@@ -429,9 +403,7 @@ async def test_submitted_requests_end_with_the_steps() -> None:
 
 
 async def test_generation_beside_steps_has_its_end() -> None:
-    processor, client, _ = await meeting()
-    async with client, client.steps() as steps:
-        await processor.welcome()
+    async with met() as (processor, client, _), client.steps() as steps:
         generation = client.generate(generate_of(5, sampling=SamplingParameters(stop=["a", "b"])))
         await processor.body("generate")
         processor.rows(RowShape(5, 0, 2, RowStatus.FINISHED_STOP, stop=3))
@@ -456,9 +428,7 @@ async def test_generation_beside_steps_has_its_end() -> None:
 )
 async def test_stop_that_ended_a_request_is_named(status: RowStatus, stop: int, expected: int | str | None) -> None:
     """A generation tells the stop token or the stop text that ended it; neither did where the model's end did."""
-    processor, client, _ = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, _):
         generation = client.generate([1], request_id=5, stop=["a", "b"], stop_token_ids=[7])
         await processor.body("generate")
         processor.rows(RowShape(5, 0, 2), RowShape(6, 0, 1, RowStatus.FINISHED_STOP, stop=2))
@@ -470,9 +440,7 @@ async def test_stop_that_ended_a_request_is_named(status: RowStatus, stop: int, 
 
 
 async def test_resumed_request_names_the_token_that_stopped_it() -> None:
-    processor, client, _ = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, _):
         token, text = client.resume(5, 2), client.resume(6, 2)
         for _ in range(2):
             await processor.body("resume")
@@ -485,9 +453,7 @@ async def test_resumed_request_names_the_token_that_stopped_it() -> None:
 
 
 async def test_second_watch_is_refused_until_the_first_is_closed_or_dropped() -> None:
-    processor, client, _ = await meeting()
-    async with client:
-        await processor.welcome()
+    async with met() as (processor, client, _):
         first = client.watch("w")
         with pytest.raises(RuntimeError, match=r"watch\(\) is being iterated over already"):
             client.watch("w")

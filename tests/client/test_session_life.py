@@ -25,17 +25,6 @@ def test_hello_is_said_more_rarely_and_at_random_times() -> None:
     assert max(found[1] for found in each) <= 2 * INTERVAL < max(found[-1] for found in each)
 
 
-def test_times_are_the_processors() -> None:
-    peer = Peer()
-    peer.says()
-    peer.welcome(heartbeat_interval_ms=100, heartbeat_timeout_ms=200)
-    assert peer.bodies() == ["heartbeat"]
-    peer.now += 0.1
-    assert peer.bodies() == ["heartbeat"]
-    peer.now += 0.11
-    assert peer.bodies() == ["hello"]
-
-
 def test_processor_is_missed_only_while_there_are_requests() -> None:
     peer = Peer()
     peer.says()

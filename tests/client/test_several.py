@@ -175,31 +175,6 @@ def test_worker_that_comes_while_a_request_waits_at_another_processor_gets_it() 
     assert not source.has_ended
 
 
-@pytest.mark.parametrize("how", ["silence", "goodbye", "error"])
-def test_request_that_lost_its_home_goes_on_where_its_worker_went(how: str) -> None:
-    """However the processor goes, all are asked for the next token, again when a worker comes; the first one has it."""
-    two, source = begun()
-    if how == "silence":
-        two.pass_time(TIMEOUT, two.b)
-        two.a.now += 1
-        assert "hello" in two.a.bodies()
-    elif how == "goodbye":
-        two.a.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
-    else:
-        error(two.a, LOST)
-    asked = [frame.resume for frame in two.b.says_all() if frame.HasField("resume")]
-    assert [(each.request_key, each.next_position, each.only_if_here) for each in asked] == [(5, 2, True)]
-    error(two.b, UNKNOWN)
-    assert keys(two.b, "resume") == []
-    two.room(two.b, arrivals=4, any=1)
-    assert keys(two.b, "resume") == [5]
-    two.b.rows(RowShape(5, 1, 3))
-    two.b.rows(RowShape(5, 4, 1, RowStatus.FINISHED_LENGTH))
-    assert positions(source) == [(0, 2), (1, 3), (4, 1)]
-    assert source.status is RowStatus.FINISHED_LENGTH
-    assert two.requests.repeated == 0
-
-
 @pytest.mark.parametrize("is_known_by", ["rows", "admission"])
 def test_request_goes_on_where_its_worker_is_seen(is_known_by: str) -> None:
     """Its home may stand still for less than its timeout, again and again: it does not say that it lost the worker."""
@@ -223,22 +198,6 @@ def test_request_goes_on_where_its_worker_is_seen(is_known_by: str) -> None:
     error(two.a, LOST)
     two.b.rows(RowShape(5, had + 2, 1, RowStatus.FINISHED_LENGTH))
     assert source.status is RowStatus.FINISHED_LENGTH
-
-
-def test_processor_that_wakes_up_ends_nothing() -> None:
-    """What the former home says of a request that went on elsewhere does not reach it, and aborts nothing."""
-    two, source = begun()
-    error(two.a, LOST)
-    list(two.a.says_all())
-    two.b.rows(RowShape(5, 2, 4))
-    two.a.rows(RowShape(5, 0, 2))
-    two.a.rows(RowShape(5, 2, 1))
-    error(two.a, LOST)
-    error(two.a, ErrorCode.ERROR_CODE_DEADLINE)
-    assert keys(two.a, "abort") == []
-    assert not source.has_ended
-    two.b.rows(RowShape(5, 6, 1, RowStatus.FINISHED_LENGTH))
-    assert positions(source) == [(0, 2), (2, 4), (6, 1)]
 
 
 def test_search_ends_with_the_first_error_when_no_processor_has_the_request() -> None:

@@ -8,7 +8,7 @@ from tests.in_process.builders import ids, step_of
 from tests.support.waiting import soon, turns
 from tokenbus.client.tokens import RequestTokens
 from tokenbus.delivery import RequestFailedError, Step, Token
-from tokenbus.delivery.errors import brief, code_name
+from tokenbus.delivery.errors import brief
 from tokenbus.engines import synthetic
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, Scoring
@@ -130,12 +130,6 @@ async def test_error_comes_after_what_came_before_it() -> None:
             await anext(tokens)
         assert (raised.value.request_id, raised.value.code) == (KEY, ErrorCode.ERROR_CODE_GAP)
         assert (raised.value.emitted_tokens, raised.value.reason) == (3, "lost")
-
-
-def test_codes_have_names() -> None:
-    """An error's code has the schema's name in small letters; a newer minor's is its number."""
-    assert code_name(ErrorCode.ERROR_CODE_SLOW_CLIENT) == "slow_client"
-    assert code_name(99) == "99"
 
 
 @pytest.mark.parametrize(

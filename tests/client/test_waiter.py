@@ -132,23 +132,3 @@ def test_task_that_exits_the_process_holds_no_other_back() -> None:
     assert seen == [1, 2]
     assert isinstance(leaving.exception(), SystemExit)
     loop.close()
-
-
-def test_loop_that_ends_cancels_what_waits() -> None:
-    """A loop cancels its tasks while it does not run; what they do at their end is done."""
-    ended = []
-
-    async def wait() -> None:
-        try:
-            await Waiter(WakeUps())
-        finally:
-            ended.append(True)
-
-    async def leave() -> None:
-        waiting.append(asyncio.create_task(wait()))
-        await asyncio.sleep(0)
-
-    waiting: list[asyncio.Task[None]] = []
-    asyncio.run(leave())
-    assert ended
-    assert waiting[0].cancelled()

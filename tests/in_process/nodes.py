@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from tokenbus.testing import ManualClock
 from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.handoff import HandoffSender
 from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
@@ -135,13 +135,23 @@ class WorkerNode(Node):
     """One life of a worker: an engine, its publisher, and a connection."""
 
     def __init__(  # noqa: PLR0913 - what differs from world to world
-        self, settings: Settings, epoch: int, network: Network, clock: ManualClock, *, parts: int, drafts: bool
+        self,
+        settings: Settings,
+        epoch: int,
+        network: Network,
+        clock: ManualClock,
+        *,
+        parts: int,
+        drafts: bool,
+        handoff: HandoffPoint = _NOWHERE,
+        sender: HandoffSender | None = None,
     ) -> None:
-        self.publisher = DrivenPublisher(settings, epoch)
-        self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
-        emitter = Emitter(self.publisher, self.engine.vocabulary_size)
+        """Start; one with a sender hands each request off."""
+        self.publisher = DrivenPublisher(settings, epoch, handoff)
+        role = "mixed" if sender is None else "prefill"
+        self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts, role=role)
+        emitter = Emitter(self.publisher, self.engine.vocabulary_size, sender)
         self._loop = EngineLoop(self.engine, emitter, unix_ms=clock.unix_ms)
-        self.epoch = epoch
         self.settings = settings
         self._messages_per_step = parts * (1 + drafts)
         super().__init__(self.publisher.session, network, clock, self.publisher.lock)
@@ -352,7 +362,7 @@ def assert_true(asked: Asked, place: int) -> None:
     assert token.alternatives == tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
 
 
-def work_left(worker: Any) -> Iterator[str]:  # noqa: ANN401 - a worker of either world
+def work_left(worker: WorkerNode) -> Iterator[str]:
     name = worker.settings.worker.id
     if worker.engine.has_work:
         yield f"{name} computes"

@@ -7,16 +7,14 @@ from itertools import count
 from typing import cast
 
 from tests.in_process.network import Network, Wire
-from tests.in_process.nodes import Asked, AskingClient, DrivenPublisher, Node, generate_request, work_left
+from tests.in_process.nodes import Asked, AskingClient, Node, WorkerNode, generate_request, work_left
 from tests.in_process.sending import Sending
 from tests.support.settings import settings_of
 from tokenbus.bus import Listener
-from tokenbus.engines.synthetic import SyntheticEngine
+from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.processor.processor import Core
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
-from tokenbus.worker.emitter import Emitter
-from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.handoff import HandoffSender
 from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus.worker.session import HandoffPoint
@@ -133,7 +131,7 @@ class HeldHandoffs:
         self.waiting.append((generate, state))
 
 
-class MovingWorker(Node):
+class MovingWorker(WorkerNode):
     """A worker that goes from one processor to the next; what a Link does in an event loop, the test does by hand."""
 
     def __init__(self, place: int, world: "SeveralWorld", role: str, *, parts: int, drafts: bool) -> None:
@@ -144,23 +142,17 @@ class MovingWorker(Node):
         if role == "decode":
             overrides["worker.handoff_address"] = point.address
         settings = world.settings(overrides)
-        self.settings = settings
         self._world = world
         self.handoffs = HeldHandoffs()
         self.handoff_address = point.address
-        self.publisher = DrivenPublisher(settings, next(world.lives), point)
-        self.engine = SyntheticEngine(
-            tokens_per_step=3, drafts=drafts, parts=parts, role="prefill" if role == "prefill" else "mixed"
-        )
-        self._messages_per_step = parts * (1 + drafts)
-        sender = cast("HandoffSender", self.handoffs) if role == "prefill" else None
-        emitter = Emitter(self.publisher, self.engine.vocabulary_size, sender)
-        self._loop = EngineLoop(self.engine, emitter, unix_ms=world.clock.unix_ms)
-        self._order = [addresses.index(self.publisher._processors.next()) for _ in addresses]
+        processors = ProcessorList(addresses, settings.worker.id)
+        self._order = [addresses.index(processors.next()) for _ in addresses]
         self.site = world.sites[self._order[0]]
         self.left: list[tuple[Site, Wire]] = []
         """The connection that it left last: what it had sent there may still arrive."""
-        super().__init__(self.publisher.session, self.site.worker_network, world.clock, self.publisher.lock)
+        sender = cast("HandoffSender", self.handoffs) if role == "prefill" else None
+        here, life = self.site.worker_network, next(world.lives)
+        super().__init__(settings, life, here, world.clock, parts=parts, drafts=drafts, handoff=point, sender=sender)
 
     def pump(self) -> None:
         """Send all that the session has to say, and go to the next processor when it is time."""
@@ -203,12 +195,8 @@ class MovingWorker(Node):
 
     def turn(self) -> None:
         """Let the engine take its requests and compute one step, where what it publishes has room."""
-        retention = self.publisher.retention
-        messages = self.publisher.waiting_generates + self._messages_per_step + 1
-        if len(retention) + messages < self.settings.worker.most_items:
-            self.publisher.turn_over.clear()
-            self._loop.serve(self.publisher.turn_over)
-            self.pump()
+        if self.has_room():
+            super().turn()
 
 
 class SeveralWorld:

@@ -32,8 +32,12 @@ async def bus() -> AsyncIterator[tokenbus.testing.Bus]:
         yield made
 
 
+async def _all(generation: Generation) -> list[tokenbus.Token]:
+    return [token async for token in generation]
+
+
 async def _read(generation: Generation) -> list[int]:
-    return [token.id async for token in generation]
+    return [token.id for token in await _all(generation)]
 
 
 async def test_engines_say_how_they_are(bus: tokenbus.testing.Bus) -> None:
@@ -67,12 +71,18 @@ async def test_aborted_requests_end_with_what_they_have(bus: tokenbus.testing.Bu
     assert [first.id, *rest] == true_tokens(generation.request_id, 0, 1 + len(rest)).ids.tolist()
 
 
-async def test_waiting_pause_lets_requests_end_and_begins_none(bus: tokenbus.testing.Bus) -> None:
+async def waiting_pause(bus: tokenbus.testing.Bus, tokens: int) -> tuple[Operator, Generation, asyncio.Task[Any]]:
+    """Return a pause that waits for a request of so many tokens, of which one has come."""
     operator = Operator(bus.client)
-    generation = bus.client.generate([1], max_tokens=300)
+    generation = bus.client.generate([1], max_tokens=tokens)
     await bus.until(anext(generation))
     pausing = asyncio.create_task(operator.pause("wait"))
     await bus.settle(20)
+    return operator, generation, pausing
+
+
+async def test_waiting_pause_lets_requests_end_and_begins_none(bus: tokenbus.testing.Bus) -> None:
+    operator, generation, pausing = await waiting_pause(bus, 300)
     late = asyncio.create_task(_read(bus.client.generate([1], max_tokens=3)))
     await bus.until(pausing)
     assert len(await bus.until(_read(generation))) == 299
@@ -84,11 +94,7 @@ async def test_waiting_pause_lets_requests_end_and_begins_none(bus: tokenbus.tes
 
 @pytest.mark.parametrize("command", ["resume", "pause"])
 async def test_pause_that_waits_can_be_overtaken(bus: tokenbus.testing.Bus, command: str) -> None:
-    operator = Operator(bus.client)
-    generation = bus.client.generate([1], max_tokens=1_000_000)
-    await bus.until(anext(generation))
-    pausing = asyncio.create_task(operator.pause("wait"))
-    await bus.settle(20)
+    operator, generation, pausing = await waiting_pause(bus, 1_000_000)
     await bus.until(operator.resume() if command == "resume" else operator.pause("abort"))
     with pytest.raises(ControlError, match=f"worker worker-[01]: {command} came before the engine had come to a halt"):
         await bus.until(pausing)
@@ -97,11 +103,7 @@ async def test_pause_that_waits_can_be_overtaken(bus: tokenbus.testing.Bus, comm
 
 async def test_pause_that_waits_holds_up_no_question(bus: tokenbus.testing.Bus) -> None:
     """How an engine is can be asked all the while, and a resume goes before a question that came first."""
-    operator = Operator(bus.client)
-    generation = bus.client.generate([1], max_tokens=1_000_000)
-    await bus.until(anext(generation))
-    pausing = asyncio.create_task(operator.pause("wait"))
-    await bus.settle(20)
+    operator, generation, pausing = await waiting_pause(bus, 1_000_000)
     assert sorted(await bus.until(operator.describe())) == ["worker-0", "worker-1"]
     assert not pausing.done()
     await bus.until(asyncio.gather(operator.describe(), operator.resume()))
@@ -128,10 +130,6 @@ async def test_request_lives_through_an_update(bus: tokenbus.testing.Bus, weight
         begin, end = versions.index(version), versions.index(version) + versions.count(version)
         ids = [token.id for token in tokens[begin:end]]
         assert ids == true_tokens(generation.request_id, begin, end, version).ids.tolist()
-
-
-async def _all(generation: Generation) -> list[tokenbus.Token]:
-    return [token async for token in generation]
 
 
 async def test_update_that_fails_leaves_all_paused_and_names_who(bus: tokenbus.testing.Bus, tmp_path: Path) -> None:

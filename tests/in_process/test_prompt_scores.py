@@ -55,12 +55,6 @@ async def test_scores_are_there_before_the_first_token(
         assert tokens == true_tokens(generation.request_id, 0, most).ids.tolist()
 
 
-async def test_request_that_does_not_ask_has_none() -> None:
-    async with tokenbus.testing.bus() as bus, bus.client.generate(LONG, max_tokens=2) as generation:
-        assert len([token async for token in generation]) == 2
-        assert generation.prompt_scores is None
-
-
 async def test_end_of_a_submitted_request_has_them() -> None:
     async with tokenbus.testing.bus() as bus, bus.client.steps() as steps:
         key = bus.client.submit(LONG, max_tokens=2, prompt_logprobs=3)

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from tests.in_process.machines import FaultyBus
-from tests.in_process.shapes import ALWAYS
 from tests.in_process.world import Shape, Wish, World
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -63,20 +61,6 @@ def test_a_request_that_was_asked_for_before_a_restart_goes_to_one_worker() -> N
     assert_all_well(world)
 
 
-def test_a_request_that_is_asked_for_again_after_its_end_is_not_computed_again() -> None:
-    """A client whose connection broke before the first answer gets what was computed, and it is computed once."""
-    world = world_of()
-    world.ask(_WISH)
-    world.flush()
-    for _ in range(3):
-        world.turn(0)
-        while world.deliver_up(world.workers[0]):
-            pass
-    world.clients[0].node.reconnect(keeps_unsent=False)
-    assert_all_well(world)
-    assert world.processor.registry.counts.opened == 1
-
-
 def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
     """Rows of a request that has ended, and that no client has claimed yet, are acknowledged."""
     world = world_of(processor__pending_items=6)
@@ -105,22 +89,6 @@ def test_credit_and_acknowledgements_that_were_lost_come_again() -> None:
         while world.deliver_up(worker) or world.deliver_up(world.clients[0].node) or world.clients[0].node.receive():
             worker.wire.down.clear()
     assert_all_well(world)
-
-
-def test_tokens_without_their_batch_end_what_may_miss_them() -> None:
-    """A numbered frame whose parts are missing is taken for what it is: tokens that are lost."""
-    world = world_of()
-    world.ask(_WISH)
-    world.flush()
-    world.turn(0)
-    while world.deliver_up(world.workers[0]):
-        pass
-    client = world.clients[0]
-    outputs = client.node.wire.down.pop()
-    client.node.wire.down.append(outputs[:1])
-    world.settle()
-    assert world.asked[0].error is not None
-    assert world.asked[0].error.code == ErrorCode.ERROR_CODE_GAP
 
 
 def test_a_resume_that_was_lost_with_its_connection_is_repeated() -> None:
@@ -190,34 +158,3 @@ def test_a_step_that_waits_for_its_draft_is_given_up_in_time() -> None:
     world.workers[0].turn()  # the event, the target, and no room for the draft
     world.settle()
     assert world.unsettled() == []
-
-
-def test_a_request_that_found_no_room_at_its_worker_is_handed_out_again() -> None:
-    """Requests that come and go while the engine computes fill what waits for it: the next one is not forgotten."""
-    world = world_of(worker__max_requests=1)
-    world.ask(_WISH)
-    world.flush()
-    world.close_client(0)
-    world.flush()
-    world.ask(_WISH)
-    world.flush()
-    assert [node.refused_frames for node in world.workers] == [1]
-    assert_all_well(world)
-
-
-def test_a_request_whose_rows_waited_ends_with_the_worker_that_was_lost_meanwhile() -> None:
-    """Rows that came before their client did are handed out, and then the request ends: its worker is lost since."""
-    machine = FaultyBus()
-    shape = Shape(ALWAYS | {"processor.credit_items": 4}, workers=2, clients=1, capacity=6)
-    machine.begin(shape=shape, wishes=[Wish(0, 32, None, drafts=False), Wish(0, 16, None, drafts=True)])
-    machine.restart_processor(answers=False, heard=3, keeps_unsent=False)
-    machine.turn(turns=9, worker=4)
-    machine.pause(node=1)
-    machine.restart_processor(answers=False, heard=3, keeps_unsent=False)
-    machine.pass_time_in_silence(seconds=1.1)
-    machine.inject(node=4, number=34237, place=0, up=False)
-    machine.carry_down(messages=3, node=6)
-    machine.reorder(node=7, place=0, to=7, up=False)
-    machine.restart_worker(worker=5)
-    machine.restart_worker(worker=4)
-    machine.teardown()

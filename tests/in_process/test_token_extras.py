@@ -88,17 +88,6 @@ async def test_nothing_is_lost_or_mixed_up(seed: int) -> None:
             check(end, generation.request_id, given)
 
 
-async def test_resumed_request_has_those_of_the_tokens_that_are_left() -> None:
-    """A row of which some tokens were taken before has what is of the others."""
-    given = WISHES[-1]
-    async with tokenbus.testing.bus() as bus:
-        generation = bus.client.generate([1, 2], max_tokens=9, **given)
-        whole = await bus.until(_read(generation))
-        extras = true_extras(generation.request_id, 0, 9, request_of([1], given).token_scoring)
-        for cut in range(1, 9):
-            assert extras_by_token(extras.after(cut), 9 - cut) == [token.extras for token in whole[cut:]]
-
-
 async def test_wish_that_the_engine_does_not_have_is_refused_by_name() -> None:
     class Plain(SyntheticEngine):
         token_scores = frozenset({"token_ids"})

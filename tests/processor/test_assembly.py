@@ -154,15 +154,6 @@ def test_missing_draft_is_waited_for_some_steps(lag: int) -> None:
     assert (step.number, step.draft) == (1, None)
 
 
-def test_missing_draft_is_waited_for_until_the_timeout() -> None:
-    made = assembler()
-    made.add(batch(row_shapes([1]), draft_follows=True), 0.0)
-    assert numbers(made, WAIT - 0.01) == []
-    step = only(made, WAIT)
-    assert step.is_whole
-    assert step.draft is None
-
-
 def test_open_steps_are_bounded() -> None:
     made = assembler(max_open_steps=2)
     for number in (1, 2, 3):

@@ -29,14 +29,6 @@ def test_one_too_many_is_refused_unless_another_is_idle() -> None:
     assert client.heard()[0].frame.welcome.resumed
 
 
-def test_request_that_is_asked_for_again_is_the_same() -> None:
-    _, worker, client = serving(1)
-    worker.heard()
-    client.ask(generate_of(1))
-    assert worker.heard() == []
-    assert client.errors() == {}
-
-
 def test_request_that_an_earlier_processor_had_handed_out_is_taken_up() -> None:
     """A request that a worker has already, from before a restart, goes to the client that asks for it again."""
     bench, worker, client = serving()

@@ -1,5 +1,7 @@
 """Fairness: what a client lets pile up is charged to it alone, and what a worker brings unasked to that worker."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.in_process.bench import Bench, BenchClient, BenchWorker
@@ -10,7 +12,7 @@ from tokenbus.processor import client_frames, send_queue
 from tokenbus.processor.requests import UNCLAIMED, Deadline, RequestTable, Source
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import Limits, LogprobBatch, decode
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 OVERLOADED = ErrorCode.ERROR_CODE_OVERLOADED
@@ -45,22 +47,6 @@ def test_client_that_acknowledges_nothing_makes_no_other_wait() -> None:
     assert hoarder.errors() == {1: SLOW}
     assert bench.core.clients.evicted == 1
     assert len(worker.known.stream.acks) <= 32
-
-
-def test_many_hoarders_end_together() -> None:
-    bench, worker, _, victim = hoarding(64)
-    hoarders = [bench.client(10 + place) for place in range(6)]
-    for place, hoarder in enumerate(hoarders):
-        hoarder.ask(generate_of(100 + place))
-        worker.publish([RowShape(100 + place, 0, 1)])
-        hoarder.heard()
-    bench.pass_time(1.5, worker, victim, *hoarders)
-    for position in range(150):
-        assert granted(worker) > worker.sequence, "the worker waits"
-        worker.publish(row_shapes([2], position=position))
-        assert places(victim) == [(2, position, 1)]
-        victim.ack()
-    assert [hoarder.errors() for hoarder in hoarders] == [{100 + place: SLOW} for place in range(6)]
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -150,27 +136,18 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     assert taken == dict.fromkeys(range(1, 9), 100)
 
 
-def test_requests_of_one_client_are_bounded() -> None:
-    bench, _, client = serving(1, 2, processor__requests_per_peer=2)
-    client.heard()
-    client.ask(generate_of(3))
-    (heard,) = client.heard()
-    assert heard.frame.error.code == OVERLOADED
-    assert heard.frame.error.message == "open requests of one client: at most 2"
-    other = bench.client(6, name="other")
-    other.ask(generate_of(4))
-    assert other.errors() == {}
-
-
-def test_resumes_of_invented_requests_are_bounded() -> None:
-    """A client that resumes requests that never were has its share of the table too, and others find room at once."""
+@pytest.mark.parametrize("begin", [BenchClient.ask, lambda client, generate: resume(client, generate.request_key, 0)])
+def test_requests_of_one_client_are_bounded(begin: Callable[[BenchClient, Generate], None]) -> None:
+    """Whether it asks, or resumes requests that never were, a client has its share alone; others find room at once."""
     bench, _, client = serving(processor__requests_per_peer=2)
-    for key in range(1, 5):
-        resume(client, key, 0)
-    assert client.errors() == {3: OVERLOADED, 4: OVERLOADED}
+    for key in (1, 2, 3):
+        begin(client, generate_of(key))
+    (error,) = [heard.frame.error for heard in client.heard() if heard.body == "error"]
+    assert (error.request_key, error.code) == (3, OVERLOADED)
+    assert error.message == "open requests of one client: at most 2"
     assert len(bench.core.registry.table) == 2
     other = bench.client(6, name="other")
-    resume(other, 5, 0)
+    begin(other, generate_of(5))
     assert other.errors() == {}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.in_process.bench import Bench, BenchWorker
+from tests.in_process.bench import Bench, BenchClient, BenchWorker
 from tests.in_process.builders import generate_of
 from tokenbus.bus.handoff_tickets import is_ticket_for
 from tokenbus.bus.transport import ANONYMOUS
@@ -28,6 +28,14 @@ def decode(bench: Bench, name: str = "d", **hello: Any) -> BenchWorker:  # noqa:
     """Return a decode worker that said hello, and takes hand-offs."""
     said: dict[str, Any] = {"role": WorkerRole.WORKER_ROLE_DECODE, "handoff_address": ADDRESS}
     return bench.worker(name, **(said | hello))
+
+
+def begun() -> tuple[Bench, BenchClient, BenchWorker, BenchWorker]:
+    """Return a client whose request 1 a prefill worker has, and the decode worker that is to go on with it."""
+    bench = Bench()
+    client, first, second = bench.client(), prefill(bench), decode(bench)
+    client.ask(generate_of(1))
+    return bench, client, first, second
 
 
 def told(worker: BenchWorker) -> dict[int, str]:
@@ -127,9 +135,7 @@ def test_prefill_worker_that_stays_alone_is_sent_to_the_next_processor() -> None
 @pytest.mark.parametrize("order", ["row, admitted", "admitted, row"])
 def test_decode_worker_has_a_request_once_it_says_so(order: str) -> None:
     """In whichever order the two streams report it: when the decode worker dies its requests end at once."""
-    bench = Bench()
-    client, first, second = bench.client(), prefill(bench), decode(bench)
-    client.ask(generate_of(1))
+    bench, client, first, second = begun()
     if order.startswith("row"):
         first.publish(FIRST)
         second.admit(1)
@@ -146,10 +152,7 @@ def test_decode_worker_has_a_request_once_it_says_so(order: str) -> None:
 @pytest.mark.parametrize(("is_admitted", "is_begun"), [(True, False), (False, True), (True, True)])
 def test_decode_worker_that_dies_before_it_goes_on_ends_its_requests(*, is_admitted: bool, is_begun: bool) -> None:
     """What a decode worker was to go on with ends with an error that names it, whatever had come of it (case 27)."""
-    bench = Bench()
-    client, first = bench.client(), prefill(bench)
-    second = decode(bench)
-    client.ask(generate_of(1))
+    bench, client, first, second = begun()
     if is_begun:
         first.publish(FIRST)
     if is_admitted:
@@ -160,10 +163,7 @@ def test_decode_worker_that_dies_before_it_goes_on_ends_its_requests(*, is_admit
 
 
 def test_decode_worker_that_dies_before_anything_went_there_ends_nothing() -> None:
-    bench = Bench()
-    client, first = bench.client(), prefill(bench)
-    decode(bench)
-    client.ask(generate_of(1))
+    bench, client, first, _ = begun()
     bench.pass_time(4, first, client)
     first.publish(FIRST)
     assert client.errors() == {}
@@ -175,10 +175,8 @@ def test_decode_worker_that_dies_before_anything_went_there_ends_nothing() -> No
 
 def test_only_who_let_go_says_that_nobody_took_it() -> None:
     """Another worker's word about a request that was handed off counts for nothing, nor does it once it goes on."""
-    bench = Bench()
-    client, first, other = bench.client(), prefill(bench), prefill(bench, "q")
-    second = decode(bench)
-    client.ask(generate_of(1))
+    bench, client, first, second = begun()
+    other = prefill(bench, "q")
     first.publish(FIRST)
     error = RequestError(request_key=1, code=HANDOFF, message="no")
     other.fail(error)
@@ -190,9 +188,7 @@ def test_only_who_let_go_says_that_nobody_took_it() -> None:
 
 
 def test_abort_while_nobody_has_it_reaches_who_takes_it() -> None:
-    bench = Bench()
-    client, first, second = bench.client(), prefill(bench), decode(bench)
-    client.ask(generate_of(1))
+    bench, _, first, second = begun()
     first.publish(FIRST)
     bench.core.registry.abort(1)
     assert aborted(second) == []
@@ -202,9 +198,7 @@ def test_abort_while_nobody_has_it_reaches_who_takes_it() -> None:
 
 def test_request_that_has_ended_is_taken_over_by_nobody() -> None:
     """A decode worker that admits an ended request is sent an abort; an unknown request may yet come."""
-    bench = Bench()
-    client, first, second = bench.client(), prefill(bench), decode(bench)
-    client.ask(generate_of(1))
+    _, _, first, second = begun()
     first.publish([RowShape(1, 0, 1, RowStatus.FINISHED_STOP)])
     second.admit(1)
     second.admit(99)
@@ -243,9 +237,7 @@ def test_restarted_processor_gives_each_request_its_rows_in_order() -> None:
 
 def test_error_of_who_goes_on_ends_a_request_before_the_other_let_go() -> None:
     """A decode worker's error that comes before the prefill worker's last row ends the request, there too (case 27)."""
-    bench = Bench()
-    client, first, second = bench.client(), prefill(bench), decode(bench)
-    client.ask(generate_of(1))
+    _, client, first, second = begun()
     second.admit(1)
     first.heard()
     second.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_ENGINE, message="no"))
@@ -255,10 +247,7 @@ def test_error_of_who_goes_on_ends_a_request_before_the_other_let_go() -> None:
 
 def test_request_that_ends_is_ended_at_everybody_who_works_on_it() -> None:
     """When the prefill worker is lost before its last row, the decode worker that has the request is sent an abort."""
-    bench = Bench()
-    client, second = bench.client(), decode(bench)
-    prefill(bench)
-    client.ask(generate_of(1))
+    bench, client, _, second = begun()
     second.admit(1)
     second.heard()
     bench.pass_time(4, second, client)

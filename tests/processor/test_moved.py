@@ -41,19 +41,6 @@ def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_miss
     assert "abort" not in worker.heard_bodies()
 
 
-def test_worker_that_moved_may_come_back_in_the_same_life_and_no_older_one_may() -> None:
-    """Its goodbye ends its requests here; the epoch is no obstacle, as that of a worker that stopped is."""
-    bench = Bench()
-    worker, client = bench.worker(processors=1, max_requests=9), bench.client()
-    client.ask(generate_of(1))
-    worker.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_MOVED)))
-    assert client.errors() == {1: LOST}
-    assert bench.worker(epoch=6, processors=1).refusals() == [RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED]
-    worker.heard()
-    worker.say_hello(processors=3)
-    assert worker.heard_bodies()[0] == "welcome"
-
-
 def test_client_hears_which_workers_are_here_before_it_hears_that_none_has_its_request() -> None:
     bench = Bench()
     worker, client = bench.worker(processors=1, max_requests=9), bench.client(wants_room=True)

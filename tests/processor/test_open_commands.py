@@ -78,20 +78,15 @@ def test_lost_worker_and_client() -> None:
     assert len(bench.core.clients.commands) == 0
 
 
-def test_worker_that_takes_no_command_is_named() -> None:
-    bench = Bench()
-    worker, operator = bench.worker(), bench.client()
-    give(operator, 3)
-    assert answers(operator) == {3: "worker worker-0: one whose engine takes commands, got one that takes none"}
-    assert commands(worker) == []
-
-
 def test_what_cannot_be_passed_on_is_answered() -> None:
     bench = Bench()
     bench.worker(takes_control=True)
+    bench.worker("worker-1")
     operator, other = bench.client(), bench.client(6)
     give(operator, 3, "nobody")
     assert answers(operator) == {3: "worker_id: a worker that is here, got 'nobody'"}
+    give(operator, 3, "worker-1")
+    assert answers(operator) == {3: "worker worker-1: one whose engine takes commands, got one that takes none"}
     for key in range(1, 65):
         give(operator, key)
     give(operator, 65)

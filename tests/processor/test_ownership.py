@@ -118,17 +118,6 @@ def test_request_is_aborted_by_any_session_of_its_owner(
     assert places(first) == [(1, 0, 0)]
 
 
-def test_ended_request_that_is_on_its_way_is_not_looked_for() -> None:
-    """A client that resumes what waits in its own queue gets it once, from there, however often it asks."""
-    bench, worker, client = serving(1)
-    worker.publish([RowShape(1, 0, 3, FINISHED)])
-    for _ in range(3):
-        resume(client, 1, 0)
-    assert places(client) == [(1, 0, 3)]
-    assert client.errors() == {}
-    assert len(bench.core.clients.sessions[5].send_queue) == 1
-
-
 @pytest.mark.parametrize("thief_first", [False, True])
 def test_restarted_processor_knows_owners_from_workers(*, thief_first: bool) -> None:
     bench = Bench()

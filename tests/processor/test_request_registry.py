@@ -24,6 +24,11 @@ def state(table: Table, key: int) -> State:
     return State(table.registry.table.state[known(table, key).slot])
 
 
+def pass_time(table: Table, seconds: float) -> None:
+    table.clock.advance(seconds)
+    table.registry.expire()
+
+
 class Claim:
     """What a client gets that resumes a request."""
 
@@ -121,11 +126,9 @@ def test_deadline(asked_ms: int, seconds: float) -> None:
     """A request ends at its own deadline or the processor's, whichever is earlier, and not a moment before."""
     table = Table({})
     table.registry.submit(generate_of(1, deadline_ms=asked_ms), 0, ROUTE, NO_OWNER)
-    table.clock.advance(seconds - 0.01)
-    table.registry.expire()
+    pass_time(table, seconds - 0.01)
     assert table.ends() == {}
-    table.clock.advance(0.01)
-    table.registry.expire()
+    pass_time(table, 0.01)
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_DEADLINE
     assert table.aborted == [(0, 1)]
 
@@ -138,11 +141,9 @@ def test_aborted_request_is_waited_for_and_then_given_up() -> None:
     table.registry.abort(1)
     table.registry.abort(99)
     assert table.aborted == [(0, 1)]
-    table.clock.advance(3.99)
-    table.registry.expire()
+    pass_time(table, 3.99)
     assert table.ends() == {}
-    table.clock.advance(0.01)
-    table.registry.expire()
+    pass_time(table, 0.01)
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_ABORTED
 
 
@@ -161,11 +162,9 @@ def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], co
     table.registry.table.look_again(known(table, 1), table.clock.now())
     for position in comes:
         table.route(batch([RowShape(1, position, 1)], step=position), 1)
-    table.clock.advance(9.99)
-    table.registry.expire()
+    pass_time(table, 9.99)
     assert table.ends() == {}
-    table.clock.advance(0.01)
-    table.registry.expire()
+    pass_time(table, 0.01)
     assert (table.recorders[ROUTE].failed[1].code, table.recorders[ROUTE].failed[1].message) == (code, message)
 
 
@@ -173,11 +172,9 @@ def test_request_that_no_worker_has_ends() -> None:
     """A consumer that asks for the rest of a request that no worker knows gets an error after a timeout."""
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
     claim = Claim(table, 9, 6)
-    table.clock.advance(9.99)
-    table.registry.expire()
+    pass_time(table, 9.99)
     assert claim.error is None
-    table.clock.advance(0.01)
-    table.registry.expire()
+    pass_time(table, 0.01)
     assert claim.error is not None
     assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
 
@@ -186,11 +183,9 @@ def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
     """An unclaimed request is kept for its timeout; then its rows are released and its worker is sent an abort."""
     table = Table({}, unclaimed_timeout_ms=10_000)
     first, second = come(table, 9, 0), come(table, 8, 6)
-    table.clock.advance(9.99)
-    table.registry.expire()
+    pass_time(table, 9.99)
     assert len(table.registry.table) == 2
-    table.clock.advance(0.01)
-    table.registry.expire()
+    pass_time(table, 0.01)
     assert len(table.registry.table) == 0
     assert [step.pending_ack.count for step in (*first, *second)] == [1, 1]
     assert table.aborted == [(0, 9), (0, 8)]

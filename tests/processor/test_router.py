@@ -108,15 +108,6 @@ def test_early_rows_are_bounded() -> None:
     assert table.recorders[1].failed[1].message == "tokens 1 to 1 never came"
 
 
-def test_unknown_request_is_ended_at_its_worker() -> None:
-    table = Table({1: 0})
-    step = table.route(batch([RowShape(99, 3, 1), RowShape(1, 0, 1)]), 0)
-    assert step.rows.request_keys.tolist() == [1]
-    assert table.aborted == [(0, 99)]
-    assert table.registry.router.counts.unknown == 1
-    assert table.registry.table.get(99) is None
-
-
 def test_request_that_begins_here_waits_for_who_will_ask() -> None:
     table = Table({})
     for number, row in enumerate([RowShape(99, 0, 2), RowShape(99, 2, 1, FINISHED)], 1):

@@ -63,23 +63,6 @@ def test_window_in_bytes_is_used_exactly() -> None:
     assert sent(box) == [1]
 
 
-def test_frames_are_kept_until_they_are_acknowledged() -> None:
-    """An ack lets go of all frames up to its number, with their pending acks and bytes, and of nothing else."""
-    box = send_queue()
-    acks = [PendingAck() for _ in range(3)]
-    for pending_ack in acks:
-        box.put(frame(10, pending_ack))
-    sent(box)
-    assert [pending_ack.count for pending_ack in acks] == [2, 2, 2]
-    assert box.ack(2)
-    assert [pending_ack.count for pending_ack in acks] == [1, 1, 2]
-    assert (len(box), box.bytes) == (1, box.frames()[0].cost)
-    assert [pending_ack.holders for pending_ack in acks] == [[], [], [box]]
-    assert box.ack(2)
-    assert box.ack(0)
-    assert len(box) == 1
-
-
 def test_acknowledging_what_was_not_sent_is_refused() -> None:
     box = send_queue()
     box.put(frame())

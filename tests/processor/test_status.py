@@ -20,14 +20,20 @@ def statuses(client: BenchClient) -> list[ProcessorStatus]:
     return [frame.status for frame in heard]
 
 
+def answer_to(client: BenchClient) -> ProcessorStatus:
+    """Return the status that a client hears when it asks."""
+    client.say(ASK)
+    (status,) = statuses(client)
+    return status
+
+
 def test_status_counts_requests_and_describes_each_worker() -> None:
     bench = Bench()
     worker, client = bench.worker("here", role=WorkerRole.WORKER_ROLE_MIXED, model="m"), bench.client()
     client.ask(generate_of(1))
     bench.worker("away").known.peer = None
     worker.publish(row_shapes([1], tokens=2))  # which verified one draft token
-    client.say(ASK)
-    (status,) = statuses(client)
+    status = answer_to(client)
     assert (status.open_requests, status.connected_clients, status.tokens, status.steps) == (1, 1, 2, 1)
     found = [(each.worker_id, each.is_connected, each.open_requests, each.tokens) for each in status.workers]
     assert found == [("here", True, 1, 2), ("away", False, 0, 0)]
@@ -41,15 +47,13 @@ def test_status_names_the_adapters_of_workers_as_far_as_there_is_room() -> None:
     bench = Bench()
     bench.worker("a", lora_adapters=["x", "y"])
     client = bench.client()
-    client.say(ASK)
-    (status,) = statuses(client)
+    status = answer_to(client)
     assert [list(each.lora_adapters) for each in status.workers] == [["x", "y"]]
     many = [f"{number:03}".rjust(256, "n") for number in range(256)]
     for worker_id in "bcd":
         bench.worker(worker_id, lora_adapters=many)
     bench.advance(STATUS_INTERVAL)
-    client.say(ASK)
-    (status,) = statuses(client)
+    status = answer_to(client)
     named = [list(each.lora_adapters) for each in status.workers]
     assert named[:2] == [["x", "y"], many]
     assert named[2] == many[: len(named[2])]
@@ -61,8 +65,7 @@ def test_status_has_the_probes_of_each_tokenizer_once() -> None:
     for worker_id, digest in (("a", 1), ("b", 1), ("c", 2)):
         bench.worker(worker_id, tokenizer_digest=digest, tokenizer_probes=[digest, 7])
     client = bench.client()
-    client.say(ASK)
-    (status,) = statuses(client)
+    status = answer_to(client)
     assert [list(each.tokenizer_probes) for each in status.workers] == [[1, 7], [], [2, 7]]
 
 
@@ -131,7 +134,6 @@ def test_more_workers_than_the_frame_takes_are_left_out() -> None:
         bench.worker(f"worker-{number}").known.peer = None
     bench.worker("last")
     client = bench.client()
-    client.say(ASK)
-    (status,) = statuses(client)
+    status = answer_to(client)
     assert len(status.workers) == 1024
     assert status.workers[0].worker_id == "last"

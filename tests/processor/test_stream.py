@@ -9,32 +9,14 @@ from hypothesis import strategies as st
 
 from tests.in_process.builders import EVENT, encoded, item_of
 from tests.processor.streams import come, order, payload, stream, take
-from tokenbus.processor.stream import Arrived, Fate, Lost
+from tokenbus.processor.stream import Fate, Lost
 from tokenbus.testing import RowShape, row_shapes
-from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason
 
 GONE, REFUSED = GapReason.GAP_REASON_RETENTION, GapReason.GAP_REASON_REFUSED
 NO_REQUESTS: frozenset[int] = frozenset()
-
-
-def test_contents_and_payload_come_together() -> None:
-    made = stream()
-    event = RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
-    data = write_frame(event)
-    take(made, 1)
-    made.take(item_of(data, 2, EVENT), data)
-    made.take(item_of(b"new", 3, 99), b"new")
-    first, second, third = order(made)
-    assert isinstance(first, Arrived)
-    assert isinstance(first.contents, LogprobBatch)
-    assert first.payload == payload(1)
-    assert isinstance(second, Arrived)
-    assert second.contents == event
-    assert isinstance(third, Arrived)
-    assert (third.contents, third.payload) == (None, b"new")
 
 
 @given(st.lists(st.integers(1, 12), max_size=40))

@@ -187,16 +187,16 @@ def test_abort_that_raises_ends_its_request_here() -> None:
     assert_neighbours_are_right(made)
 
 
-@pytest.mark.parametrize("method", ["admit", "abort"])
+@pytest.mark.parametrize("method", ["admit", "abort", "step"])
 def test_engine_may_say_anywhere_that_it_is_broken(method: str) -> None:
-    made = worker(lambda: EngineStepError("never"))
-    made.engine.fails_from = 1000
+    made = worker(lambda: EngineBrokenError("card gone"))
+    made.engine.fails_from = 0 if method == "step" else 1000
     if method == "admit":
         made.engine.refusal = EngineBrokenError("card gone")
-    else:
+    elif method == "abort":
         made.turn(generate_of(POISON))
         made.engine.abort_error = EngineBrokenError("card gone")
-    made.publisher.take_request(generate_of(POISON) if method == "admit" else Abort(request_key=POISON))
+    made.publisher.take_request(Abort(request_key=POISON) if method == "abort" else generate_of(POISON))
     with pytest.raises(EngineBrokenError, match="card gone"):
         made.loop.serve(threading.Event())
     assert made.errors() == dict.fromkeys((1, 2, POISON), (ENGINE, "the engine is broken: card gone"))

@@ -8,7 +8,7 @@ import pytest
 from tests.in_process.builders import generate_of
 from tests.worker.looped import Engine, Once, batches, events, keys, running
 from tokenbus.testing import RowShape, batch, row_shapes
-from tokenbus.worker import EngineBrokenError, Publisher, StepArrays
+from tokenbus.worker import Publisher, StepArrays
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.retention import Dropped
@@ -90,13 +90,6 @@ def test_step_that_raises_ends_what_the_engine_had() -> None:
     assert ended[0].message == "the engine failed: OSError: no memory"
     assert keys(publisher) == [[8], [9], [7]]
     assert publisher.counts.failed_steps == 1
-
-
-def test_engine_that_says_that_it_is_broken_ends_the_loop() -> None:
-    publisher = running(requests=[generate_of(8)])
-    with pytest.raises(EngineBrokenError, match="card gone"):
-        serve(publisher, Engine(EngineBrokenError("card gone"), [batch(row_shapes([8]))]), Once(2))
-    assert [event.error.message for event in events(publisher)][1:] == ["the engine is broken: card gone"]
 
 
 def test_news_without_room_end_the_request_they_are_of() -> None:
