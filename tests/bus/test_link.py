@@ -103,6 +103,26 @@ class Line:
         await soon(self.task)
 
 
+async def test_address_where_no_processor_answers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """After 3 s, and every 30 s from then on, with the address, its setting and what to do."""
+    line = Line()
+    line.script.wait = 1.0
+    await line.start()
+
+    async def told_after(seconds: int) -> int:
+        for _ in range(seconds):
+            line.clock.advance(1.0)
+            await turns()
+        lines = [record.message for record in caplog.records if record.message.startswith("no processor answers")]
+        assert all(f'address="{ADDRESS}" setting="bus.workers_address"' in each for each in lines)
+        return len(lines)
+
+    assert [await told_after(seconds) for seconds in (2, 2, 26, 6)] == [0, 1, 1, 2]
+    line.script.state = SessionState.OPEN
+    assert await told_after(60) == 2
+    await line.stop()
+
+
 async def test_messages_go_out_in_order_and_come_in() -> None:
     """What the session says arrives in order, and what comes is heard at the clock's time."""
     line = await Line().start()

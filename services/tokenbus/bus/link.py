@@ -29,6 +29,8 @@ from tokenbus_contracts.generated.stream_pb2 import (
 )
 
 _FULL_WAIT = 0.005
+_UNANSWERED_SECONDS, _STILL_UNANSWERED_SECONDS = 3.0, 30.0
+"""After how long the log says that no processor answers, and how often from then on."""
 _MOST_DOUBLINGS = 16
 RECONNECT_SHARE = 0.5
 """How much of an interval a processor has to answer after its connection broke."""
@@ -283,6 +285,7 @@ class Link:
         self, session: ReconnectingSession, lock: AbstractContextManager[object], clock: Clock, name: str
     ) -> None:
         self._log = logger(name)
+        self._setting = f"bus.{name}s_address"
         self._session = session
         self._lock = lock
         self._clock = clock
@@ -304,6 +307,8 @@ class Link:
         """Set after each message that was taken."""
         self._drain_seconds = 0.0
         self._repeated_log = DeduplicatedLog()
+        self._tells_at: float | None = None
+        """When the log says that no processor answers, if none does until then."""
         self._connections = 0
         self.thread_id = 0
         self.refused_frames = 0
@@ -424,6 +429,7 @@ class Link:
                 if self._error is not None:
                     raise self._error
                 is_full = not self._send_all(connection)
+                self._tell_if_unanswered()
                 with self._lock:
                     if self._session.is_leaving(self._clock.now()):
                         return
@@ -468,6 +474,20 @@ class Link:
             is_due = self._session.is_leaving(now) or now + self._session.seconds_to_wait(now) < self._looks_at
         if is_due or not is_sent:
             self._wake.set()
+
+    def _tell_if_unanswered(self) -> None:
+        now = self._clock.now()
+        if self._session.state is not SessionState.GREETING:
+            self._tells_at = None
+        elif self._tells_at is None:
+            self._tells_at = now + _UNANSWERED_SECONDS
+        elif now >= self._tells_at:
+            self._tells_at = now + _STILL_UNANSWERED_SECONDS
+            remedy = "start a processor there, or correct the setting"
+            if self.refused_frames:
+                remedy = "what is there is no processor, or listens at its other address: correct the setting"
+            address = self._processors.current
+            self._log.warning("no processor answers", address=address, setting=self._setting, remedy=remedy)
 
     def _log_state(self, state: SessionState) -> None:
         session = self._session

@@ -13,20 +13,21 @@ class ProcessorList:
         self._addresses = sorted(addresses, key=lambda address: _rank(worker_id, address))
         self._tries: Counter[str] = Counter()
         """How often each was tried since the last welcome."""
-        self._current = ""
+        self.current = ""
+        """The address that was chosen last."""
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     def next(self) -> str:
         """Choose the next address: the first of those with the fewest tries."""
-        self._current = min(self._addresses, key=lambda address: self._tries[address])
-        self._tries[self._current] += 1
-        return self._current
+        self.current = min(self._addresses, key=lambda address: self._tries[address])
+        self._tries[self.current] += 1
+        return self.current
 
     def welcomed(self) -> None:
         """Learn that the processor at the current address took this peer: the others are tried before it next time."""
-        self._tries = Counter([self._current])
+        self._tries = Counter([self.current])
 
 
 def _rank(worker_id: str, address: str) -> bytes:

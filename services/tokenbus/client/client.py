@@ -32,6 +32,7 @@ from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 
 _log = logger("client")
+_SHOWN_ADDRESSES = 200
 _SUMS = {field.name for field in ProcessorStatus.DESCRIPTOR.fields} - {"connected_clients", "workers"}
 
 
@@ -204,7 +205,8 @@ class Client:
             lost_since = [each.lost_since for each in self.sessions if each.lost_since is not None]
             is_lost = len(lost_since) == len(self.sessions)
             if is_lost and self._clock.now() - max(lost_since) >= patience / 1000:
-                self.requests.give_up(f"no processor answered for {patience} ms")
+                where = self.settings.bus.clients_address[:_SHOWN_ADDRESSES]
+                self.requests.give_up(f"no processor answered for {patience} ms at bus.clients_address, {where}")
             self._progress.set()  # some may have ended
 
     def generate(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> Generation:
