@@ -37,6 +37,7 @@ def taken(parser: str, texts: Sequence[str]) -> tuple[str, list[Call]]:
         ("hermes", HERMES, "", [WEATHER]),
         ("hermes", f"I look.\n{HERMES}\n{HERMES_NOW}\n", "I look.\n", [WEATHER, NOW]),
         ("hermes", f"{HERMES} Behind it. {HERMES_NOW}", "Behind it. ", [WEATHER, NOW]),
+        ("hermes", f"{HERMES}<tool_call>{{</tool_call>{HERMES_NOW}", "<tool_call>{</tool_call>", [WEATHER, NOW]),
         ("hermes", HERMES.removesuffix("</tool_call>"), "", [WEATHER]),
         ("hermes", HERMES.removesuffix("call>"), "", [WEATHER]),
         ("llama3_json", LLAMA, "", [WEATHER]),
@@ -100,12 +101,6 @@ def test_text_that_is_no_call_stays(parser: str, text: str) -> None:
 def test_parser_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(SettingsError, match=f"one of nothing, {', '.join(PARSERS)}, got 'mistral'"):
         settings({"gateway.tool_call_parser": "mistral"})
-
-
-def test_text_between_calls_that_is_none_stays() -> None:
-    """One that is written wrong costs none of the others."""
-    wrong = "<tool_call>{</tool_call>"
-    assert taken("hermes", [HERMES + wrong + HERMES_NOW]) == (wrong, [WEATHER, NOW])
 
 
 @pytest.mark.parametrize(
@@ -195,27 +190,8 @@ def test_calls_are_the_same_however_their_text_is_cut(
 
 
 FRAGMENTS = [
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "<",
-        "[",
-        "]",
-        "{",
-        "}",
-        "f(",
-        ")",
-        "f()",
-        '"',
-        "'",
-        "\\",
-        ";",
-        " ",
-        "a",
-        "=",
-        "1",
-    ),
-    *(HERMES_NOW, LLAMA, PYTHON, '{"name": "f", "parameters": 1}'),
+    *["<tool_call>", "</tool_call>", "<", "[", "]", "{", "}", "f(", ")", "f()", '"', "'", "\\", ";", "a", "=", "1"],
+    *(" ", HERMES_NOW, LLAMA, PYTHON, '{"name": "f", "parameters": 1}'),
 ]
 
 
