@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,36 @@ def named(data: bytes) -> list[dict[str, Any]]:
         found.append(json.loads(text.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
+
+
+async def both(
+    asked: CompletionRequest, steps: Steps, output: str, form: Callable[[CompletionRequest, int], Format]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an answer in which a model writes some output, and the events of the same answer as a stream."""
+    whole: dict[str, Any] = json.loads(await said(asked, steps, spelled(output, steps), form))
+    return whole, named(await said(replace(asked, is_streamed=True), steps, spelled(output, steps), form))
+
+
+def begun(
+    asked: CompletionRequest, form: Callable[[CompletionRequest, int], Format], given: dict[str, object] | None = None
+) -> StreamedAnswer:
+    """Return a stream that has begun, of a gateway with some settings."""
+    asked = replace(asked, is_streamed=True)
+    answer = StreamedAnswer(asked, form(asked, 1), settings(given).gateway, Buffers(2**30))
+    answer.begin(lambda: None)
+    return answer
+
+
+FORCED_CALLS = [
+    ("weather", '{"city": "Bern"}', [("weather", {"city": "Bern"})]),
+    (
+        None,
+        '[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "now", "parameters": {}}]',
+        [("weather", {"city": "Bern"}), ("now", {})],
+    ),
+]
+"""The function that a request forces, the output of a model, and the calls that it is."""
+FOUND_CALL = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
 
 
 def array(text: str, kind: str) -> npt.NDArray[Any]:

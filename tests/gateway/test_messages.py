@@ -10,15 +10,13 @@ from anthropic.types import Message as Answer
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from tests.gateway.rendering import Steps, named, said, spelled, three_steps
+from tests.gateway.rendering import FORCED_CALLS, FOUND_CALL, Steps, begun, both, named, three_steps
 from tests.in_process.builders import settings
-from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest, Reader
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.messages_body import Messages, chat_of
 from tokenbus.gateway.messages_format import MessagesFormat, message_error
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
-from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus_contracts import RowStatus
 
@@ -47,18 +45,13 @@ def told(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:  # n
     return [{name: value for name, value in each.items() if value is not None} for each in made]
 
 
-async def _events(asked: CompletionRequest, steps: Steps, output: str) -> list[dict[str, Any]]:
-    data = await said(replace(asked, is_streamed=True), steps, spelled(output, steps), MessagesFormat)
-    found = named(data)
-    for event in found:
-        EVENT.validate_python(event)
-    return found
-
-
-async def _whole(asked: CompletionRequest, steps: Steps, output: str) -> dict[str, Any]:
-    whole: dict[str, Any] = json.loads(await said(asked, steps, spelled(output, steps), MessagesFormat))
+async def _both(asked: CompletionRequest, steps: Steps, output: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an answer and a stream's events, which the clients' own models take."""
+    whole, events = await both(asked, steps, output, MessagesFormat)
     Answer.model_validate(whole)
-    return whole
+    for event in events:
+        EVENT.validate_python(event)
+    return whole, events
 
 
 def test_system_prompt_comes_first_and_its_blocks_are_one_text() -> None:
@@ -154,8 +147,7 @@ async def test_stream_says_what_the_answer_says_at_once(
 ) -> None:
     asked = replace(ASKED, sampling={"stop": stops} if stops else {})
     steps, output = three_steps(status), "hello world"
-    whole = await _whole(asked, steps, output)
-    events = await _events(asked, steps, output)
+    whole, events = await _both(asked, steps, output)
     content = output if stop is None else output.partition(stop)[0]
     assert whole["content"] == [text(content)]
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, stop)
@@ -173,23 +165,13 @@ async def test_stream_says_what_the_answer_says_at_once(
     assert last == {"type": "message_stop"}
 
 
-TWO = '[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "now", "parameters": {}}]'
-
-
-@pytest.mark.parametrize(
-    ("name", "output", "calls"),
-    [
-        ("weather", '{"city": "Bern"}', [("weather", {"city": "Bern"})]),
-        (None, TWO, [("weather", {"city": "Bern"}), ("now", {})]),
-    ],
-)
+@pytest.mark.parametrize(("name", "output", "calls"), FORCED_CALLS)
 async def test_forced_calls_are_blocks_of_their_own(name: str | None, output: str, calls: list[Any]) -> None:
     asked, steps = replace(ASKED, forced=ForcedCall(name, "")), three_steps(RowStatus.FINISHED_STOP)
-    whole = await _whole(asked, steps, output)
+    whole, events = await _both(asked, steps, output)
     assert [(each["name"], each["input"]) for each in whole["content"]] == calls
     assert {each["id"][:6] for each in whole["content"]} == {"toolu_"}
     assert whole["stop_reason"] == "tool_use"
-    events = await _events(asked, steps, output)
     begun = [each for each in events if each["type"] == "content_block_start"]
     assert [(each["index"], each["content_block"]["name"]) for each in begun] == [
         (place, called) for place, (called, _) in enumerate(calls)
@@ -202,13 +184,12 @@ async def test_forced_calls_are_blocks_of_their_own(name: str | None, output: st
 
 
 async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
-    output = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+    output = FOUND_CALL
     asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), three_steps(RowStatus.FINISHED_STOP)
-    whole = await _whole(asked, steps, output)
+    whole, events = await _both(asked, steps, output)
     said_first, call = whole["content"]
     assert (said_first["text"].strip(), call["name"], call["input"]) == ("So:", "weather", {"city": "Bern"})
     assert whole["stop_reason"] == "tool_use"
-    events = await _events(asked, steps, output)
     begun = [each["content_block"]["type"] for each in events if each["type"] == "content_block_start"]
     ended = [each["index"] for each in events if each["type"] == "content_block_stop"]
     assert (begun, ended) == (["text", "tool_use"], [0, 1])
@@ -220,7 +201,7 @@ async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
 
 async def test_call_that_was_cut_off_is_in_no_whole_answer() -> None:
     asked = replace(ASKED, forced=ForcedCall("weather", ""))
-    whole = await _whole(asked, three_steps(), '{"city": "B')
+    whole, _ = await _both(asked, three_steps(), '{"city": "B')
     assert (whole["content"], whole["stop_reason"]) == ([], "max_tokens")
 
 
@@ -237,9 +218,7 @@ def test_errors_have_anthropics_shape(status: int, kind: str) -> None:
 
 
 async def test_stream_that_breaks_ends_with_its_error() -> None:
-    asked = replace(ASKED, is_streamed=True)
-    answer = StreamedAnswer(asked, MessagesFormat(asked, 1), settings().gateway, Buffers(2**30))
-    answer.begin(lambda: None)
+    answer = begun(ASKED, MessagesFormat)
     answer.put_events(b"", 1)
     answer.end(ApiError(502, "lost", code="worker_lost"))
     assert named(answer.outbox.take().data)[-1] == message_error(ApiError(502, "lost"))

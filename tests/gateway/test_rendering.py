@@ -57,8 +57,8 @@ def _pairs(rows: list[Row]) -> list[list[tuple[int, float]]]:
     ]
 
 
-def _name(vocabulary: str, token_id: int) -> str:
-    name: str = json.loads(VOCABULARIES[vocabulary].names[token_id])
+def _name(vocabulary: str, token_id: int, *, is_id: bool = False) -> str:
+    name: str = f"token_id:{token_id}" if is_id else json.loads(VOCABULARIES[vocabulary].names[token_id])
     return name
 
 
@@ -66,23 +66,26 @@ def _choices(data: bytes, place: int) -> list[dict[str, Any]]:
     return [choice for chunk in chunks(data) for choice in chunk["choices"] if choice["index"] == place]
 
 
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize(
+    ("vocabulary", "is_id"), [*((vocabulary, False) for vocabulary in VOCABULARIES), ("ngram", True)]
+)
 @pytest.mark.parametrize("top_k", [0, 2, 20])
-async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int) -> None:
-    steps = _steps(top_k)
-    streamed = await said(_asked(top_logprobs=top_k, is_streamed=True), steps, VOCABULARIES[vocabulary])
-    whole = json.loads(await said(_asked(top_logprobs=top_k), steps, VOCABULARIES[vocabulary]))
+async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int, *, is_id: bool) -> None:
+    """Tokens have their texts as names, or their ids where that is asked for."""
+    steps, asked = _steps(top_k), _asked(top_logprobs=top_k, names_ids=is_id)
+    streamed = await said(replace(asked, is_streamed=True), steps, VOCABULARIES[vocabulary])
+    whole = json.loads(await said(asked, steps, VOCABULARIES[vocabulary]))
     for place in range(len(KEYS)):
         rows = _truth(steps, place)
         ids = [token for row in rows for token in row.token_ids.tolist()]
         found = [choice["logprobs"] for choice in _choices(streamed, place)]
-        names = [_name(vocabulary, token) for token in ids]
+        names = [_name(vocabulary, token, is_id=is_id) for token in ids]
         logprobs = [value for row in rows for value in row.logprobs.tolist()]
         assert joined(found, "tokens") == names
         assert np.array(joined(found, "token_logprobs"), np.float32).tolist() == logprobs
         tops = joined(found, "top_logprobs")
         for top, pairs, name, logprob in zip(tops, _pairs(rows), names, logprobs, strict=True):
-            wanted = {_name(vocabulary, token): value for token, value in pairs} | {name: logprob}
+            wanted = {_name(vocabulary, token, is_id=is_id): value for token, value in pairs} | {name: logprob}
             assert {key: float(np.float32(value)) for key, value in top.items()} == wanted
         at_once = whole["choices"][place]["logprobs"]
         assert {name: joined(found, name) for name in at_once} == at_once
@@ -92,21 +95,22 @@ async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int) -> N
         assert text == pieces.decode(errors="replace").rstrip("\ufffd")
 
 
+@pytest.mark.parametrize("is_id", [False, True])
 @pytest.mark.parametrize("top_k", [0, 2])
-async def test_entries_say_what_the_columns_hold(top_k: int) -> None:
-    steps = _steps(top_k)
-    streamed = await said(_asked(top_logprobs=top_k, is_chat=True, is_streamed=True), steps, VOCABULARIES["ngram"])
-    whole = json.loads(await said(_asked(top_logprobs=top_k, is_chat=True), steps, VOCABULARIES["ngram"]))
+async def test_entries_say_what_the_columns_hold(top_k: int, *, is_id: bool) -> None:
+    steps, asked = _steps(top_k), _asked(top_logprobs=top_k, is_chat=True, names_ids=is_id)
+    streamed = await said(replace(asked, is_streamed=True), steps, VOCABULARIES["ngram"])
+    whole = json.loads(await said(asked, steps, VOCABULARIES["ngram"]))
     for place in range(len(KEYS)):
         rows = _truth(steps, place)
         first, *others = _choices(streamed, place)
         assert first["delta"] == {"role": "assistant", "content": ""}
         entries = joined([choice["logprobs"] for choice in others], "content")
         ids = [token for row in rows for token in row.token_ids.tolist()]
-        assert [entry["token"] for entry in entries] == [_name("ngram", token) for token in ids]
+        assert [entry["token"] for entry in entries] == [_name("ngram", token, is_id=is_id) for token in ids]
         assert [bytes(entry["bytes"]) for entry in entries] == [VOCABULARIES["ngram"].pieces[token] for token in ids]
         for entry, pairs in zip(entries, _pairs(rows), strict=False):
-            wanted = [(_name("ngram", token), np.float32(value)) for token, value in pairs]
+            wanted = [(_name("ngram", token, is_id=is_id), np.float32(value)) for token, value in pairs]
             assert [(each["token"], np.float32(each["logprob"])) for each in entry["top_logprobs"]] == wanted
         assert whole["choices"][place]["logprobs"]["content"] == entries
         content = "".join(choice["delta"]["content"] for choice in others)
@@ -163,32 +167,6 @@ async def test_token_ids_come_on_request() -> None:
     first, *_ = chunks(await said(replace(asked, is_streamed=True), steps, VOCABULARIES["ngram"]))
     assert whole["prompt_token_ids"] == first["prompt_token_ids"] == [1, 2]
     assert all("prompt_token_ids" not in choice for choice in whole["choices"] + first["choices"])
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("is_chat", [False, True])
-@pytest.mark.parametrize("top_k", [0, 2])
-async def test_tokens_are_named_by_their_ids_on_request(top_k: int, *, is_chat: bool, is_streamed: bool) -> None:
-    steps = _steps(top_k)
-    asked = _asked(top_logprobs=top_k, is_chat=is_chat, is_streamed=is_streamed, names_ids=True)
-    data = await said(asked, steps, VOCABULARIES["ngram"])
-    for place in range(len(KEYS)):
-        rows = _truth(steps, place)
-        ids = [token for row in rows for token in row.token_ids.tolist()]
-        choices = _choices(data, place) if is_streamed else [json.loads(data)["choices"][place]]
-        found = [choice["logprobs"] for choice in choices]
-        if is_chat:
-            entries = joined(found, "content")
-            names = [entry["token"] for entry in entries]
-            tops = [[each["token"] for each in entry["top_logprobs"]] for entry in entries]
-            assert [bytes(each["bytes"]) for each in entries] == [VOCABULARIES["ngram"].pieces[token] for token in ids]
-            own: list[set[str]] = [set()] * len(ids)
-        else:
-            names, tops = joined(found, "tokens"), [list(top) for top in joined(found, "top_logprobs")]
-            own = [{name} for name in names]
-        assert names == [f"token_id:{token}" for token in ids]
-        for top, pairs, name in zip(tops, _pairs(rows), own, strict=True):
-            assert set(top) == {f"token_id:{token}" for token, _ in pairs} | name
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
@@ -308,21 +286,22 @@ async def test_special_tokens_are_in_the_text_where_they_are_wanted(
     assert choice["stop_reason"] == (ids[-1] if reason == "id" else reason)
 
 
-async def test_stop_text_that_only_the_worker_saw_is_named() -> None:
-    """A stop text that lies in special tokens' texts, which the answer does not have, is named and cuts nothing."""
-    steps = [(batch([RowShape(3, 0, 2, RowStatus.FINISHED_STOP, stop=3)], step=1), None)]
-    asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling={"stop": ["a", "<end>"]})
+@pytest.mark.parametrize(
+    ("sampling", "status", "stop", "reason"),
+    [
+        ({"stop": ["a", "<end>"]}, RowStatus.FINISHED_STOP, 3, "<end>"),
+        ({"stop_token_ids": [2**31 - 2]}, RowStatus.FINISHED_STOP, 0, None),
+        ({"stop_token_ids": [2**31 - 2]}, RowStatus.FINISHED_LENGTH, 0, None),
+    ],
+)
+async def test_end_whose_stop_is_not_in_the_text_cuts_nothing(
+    sampling: dict[str, Any], status: RowStatus, stop: int, reason: str | None
+) -> None:
+    """A stop text that lies in special tokens' texts is named; an end that no stop of the request made has none."""
+    steps = [(batch([RowShape(3, 0, 2, status, stop=stop)], step=1), None)]
+    asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling=sampling)
     (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
-    assert (choice["finish_reason"], choice["stop_reason"], len(choice["text"].split())) == ("stop", "<end>", 2)
-
-
-@pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
-async def test_end_that_no_stop_of_the_request_made_has_no_stop_reason(status: RowStatus) -> None:
-    steps = [(batch([RowShape(3, 0, 2, status)], step=1), None)]
-    asked = CompletionRequest(model="tokenbus", prompts=[[1]], sampling={"stop_token_ids": [2**31 - 2]})
-    (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
-    assert choice["stop_reason"] is None
-    assert len(choice["text"].split()) == 2
+    assert (choice["stop_reason"], len(choice["text"].split())) == (reason, 2)
 
 
 async def test_inspector_tells_parts_of_characters_apart() -> None:

@@ -9,16 +9,14 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.gateway.rendering import Steps, named, said, spelled, three_steps
+from tests.gateway.rendering import FORCED_CALLS, FOUND_CALL, Steps, begun, both, named, spelled, three_steps
 from tests.in_process.builders import settings
-from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest, Reader
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.responses_body import Responses, chat_of, typed
 from tokenbus.gateway.responses_format import ResponsesFormat
-from tokenbus.gateway.sse import StreamedAnswer
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus_contracts import RowStatus
 
@@ -38,19 +36,14 @@ def told(given: Any, **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - J
     return [{name: value for name, value in each.items() if value is not None} for each in messages]
 
 
-async def _events(asked: CompletionRequest, steps: Steps, output: str) -> list[dict[str, Any]]:
-    data = await said(replace(asked, is_streamed=True), steps, spelled(output, steps), ResponsesFormat)
-    found = named(data)
-    for event in found:
-        EVENT.validate_python(event)
-    assert [each["sequence_number"] for each in found] == list(range(len(found)))
-    return found
-
-
-async def _whole(asked: CompletionRequest, steps: Steps, output: str) -> dict[str, Any]:
-    whole: dict[str, Any] = json.loads(await said(asked, steps, spelled(output, steps), ResponsesFormat))
+async def _both(asked: CompletionRequest, steps: Steps, output: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an answer and a stream's events, which the clients' own models take."""
+    whole, events = await both(asked, steps, output, ResponsesFormat)
     Response.model_validate(whole)
-    return whole
+    for event in events:
+        EVENT.validate_python(event)
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    return whole, events
 
 
 def test_instructions_stand_before_a_text() -> None:
@@ -119,14 +112,13 @@ def test_choice_of_tools_forces_calls(choice: Any, forced: str | bool | None) ->
 @pytest.mark.parametrize("top_logprobs", [None, 2])
 async def test_stream_says_what_the_answer_says_at_once(status: RowStatus, top_logprobs: int | None) -> None:
     asked, steps, output = replace(ASKED, top_logprobs=top_logprobs), three_steps(status, top_k=2), "hello world"
-    whole = await _whole(asked, steps, output)
+    whole, events = await _both(asked, steps, output)
     ended = "completed" if status is RowStatus.FINISHED_STOP else "incomplete"
     (item,) = whole["output"]
     (part,) = item["content"]
     assert (part["text"], whole["status"], item["status"]) == (output, ended, ended)
     assert (whole["instructions"], whole["metadata"], whole["store"]) == ("b", {"c": "d"}, False)
     assert whole["usage"]["total_tokens"] == whole["usage"]["input_tokens"] + 6
-    events = await _events(asked, steps, output)
     names = [event["type"].removeprefix("response.") for event in events]
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert names == [
@@ -144,21 +136,11 @@ async def test_stream_says_what_the_answer_says_at_once(status: RowStatus, top_l
     assert last == whole
 
 
-TWO = '[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "now", "parameters": {}}]'
-
-
-@pytest.mark.parametrize(
-    ("name", "output", "calls"),
-    [
-        ("weather", '{"city": "Bern"}', [("weather", {"city": "Bern"})]),
-        (None, TWO, [("weather", {"city": "Bern"}), ("now", {})]),
-    ],
-)
+@pytest.mark.parametrize(("name", "output", "calls"), FORCED_CALLS)
 async def test_forced_calls_are_items_of_their_own(name: str | None, output: str, calls: list[Any]) -> None:
     asked, steps = replace(ASKED, forced=ForcedCall(name, "")), three_steps(RowStatus.FINISHED_STOP)
-    whole = await _whole(asked, steps, output)
+    whole, events = await _both(asked, steps, output)
     assert [(each["name"], json.loads(each["arguments"])) for each in whole["output"]] == calls
-    events = await _events(asked, steps, output)
     items = events[-1]["response"]["output"]
     assert [(each["name"], json.loads(each["arguments"])) for each in items] == calls
     for place, item in enumerate(items):
@@ -168,26 +150,19 @@ async def test_forced_calls_are_items_of_their_own(name: str | None, output: str
 
 
 async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
-    output = 'So: <tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+    output = FOUND_CALL
     asked, steps = replace(ASKED, auto=AutoCalls("hermes", is_one=False)), three_steps(RowStatus.FINISHED_STOP)
-    whole = await _whole(asked, steps, output)
+    whole, events = await _both(asked, steps, output)
     message, call = whole["output"]
     text = message["content"][0]["text"]
     assert (text.strip(), call["name"], json.loads(call["arguments"])) == ("So:", "weather", {"city": "Bern"})
-    items = (await _events(asked, steps, output))[-1]["response"]["output"]
+    items = events[-1]["response"]["output"]
     assert [each["type"] for each in items] == ["message", "function_call"]
     assert (items[0]["content"][0]["text"], items[1]["arguments"]) == (text, call["arguments"])
 
 
-def _broken(**overrides: Any) -> StreamedAnswer:  # noqa: ANN401 - settings
-    asked = replace(ASKED, is_streamed=True)
-    answer = StreamedAnswer(asked, ResponsesFormat(asked, 1), settings(overrides).gateway, Buffers(2**30))
-    answer.begin(lambda: None)
-    return answer
-
-
 async def test_stream_that_breaks_ends_with_its_error() -> None:
-    answer, steps = _broken(), three_steps(RowStatus.FINISHED_STOP)
+    answer, steps = begun(ASKED, ResponsesFormat), three_steps()
     answer.listeners[0].take(RenderedStep(steps[0][0], spelled("hello world", steps)), 0)
     answer.end(ApiError(502, "lost", code="worker_lost"))
     last = named(answer.outbox.take(2**30).data)[-1]
@@ -197,7 +172,7 @@ async def test_stream_that_breaks_ends_with_its_error() -> None:
 
 
 async def test_text_that_a_stream_keeps_for_its_end_is_bounded() -> None:
-    answer, steps = _broken(**{"gateway.answer_bytes": 1000}), three_steps(RowStatus.FINISHED_STOP)
+    answer, steps = begun(ASKED, ResponsesFormat, {"gateway.answer_bytes": 1000}), three_steps()
     answer.listeners[0].take(RenderedStep(steps[0][0], spelled("hello" * 500, steps)), 0)
     assert answer.error is not None
     assert answer.error.code == "answer_too_large"
@@ -205,7 +180,10 @@ async def test_text_that_a_stream_keeps_for_its_end_is_bounded() -> None:
 
 async def test_end_that_has_the_text_again_is_no_overflow() -> None:
     """A client that reads gets all events, although the last ones alone are more than may wait for it."""
-    answer, steps = _broken(**{"gateway.stream_buffer_bytes": 8000}), three_steps(RowStatus.FINISHED_STOP)
+    answer, steps = (
+        begun(ASKED, ResponsesFormat, {"gateway.stream_buffer_bytes": 8000}),
+        three_steps(),
+    )
     vocabulary = spelled("\u00e9" * 6000, steps)
     size = 0
     for step, _ in steps:
