@@ -60,21 +60,6 @@ def test_error_is_told_in_openais_shape(name: str) -> None:
     assert error.headers == again
 
 
-@pytest.mark.parametrize(
-    ("reason", "message"),
-    [
-        ("sampling.min_p: only 0 with this engine, got 0.5", "min_p: only 0 with this engine, got 0.5"),
-        ("sampling.include_stop_string: only False", "include_stop_str_in_output: only False"),
-        ("sampling.structured_output: none", "response_format: none"),
-        ("top_logprobs: at most 20, got 21", "top_logprobs: at most 20, got 21"),
-        ("tokens.token_ids[3]: below 7, got 8", "prompt[3]: below 7, got 8"),
-    ],
-)
-def test_field_is_named_as_the_client_wrote_it(reason: str, message: str) -> None:
-    error = refused(reason)
-    assert (error.message, error.param) == (message, message.partition(":")[0])
-
-
 TOOL = {"type": "function", "function": {"name": "f"}}
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 FORCED = CHAT | {"tools": [TOOL], "tool_choice": "required"}
@@ -85,6 +70,10 @@ MESSAGES = CHAT | {"max_tokens": 1, "tools": [{"name": "f", "input_schema": {}}]
 @pytest.mark.parametrize(
     ("reason", "route", "body", "message"),
     [
+        ("sampling.min_p: only 0", "completion", {"prompt": "a"}, "min_p: only 0"),
+        ("sampling.include_stop_string: only False", "chat", CHAT, "include_stop_str_in_output: only False"),
+        ("sampling.structured_output: none", "completion", {"prompt": "a"}, "response_format: none"),
+        ("top_logprobs: at most 20, got 21", "chat", CHAT, "top_logprobs: at most 20, got 21"),
         ("tokens.token_ids: at most 7", "completion", {"prompt": "a"}, "prompt: at most 7"),
         ("tokens.token_ids: at most 7", "chat", CHAT, "messages: at most 7"),
         ("tokens.token_ids[3]: below 7", "chat", CHAT, "messages[3]: below 7"),

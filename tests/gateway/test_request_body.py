@@ -75,30 +75,28 @@ def test_schemas_of_the_document_are_schemas() -> None:
         Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})
 
 
+TAG = "structural_tag"
+OUTPUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"json": {"type": "array"}}, {"json_schema": {"schema": '{"type":"array"}'}}),
+    ({"json": '{"type": "array"}'}, {"json_schema": {"schema": '{"type": "array"}'}}),
+    ({"json_object": True}, {"json_object": {}}),
+    ({"regex": "[a-z]"}, {"regex": {"pattern": "[a-z]"}}),
+    ({"choice": ["a", "b"]}, {"choice": {"texts": ["a", "b"]}}),
+    ({"grammar": "root ::= a"}, {"grammar": {"text": "root ::= a"}}),
+    ({TAG: '{"a": 1}'}, {TAG: {"tag": '{"a": 1}'}}),
+    ({TAG: {"a": 1}}, {TAG: {"tag": '{"a":1}'}}),
+]
+FORMATS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
+    ({"type": TAG, "format": {"a": 1}}, {TAG: {"tag": '{"type":"structural_tag","format":{"a":1}}'}}),
+    ({"type": TAG, "structures": [], "triggers": []}, {TAG: {"tag": '{"type":"structural_tag","structures":[],"triggers":[]}'}}),  # noqa: E501
+    ({"type": "text"}, None),
+    ({"type": "json_object"}, {"json_object": {}}),
+    ({"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}, "strict": True}}, {"json_schema": {"schema": '{"a":1}'}}),  # noqa: E501
+]  # fmt: skip
 FORMS = [
-    ({"structured_outputs": {"json": {"type": "array"}}}, {"json_schema": {"schema": '{"type":"array"}'}}),
-    ({"structured_outputs": {"json": '{"type": "array"}'}}, {"json_schema": {"schema": '{"type": "array"}'}}),
-    ({"structured_outputs": {"json_object": True}}, {"json_object": {}}),
-    ({"structured_outputs": {"regex": "[a-z]"}}, {"regex": {"pattern": "[a-z]"}}),
-    ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": {"texts": ["a", "b"]}}),
-    ({"structured_outputs": {"grammar": "root ::= a"}}, {"grammar": {"text": "root ::= a"}}),
-    ({"structured_outputs": {"structural_tag": '{"a": 1}'}}, {"structural_tag": {"tag": '{"a": 1}'}}),
-    ({"structured_outputs": {"structural_tag": {"a": 1}}}, {"structural_tag": {"tag": '{"a":1}'}}),
-    (
-        {"response_format": {"type": "structural_tag", "format": {"a": 1}}},
-        {"structural_tag": {"tag": '{"type":"structural_tag","format":{"a":1}}'}},
-    ),
-    (
-        {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["a"]}},
-        {"structural_tag": {"tag": '{"type":"structural_tag","structures":[],"triggers":["a"]}'}},
-    ),
-    ({"response_format": {"type": "text"}}, None),
+    *(({"structured_outputs": wanted}, form) for wanted, form in OUTPUTS),
+    *(({"response_format": wanted}, form) for wanted, form in FORMATS),
     ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, {"regex": {"pattern": "a"}}),
-    ({"response_format": {"type": "json_object"}}, {"json_object": {}}),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}, "strict": True}}},
-        {"json_schema": {"schema": '{"a":1}'}},
-    ),
 ]
 
 

@@ -32,15 +32,15 @@ def test_what_templates_use(source: str, text: str) -> None:
     assert rendered(source) == text
 
 
-def test_template_that_shows_the_time() -> None:
-    template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y') }}"}, {}, lambda: datetime(2026, 1, 5))  # noqa: DTZ001
-    assert template.render(CHAT) == "05 Jan 2026"
+def test_template_is_given_the_time_and_tools() -> None:
+    """The template named tool_use is taken where there are tools."""
+    told = ChatTemplate({"default": "{{ strftime_now('%d %b %Y') }}", "tool_use": "{{ tools[0].name }}"}, {}, _january)
+    assert told.render(CHAT) == "05 Jan 2026"
+    assert told.render(CHAT, [{"name": "search"}]) == "search"
 
 
-def test_template_for_tools() -> None:
-    template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].name }}"}, {})
-    assert template.render(CHAT) == "plain"
-    assert template.render(CHAT, [{"name": "search"}]) == "search"
+def _january() -> datetime:
+    return datetime(2026, 1, 5)  # noqa: DTZ001 - a template's time is the machine's own
 
 
 @pytest.mark.parametrize(
@@ -115,26 +115,14 @@ def given(source: str, *messages: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
     return json.loads(text.rpartition("|||")[2])
 
 
-@pytest.mark.parametrize("source", LOOPS)
+@pytest.mark.parametrize("source", [*LOOPS, "{% for m in messages %}{{ m.content }}{% endfor %}"])
 def test_template_that_goes_through_parts_is_given_parts(source: str) -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "x"},
-        {"role": "user", "content": PARTS},
-        {"role": "assistant", "content": None},
-        {"role": "tool", "content": PARTS},
-    ]
-    assert [each["content"] for each in given(source, *messages)] == [
-        [{"type": "text", "text": "x"}],
-        PARTS,
-        [],
-        "a\nb",
-    ]
-
-
-def test_other_templates_are_given_texts() -> None:
-    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    messages: list[dict[str, Any]] = [{"role": "user", "content": PARTS}, {"role": "assistant"}]
-    assert [each["content"] for each in given(source, *messages)] == ["a\nb", ""]
+    """Other templates are given texts."""
+    contents = ["x", PARTS, None]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content} for content in contents]
+    found = [each["content"] for each in given(source, *messages, {"role": "tool", "content": PARTS})]
+    parts = [[{"type": "text", "text": "x"}], PARTS, []]
+    assert found == [*(parts if source in LOOPS else ["x", "a\nb", ""]), "a\nb"]
 
 
 def test_calls_and_their_results() -> None:

@@ -1,16 +1,14 @@
 """The gateway in front of a running system: many clients, and processes that end while they are served."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.support.processes import run
-from tests.support.waiting import MOST, soon, until
+from tests.support.waiting import MOST, soon
 from tests.system.deployment import COMMAND
 from tests.system.serving import Served, asking, plainly, served
 
@@ -28,25 +26,6 @@ def numbers() -> Iterator[Served]:
         yield system
 
 
-async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served) -> None:
-    body = {"model": MODEL, "prompt": "a", "max_tokens": LONG, "n": 3}
-    async with plainly(numbers.url) as client, plainly(f"http://{numbers.metrics}") as processor:
-        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
-            async for _ in stream.aiter_lines():
-                break
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/completions", json=body, timeout=0.3)
-
-        async def is_idle() -> bool:
-            page = (await client.get("/metrics")).text
-            return (
-                'tokenbus_open_requests{state="running"} 0.0' in (await processor.get("/metrics")).text
-                and 'tokenbus_fill_ratio{of="requests"} 0.0' in page
-            )
-
-        await until(is_idle)
-
-
 async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
     patience = {"bus__heartbeat_timeout_ms": 1000}
     with served(**NUMBERS, **patience) as system:
@@ -55,7 +34,6 @@ async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
             given: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": LONG}
             stream = await client.completions.create(**given, stream=True)
             whole = asyncio.create_task(client.completions.create(**given))
-            inspected = asyncio.create_task(plain.post("/inspect", json={"prompt": "a", "max_tokens": LONG}))
             got = []
 
             async def read() -> None:
@@ -71,16 +49,11 @@ async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
             with pytest.raises(openai.InternalServerError) as refused:
                 await soon(whole)
             assert refused.value.status_code == 502
-            *rows, last = (await soon(inspected)).text.removesuffix("\n\n").split("\n\n")
-            assert last.startswith("event: error\ndata: ")
-            told = json.loads(last.partition("\ndata: ")[2])
-            got_there = sum(len(json.loads(row.partition("\ndata: ")[2])["tokens"]) for row in rows[1:])
-            assert (told["code"], told["tokens"]) == ("worker_lost", got_there)
             logged = await asyncio.to_thread(system.gateway.wait_for, '"event":"request failed"')
             assert '"code":"worker_lost"' in logged
             assert len(refused.value.response.headers["x-request-id"]) == 16
             page = (await plain.get("/metrics")).text
-            assert 'tokenbus_gateway_broken_answers_total{code="worker_lost"} 2.0' in page
+            assert 'tokenbus_gateway_broken_answers_total{code="worker_lost"} 1.0' in page
 
 
 async def test_stopping_gateway_lets_streams_end(numbers: Served) -> None:

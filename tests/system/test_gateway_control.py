@@ -161,20 +161,10 @@ async def test_configuration_is_what_trl_reads(client: httpx.AsyncClient) -> Non
 
 def test_configuration_where_engines_differ_or_do_not_say() -> None:
     """Engines of before say nothing of it; what only some have is not there, and what differs is shown."""
-    new = EngineState(
-        dtype="bfloat16",
-        value_kind="VALUE_KIND_RAW_LOGPROBS",
-        weight_transfer="nccl",
-        max_adapters=4,
-        max_adapter_rank=16,
-    )
-    other = EngineState(
-        dtype="float32",
-        value_kind="VALUE_KIND_PROCESSED_LOGPROBS",
-        weight_transfer="nccl",
-        max_adapters=2,
-        max_adapter_rank=64,
-    )
+    raw, processed = "VALUE_KIND_RAW_LOGPROBS", "VALUE_KIND_PROCESSED_LOGPROBS"
+    same: dict[str, Any] = {"weight_transfer": "nccl"}
+    new = EngineState(dtype="bfloat16", value_kind=raw, max_adapters=4, max_adapter_rank=16, **same)
+    other = EngineState(dtype="float32", value_kind=processed, max_adapters=2, max_adapter_rank=64, **same)
     config: Any = vllm_config([new, other], 2)
     assert config["model_config"] == {
         "dtype": "torch.bfloat16, torch.float32", "logprobs_mode": "processed_logprobs, raw_logprobs"
