@@ -22,6 +22,7 @@ from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import BatchKind, LogprobBatch, Row, RowStatus, Scoring
 
 VOCABULARIES = {name: vocabulary_of(name) for name in ("ngram", "bytes", "numbers")}
+NO_DETAILS = {"prompt_tokens_details": None, "completion_tokens_details": None}
 KEYS = (3, 4)
 
 
@@ -87,6 +88,8 @@ async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int, *, i
         for top, pairs, name, logprob in zip(tops, _pairs(rows), names, logprobs, strict=True):
             wanted = {_name(vocabulary, token, is_id=is_id): value for token, value in pairs} | {name: logprob}
             assert {key: float(np.float32(value)) for key, value in top.items()} == wanted
+            assert next(iter(top)) == name  # the others behind it are sorted, the most probable first
+            assert list(top.values())[1:] == sorted(list(top.values())[1:], reverse=True)
         at_once = whole["choices"][place]["logprobs"]
         assert {name: joined(found, name) for name in at_once} == at_once
         text = "".join(choice["text"] for choice in _choices(streamed, place))
@@ -160,8 +163,10 @@ async def test_token_ids_come_on_request() -> None:
     for place in range(len(KEYS)):
         ids = [token for row in _truth(steps, place) for token in row.token_ids.tolist()]
         first, *others = _choices(streamed, place)
-        assert whole["choices"][place]["token_ids"] == joined(others, "token_ids") == ids
+        assert whole["choices"][place]["token_ids"] == joined([first, *others], "token_ids") == ids
         assert whole["choices"][place]["prompt_token_ids"] == first["prompt_token_ids"] == [1, 2]
+        assert len(first["token_ids"]) == len(_truth(steps, place)[0].token_ids)
+        assert all("prompt_token_ids" not in choice or choice["prompt_token_ids"] is None for choice in others)
     asked = _asked(wants_ids=True, is_chat=True)
     whole = json.loads(await said(asked, steps, VOCABULARIES["ngram"]))
     first, *_ = chunks(await said(replace(asked, is_streamed=True), steps, VOCABULARIES["ngram"]))
@@ -194,12 +199,30 @@ async def test_rows_without_alternatives_or_scores_say_so(scoring: Scoring, is_c
 
 async def test_usage_counts_prompts_and_all_choices() -> None:
     steps = _steps()
-    usage = {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    usage = {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14, **NO_DETAILS}
     assert json.loads(await said(_asked(), steps, VOCABULARIES["ngram"]))["usage"] == usage
     data = await said(_asked(is_streamed=True, wants_usage=True), steps, VOCABULARIES["ngram"])
     *others, last = chunks(data)
     assert (last["choices"], last["usage"]) == ([], usage)
     assert all(chunk["usage"] is None for chunk in others)
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_what_is_not_there_is_null(is_chat: bool) -> None:  # noqa: FBT001
+    """As in vLLM: an SDK's object has an attribute only for what the answer has."""
+    whole = json.loads(await said(_asked(is_chat=is_chat), _steps(), VOCABULARIES["ngram"]))
+    answer, choice = {"system_fingerprint", "service_tier", "kv_transfer_params"}, {"token_ids", "stop_reason"}
+    of_prompt = {"prompt_token_ids", "prompt_logprobs"}
+    (answer if is_chat else choice).update(of_prompt)
+    assert {name for name in answer if whole[name] is None} == answer
+    assert {name for name in choice if whole["choices"][0][name] is None} == choice
+    if is_chat:
+        names = {"refusal", "annotations", "audio", "function_call", "reasoning"}
+        assert {name for name, value in whole["choices"][0]["message"].items() if value is None} == names
+    data = await said(_asked(is_chat=is_chat, is_streamed=True), _steps(), VOCABULARIES["ngram"])
+    for chunk in _choices(data, 0)[is_chat:]:
+        wanted = {"token_ids", "stop_reason"} | (set() if is_chat else {"prompt_token_ids"})
+        assert {name for name in wanted if chunk[name] is None} == wanted
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
@@ -212,7 +235,7 @@ async def test_every_chunk_has_the_usage_up_to_it_on_request(is_chat: bool) -> N
         assert [usage["completion_tokens"] for usage in usages] == counts
         assert all(usage["prompt_tokens"] == 2 for usage in usages)
         assert [usage["total_tokens"] for usage in usages] == [2 + count for count in counts]
-    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14, **NO_DETAILS}
 
 
 async def test_stop_cuts_everything_together() -> None:

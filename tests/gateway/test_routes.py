@@ -227,7 +227,8 @@ async def test_generate_has_the_true_tokens(k: int | None, *, is_streamed: bool)
             whole = await _post(app, GENERATE, **body)
             parts = whole["choices"]
     assert (whole["prompt_token_ids"], whole["output_mode"]) == (prompt, "tokens")
-    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 2 * count, "total_tokens": 2 * count + 3}
+    usage = {name: value for name, value in whole["usage"].items() if value is not None}
+    assert usage == {"prompt_tokens": 3, "completion_tokens": 2 * count, "total_tokens": 2 * count + 3}
     for index in range(2):
         own = [each for each in parts if each["index"] == index]
         key = (int(whole["request_id"].removeprefix("generate-tokens-"), 16) + index) % 2**64
@@ -270,6 +271,10 @@ async def test_generate_has_scores_of_the_prompt_where_they_are_wanted() -> None
 async def test_models_health_and_documents() -> None:
     async with answering() as app, app.client() as client, app.openai() as openais:
         assert [model.id async for model in openais.models.list()] == [MODEL]
+        model = (await client.get(f"/v1/models/{MODEL}")).json()
+        assert {name: model[name] for name in ("id", "root", "parent", "max_model_len")} == {
+            "id": MODEL, "root": MODEL, "parent": None, "max_model_len": None
+        }  # fmt: skip
         assert (await openais.models.retrieve(MODEL)).id == MODEL
         assert (await client.get("/readyz")).json() == {"status": "ready", "problems": []}
         assert (await client.get("/healthz")).json()["connection"] == "open"

@@ -277,8 +277,8 @@ class Choice:
         elif count:
             text = self._text.add(view.data(place))
         self.stream.tokens += count
-        # Bytes of a character that wait belong to the next row's text.
-        self.stream.is_held = self._text.is_split
+        if count:  # bytes of a character that wait belong to the next row's text
+            self.stream.is_held = self._text.is_split
         status = view.statuses[place]
         if status == UNRECOVERABLE:
             self._answer.end(unrecoverable(self.tokens))

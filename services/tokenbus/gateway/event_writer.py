@@ -81,6 +81,7 @@ class EventStream:
     socket: int = _of_state("socket")
     """The file descriptor that its events are sent to; below zero: they are given to its outbox."""
     is_held: bool = _of_state("is_held")
+    """Whether Python takes its next row."""
 
     def __init__(self, form: EventForm | None = None) -> None:
         self.form = form
@@ -93,7 +94,8 @@ class EventStream:
         state.key, state.tokens, state.characters, state.socket = key, self.tokens, self.characters, -1
         state.around = ctypes.cast(ctypes.c_char_p(self._around), ctypes.c_void_p)
         state.before, state.behind, state.ending = len(form.before), len(form.behind), len(form.ending)
-        state.form, state.has_ids, state.is_silent, state.is_held = form.logprobs, form.has_ids, form.is_silent, False
+        state.form, state.has_ids, state.is_silent = form.logprobs, form.has_ids, form.is_silent
+        state.is_held = self.is_held
         self._state = state
 
     def close(self) -> None:

@@ -163,20 +163,17 @@ class Lists(Part):
         top_k = view.top_ks[place]
         if not top_k:  # they were dropped on the way, or it is not scored
             return [_NULL] * len(ids)
-        at, scored = 0, view.scored_begins[place]
-        ranks, keys, texts = view.ranks, tables.keys, tables.texts
+        at, keys, texts = 0, tables.keys, tables.texts
         pairs = view.alternatives(place, keys)
         tops = []
-        for number, token_id in enumerate(ids):
-            members = b"".join(pairs[at : at + 2 * top_k])
-            own = keys[token_id]
-            if texts[token_id] == _EMPTY:  # its name here is the same as in the list of tokens
-                members = members.replace(own, _EMPTY_KEY)
-                own = _EMPTY_KEY
-            # The token itself is always among them, as OpenAI has it.
-            if ranks[scored + number] > top_k:
-                members += own + logprobs[number]
-            tops.append(b"{%b}" % members[1:])
+        for token_id, logprob in zip(ids, logprobs, strict=True):
+            key, others = keys[token_id], pairs[at : at + 2 * top_k]
+            # Its name here is the same as in the list of tokens.
+            members = [_EMPTY_KEY if texts[token_id] == _EMPTY else key, logprob]
+            for other, value in zip(others[0::2], others[1::2], strict=True):
+                if other != key:
+                    members += (other, value)
+            tops.append(b"{%b}" % b"".join(members)[1:])
             at += 2 * top_k
         return tops
 
@@ -333,7 +330,7 @@ def _echoed(
         names = [texts[token_id] for token_id, *_ in part]
         tops = []
         for name, (_, own, _, others) in zip(names, part, strict=True):
-            members = {texts[other]: logprob for other, logprob in others} | {name: own}
+            members = {name: own} | {texts[other]: logprob for other, logprob in others} | {name: own}
             tops.append(b"{%b}" % b",".join([b"%b:%b" % member for member in members.items()]))
         *offsets, offset = accumulate((characters[token_id] for token_id, *_ in part), initial=offset)
         logprobs = b",".join([own for _, own, *_ in part])

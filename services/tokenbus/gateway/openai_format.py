@@ -32,10 +32,17 @@ from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus_contracts import PromptScores
 
 DONE = b"data: [DONE]\n\n"
+_NO_END = b'"finish_reason":null,"stop_reason":null'
+_NULLS_OF_ANSWER = b',"service_tier":null,"system_fingerprint":null,"kv_transfer_params":null,"ec_transfer_params":null'
+_NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+_NULLS_OF_USAGE = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
+"""What vLLM's answers have and these never, as null: OpenAI's client has an attribute for what is there alone."""
 
 
 class Envelope(Format):
     """Writes one answer; what is the same in all of its chunks is encoded once."""
+
+    _nulls_of_answer = _NULLS_OF_ANSWER
 
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
@@ -49,7 +56,11 @@ class Envelope(Format):
         is_same = all(part.is_empty for part in parts)
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         usage_later = b',"usage":null' if request.wants_usage else b""
-        self._going_on = b',"finish_reason":null}]%b}\n\n' % usage_later
+        self._no_ids = self._nulls_of_chunk()
+        self._going_on = b"," + _NO_END + self._no_ids + b"}]%b}\n\n" % usage_later
+        has_ids_to_say = request.wants_ids and request.is_streamed and not self._has_one_prompt
+        self._unsaid = set(range(request.choices)) if has_ids_to_say else set()
+        """The choices whose first chunk, which has the prompt's ids, is not written yet."""
         self._call_writers = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
 
     @property
@@ -66,6 +77,11 @@ class Envelope(Format):
             "created": int(time.time()),
             "model": request.model,
         }
+
+    def _nulls_of_chunk(self) -> bytes:
+        """Return the members of a chunk that are about ids and have none."""
+        no_ids = b"" if self._request.wants_ids else b',"token_ids":null'
+        return no_ids if self._has_one_prompt else no_ids + b',"prompt_token_ids":null'
 
     def _member_of_text(self) -> bytes:
         """Return what a chunk has of a text; empty: nothing."""
@@ -85,7 +101,9 @@ class Envelope(Format):
             behind += b'"logprobs":null'
         else:
             form = Form.CONTENT if self._has_one_prompt else Form.LISTS if request.top_logprobs else Form.OWN
-        return EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
+        stream = EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
+        stream.is_held = index in self._unsaid
+        return stream
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterator[int]:
         """Write the scores of a choice's prompt for `prompt_logprobs`, a part at each turn; yield its bytes."""
@@ -120,16 +138,14 @@ class Envelope(Format):
     # Streamed.
 
     def beginnings(self) -> bytes:
-        """Return the chunks before all rows: in chats each choice's role; the prompt's ids if requested."""
-        request, chunks = self._request, []
+        """Return the chunks before all rows: in chats each choice's role, and the prompt's ids if requested."""
+        if not self._request.is_chat:
+            return b""
+        said = b'"delta":{"role":"assistant","content":""},"logprobs":null,' + _NO_END
+        chunks = []
         for index, opening in enumerate(self._openings):
-            said = b'"delta":{"role":"assistant","content":""}' if request.is_chat else b'"text":""'
-            ids = self._prompt_ids(index)
-            if request.is_chat or ids:  # of a chat they are the answer's, as vLLM has them, else the choice's
-                places = (b"", ids) if request.is_chat else (ids, b"")
-                usage = self._usage_so_far(index, 0)
-                ending = b'%b,"logprobs":null,"finish_reason":null}]%b%b}\n\n' % (*places, usage)
-                chunks.append(opening + said + ending)
+            beside = self._prompt_ids(index) + self._usage_so_far(index, 0)
+            chunks.append(opening + said + b"}]%b}\n\n" % beside)
         return b"".join(chunks)
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
@@ -144,10 +160,12 @@ class Envelope(Format):
         beside = self._always or b",".join([
             part.name + part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)
         ])  # fmt: skip
-        ending = self._going_on
-        if end is not None or self._request.wants_running_usage:
-            why = b'"finish_reason":null' if end is None else self._ending(index, end)
-            ending = b",%b}]%b}\n\n" % (why, self._usage_so_far(index, choice.tokens))
+        ending, is_first = self._going_on, index in self._unsaid
+        if is_first or end is not None or self._request.wants_running_usage:
+            self._unsaid.discard(index)
+            why = _NO_END if end is None else self._ending(index, end)
+            ids = self._prompt_ids(index) if is_first else self._no_ids
+            ending = b",%b%b}]%b}\n\n" % (why, ids, self._usage_so_far(index, choice.tokens))
         return b"".join((self._openings[index], said, beside, ending))
 
     def last(self, tokens: int) -> bytes:
@@ -167,17 +185,18 @@ class Envelope(Format):
         """Return the whole answer; `choices` are from `choice`."""
         ids = self._of_prompt(0) if self._has_one_prompt else b""
         usage = self._usage(self._request.prompt_tokens, tokens)
-        return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), usage, ids)
+        return self._head + b',"choices":[%b],"usage":%b%b%b}' % (b",".join(choices), usage, ids, self._nulls_of_answer)
 
     def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
         """Return a whole choice."""
         said = self._said and self._said % orjson.dumps(text)
         if self._request.is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": text, **_NULLS_OF_MESSAGE}
             called = self._call_writers[index].message(text) if self._call_writers else {}
             said = b'"message":%b,' % orjson.dumps(message | called)
         members = b",".join([*beside, self._ending(index, end)])
-        ids = b"" if self._has_one_prompt else self._of_prompt(index)
+        ids = b"" if self._request.wants_ids else b',"token_ids":null'
+        ids += b"" if self._has_one_prompt else self._of_prompt(index)
         return b'{"index":%d,' % index + said + members + ids + b"}"
 
     @property
@@ -196,12 +215,12 @@ class Envelope(Format):
     def _of_prompt(self, index: int) -> bytes:
         """Return the members of a whole answer that are about a prompt: of a chat they are the answer's."""
         logprobs = self._prompt_logprobs.get(index)
-        return self._prompt_ids(index) + (b"" if logprobs is None else b',"prompt_logprobs":' + listed(logprobs))
+        scores = b"null" if logprobs is None else listed(logprobs)
+        return self._prompt_ids(index) + b',"prompt_logprobs":' + scores
 
     def _prompt_ids(self, index: int) -> bytes:
-        if not self._request.wants_ids:
-            return b""
-        return b',"prompt_token_ids":' + orjson.dumps(self._prompt(index))
+        ids = self._prompt(index) if self._request.wants_ids else None
+        return b',"prompt_token_ids":' + orjson.dumps(ids)
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self._request.prompts[index // self._request.n]
@@ -215,13 +234,14 @@ class Envelope(Format):
     @staticmethod
     def _usage(prompt: int, tokens: int) -> bytes:
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-        return orjson.dumps(usage)
+        return orjson.dumps(usage | _NULLS_OF_USAGE)
 
 
 class GenerateFormat(Envelope):
     """Writes one answer of vLLM's /inference/v1/generate: token ids, and the text beside them where that is wanted."""
 
     _has_one_prompt = True
+    _nulls_of_answer = b',"metrics":null,"kv_transfer_params":null,"ec_transfer_params":null'
 
     def _first_members(self, name: str) -> dict[str, object]:
         request = self._request
@@ -241,11 +261,11 @@ class GenerateFormat(Envelope):
 
     def beginnings(self) -> bytes:
         """Return the chunk before all rows, with the prompt's ids if requested."""
-        ids = self._prompt_ids(0)
+        if not self._request.echoed:
+            return b""
         said = self._said and self._said % b'""'
-        ending = b'"token_ids":[],"logprobs":null,"finish_reason":null,"stop_reason":null}]%b%b}\n\n'
-        return ids and self._openings[0] + said + ending % (ids, self._usage_so_far(0, 0))
+        ending = b'"token_ids":[],"logprobs":null,%b}]%b%b}\n\n'
+        return self._openings[0] + said + ending % (_NO_END, self._prompt_ids(0), self._usage_so_far(0, 0))
 
     def _prompt_ids(self, _index: int) -> bytes:
-        members = self._request.echoed
-        return b"," + orjson.dumps(members)[1:-1] if members else b""
+        return b',"prompt_token_ids":' + orjson.dumps(self._request.echoed.get("prompt_token_ids"))

@@ -52,8 +52,10 @@ class Model(Struct):
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: _Count | UnsetType = UNSET
-    parent: str | UnsetType = UNSET
+    root: str
+    parent: str | None
+    max_model_len: _Count | None
+    permission: list[_Object]
 
 
 class Models(Struct):
@@ -69,6 +71,8 @@ class Usage(Struct):
     prompt_tokens: _Count
     completion_tokens: _Count
     total_tokens: _Count
+    prompt_tokens_details: None
+    completion_tokens_details: None
 
 
 class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +84,7 @@ class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
     weight_versions: list[_Object] | UnsetType = UNSET
     logprobs: _Object | None
     draft_logprobs: _Object | UnsetType | None = UNSET
-    token_ids: list[_Count] | UnsetType = UNSET
+    token_ids: list[_Count] | None
     columns: _Object | UnsetType = UNSET
     draft_columns: _Object | UnsetType | None = UNSET
 
@@ -89,13 +93,16 @@ class TextChoice(Choice, kw_only=True):
     """A choice of a completion."""
 
     text: str
-    prompt_token_ids: list[_Count] | UnsetType = UNSET
+    prompt_token_ids: list[_Count] | None
+    prompt_logprobs: list[_Object | None] | None
+    token_extras: list[_Object | None] | UnsetType = UNSET
 
 
 class MessageChoice(Choice, kw_only=True):
     """A choice of a chat."""
 
     message: _Object
+    token_extras: list[_Object | None] | UnsetType = UNSET
 
 
 class CompletionAnswer(Struct, kw_only=True):
@@ -113,7 +120,8 @@ class ChatAnswer(CompletionAnswer, kw_only=True):
     """An answer of /v1/chat/completions that is not streamed."""
 
     choices: Annotated[list[MessageChoice], Meta(min_length=1)]  # type: ignore[assignment]
-    prompt_token_ids: list[_Count] | UnsetType = UNSET
+    prompt_token_ids: list[_Count] | None
+    prompt_logprobs: list[_Object | None] | None
 
 
 class MessagesUsage(Struct, forbid_unknown_fields=True):
@@ -195,8 +203,11 @@ class GenerateAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     usage: Usage
     choices: Annotated[list[GenerateChoice], Meta(min_length=1)]
-    prompt_token_ids: list[_Count] | UnsetType = UNSET
-    prompt_logprobs: list[_Object | None] | UnsetType = UNSET
+    prompt_token_ids: list[_Count] | None
+    prompt_logprobs: list[_Object | None] | None
+    metrics: None
+    kv_transfer_params: None
+    ec_transfer_params: None
 
 
 class TokenizationAnswer(Struct):

@@ -236,10 +236,8 @@ class Routes:
 
     def _model_of(self, model: str) -> dict[str, object]:
         reader = self._gateway.reader
-        most, parent = reader.models.get(model, 0), reader.parents.get(model)
-        facts: dict[str, object] = {"max_model_len": most} if most else {}  # as vLLM names it, as is `parent`
-        if parent is not None:
-            facts["parent"] = parent
+        most, parent = reader.models.get(model, 0) or None, reader.parents.get(model)
+        facts: dict[str, object] = {"root": model, "parent": parent, "max_model_len": most, "permission": []}
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
 
     async def _bus(self, _request: Request) -> Response:

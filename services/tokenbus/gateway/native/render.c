@@ -186,15 +186,16 @@ static int logprobs(struct writer *writer, const struct columns *next, int count
     return 0;
 }
 
-/* and an object for each, with its alternatives by their names and the token itself among them. */
+/* and an object for each, with its alternatives by their names, behind the token itself. */
 static int members(struct writer *writer, const struct columns *next, int token, int top_k) {
     uint32_t own = next->ids[token];
     const u32 *ids = next->alternative_ids + token * top_k;
     const f32 *logprobs = next->alternative_logprobs + token * top_k;
     if (!top_k) return text(writer, token ? ",null" : "null", token ? 5 : 4); /* they were dropped on the way */
     int fault = text(writer, token ? ",{" : "{", token ? 2 : 1);
-    for (int i = 0; i < top_k && !fault; i++) fault = pair(writer, ids[i], logprobs[i], i == 0, ids[i] == own);
-    if (!fault && next->ranks[token] > (uint32_t)top_k) fault = pair(writer, own, next->logprobs[token], 0, 1);
+    if (!fault) fault = pair(writer, own, next->logprobs[token], 1, 1);
+    for (int i = 0; i < top_k && !fault; i++)
+        if (ids[i] != own) fault = pair(writer, ids[i], logprobs[i], 0, 0);
     return fault ? fault : text(writer, "}", 1);
 }
 
