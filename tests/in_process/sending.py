@@ -11,12 +11,16 @@ class Sending:
     def __init__(self, send: Callable[[bytes, list[bytes]], Outcome]) -> None:
         self.send = send
         self.identities: dict[bytes, Identity] = {}
+        self.gone: set[bytes] = set()
         self.admitted: set[bytes] = set()
         self.cut: list[bytes] = []
         """Those that the core disconnected."""
 
     def identity(self, peer: bytes) -> Identity:
         return self.identities.get(peer, ANONYMOUS)
+
+    def is_connected(self, peer: bytes) -> bool:
+        return peer not in self.gone
 
     def admit(self, peer: bytes) -> None:
         """Remember a peer whose hello was accepted."""

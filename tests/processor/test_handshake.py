@@ -57,6 +57,20 @@ def test_nothing_is_taken_before_the_hello() -> None:
     assert len(bench.core.registry.table) == 0
 
 
+def test_hello_of_a_connection_that_has_gone_is_dropped() -> None:
+    """It proves no key any more, and is no worker that was refused; said again, it is taken."""
+    bench = Bench()
+    worker = BenchWorker(bench, "worker-0", 7)
+    bench.peers.gone.add(worker.peer)
+    bench.peers.identities[worker.peer] = Identity("", frozenset())
+    worker.say_hello()
+    assert not bench.sent[worker.peer]
+    assert not bench.core.worker_connections.refused
+    bench.peers.gone.clear()
+    worker.say_hello()
+    assert worker.refusals() == [RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED]
+
+
 def test_reconnected_worker_goes_on_where_it_was() -> None:
     """A worker that reconnects is sent the next expected sequence (case 17)."""
     bench = Bench()

@@ -148,6 +148,10 @@ class MemoryListener:
         del peer
         return ANONYMOUS
 
+    def is_connected(self, peer: bytes) -> bool:
+        """Return whether a peer's connection is still there."""
+        return peer in self.peers
+
     def admit(self, peer: bytes) -> None:
         """Ignore it: no peer is cut off for silence."""
 

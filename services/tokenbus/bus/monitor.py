@@ -125,6 +125,10 @@ class Monitor:
         connection = self._by_peer.get(peer)
         return (connection and self._allowed.find(connection.public)) or _NO_RIGHTS
 
+    def is_connected(self, peer: bytes) -> bool:
+        """Return whether a peer's connection was there when its message was read, and has not ended since."""
+        return peer in self._by_peer
+
     def cut_revoked(self) -> None:
         """Cut off the peers whose keys are no longer allowed."""
         if self._allowed is None:

@@ -104,6 +104,9 @@ class Listener(Protocol):
     def identity(self, peer: bytes) -> Identity:
         """Return the identity that a peer which has sent a message has proved."""
 
+    def is_connected(self, peer: bytes) -> bool:
+        """Return whether the connection of a peer which has sent a message is still there."""
+
     def admit(self, peer: bytes) -> None:
         """Mark a peer as introduced: it is no longer cut off for silence, or to make room for others."""
 

@@ -200,7 +200,8 @@ class ZeroMQListener:
         self.address = binding.address
         self.server_key = server_key
         self.budget = socket.budget
-        self.identity, self.admit, self.disconnect = monitor.identity, monitor.admit, monitor.disconnect
+        self.identity, self.is_connected = monitor.identity, monitor.is_connected
+        self.admit, self.disconnect = monitor.admit, monitor.disconnect
         self.is_reachable, self.usage = binding.is_reachable, monitor.guard.usage
         self._socket = socket
         self._binding = binding

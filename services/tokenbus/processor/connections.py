@@ -151,7 +151,8 @@ class Connections(ABC, Generic[P]):
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
         """Take one message of a peer; whatever it contains, it ends nothing but itself."""
         known = self.peers.at(peer)
-        if known is None and not self._may_be_read(peer, parts, now):
+        # One that has gone hears no answer, and proves no key any more.
+        if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, parts, now)):
             return
         try:
             self._take(peer, known, parts, now)
