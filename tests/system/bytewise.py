@@ -63,9 +63,9 @@ def asked(**fields: object) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def not_reading(served: Serving, room: int = 4096, wanted: bytes = b"", ending: bytes = b"") -> socket.socket:
-    """Return a client's socket that has asked for something, has room for little, and does not read."""
-    host, _, port = served.address.rpartition(":")
+def not_reading(address: str, room: int = 4096, wanted: bytes = b"", ending: bytes = b"") -> socket.socket:
+    """Return a client's socket that has asked an address or a URL for something, has little room, and does not read."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
     stalled = socket.socket()
     stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
     stalled.connect((host, int(port)))

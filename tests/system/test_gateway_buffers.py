@@ -10,25 +10,14 @@ import pytest
 
 from tests.support.campaigns import many
 from tests.support.waiting import soon, until
-from tests.system.bytewise import LONG, asked, not_reading, serving
+from tests.system.bytewise import asked, not_reading, serving
 from tests.system.deployment import Deployment
-from tests.system.serving import Served, asking, is_true, plainly, served
+from tests.system.serving import asking, is_true, plainly, served
 from tokenbus.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
 UNREAD = many(500, 40)
 _FILL = 'tokenbus_fill_ratio{of="buffers"}'
-
-
-async def _opened(system: Served, sockets: list[socket.socket]) -> None:
-    host, _, port = system.url.removeprefix("http://").rpartition(":")
-    for _ in range(UNREAD):
-        stalled = socket.socket()
-        sockets.append(stalled)
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect((host, int(port)))
-        stalled.sendall(asked(max_tokens=LONG, logprobs=20, stream=True))
-        await asyncio.sleep(0)
 
 
 async def test_streams_that_are_not_read_end_alone() -> None:
@@ -41,7 +30,7 @@ async def test_streams_that_are_not_read_end_alone() -> None:
             async with asking(system.url) as client, plainly(system.url) as plain:
                 given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 900, "logprobs": 0}
                 stream = await client.completions.create(**given, stream=True)
-                opening = asyncio.create_task(_opened(system, sockets))
+                opening = asyncio.create_task(_open_all(system.url, sockets))
                 chunks = [chunk async for chunk in stream]
                 await opening
                 whole: Any = chunks[0]
@@ -66,6 +55,12 @@ async def test_streams_that_are_not_read_end_alone() -> None:
                 stalled.close()
 
 
+async def _open_all(url: str, sockets: list[socket.socket]) -> None:
+    for _ in range(UNREAD):
+        sockets.append(not_reading(url))
+        await asyncio.sleep(0)
+
+
 async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -> None:
     bounds = {
         "gateway__stream_buffer_bytes": 20_000,
@@ -74,7 +69,7 @@ async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -
     }
     async with serving(deployment, **bounds) as system:
         wanted = asked(max_tokens=900, logprobs=20)
-        stalled = [not_reading(system, wanted=wanted) for _ in range(3)]
+        stalled = [not_reading(system.address, wanted=wanted) for _ in range(3)]
         try:
             await until(lambda: system.gateway.buffers.evicted)
             assert await _is_served(system)

@@ -265,6 +265,6 @@ async def test_client_that_does_not_read_its_tokens_is_cut_off(deployment: Deplo
     body = b'{"prompt": "%b", "return_token_strs": true}' % (b"a" * 100_000)
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     async with alone(deployment, gateway__write_timeout_ms=100) as served:
-        stalled = not_reading(served, wanted=head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        stalled = not_reading(served.address, wanted=head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await until(lambda: served.gateway.counts.cut_clients == 1)
         stalled.close()
