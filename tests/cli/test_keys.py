@@ -70,7 +70,10 @@ def test_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], name: 
 
 
 def test_life_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
-    """A key is added by its certificate's path or its text, listed, revoked by its name or itself, and stays listed."""
+    """A key is added by its certificate's path or its text, listed, revoked by its name or itself, and stays listed.
+
+    Of two keys of one name one can be revoked: so keys are rotated.
+    """
     for name in ("w0", "g"):
         said(capsys, "keys", "make", name)
     added = said(capsys, "keys", "add", "w0", "keys/w0.key", "--role", "worker", "--names", "w0", "--names", "w-*")
@@ -81,23 +84,18 @@ def test_life_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "keys", "list")
     assert (status, len(out.splitlines())) == (0, 2)
     assert text in out
+    said(capsys, "keys", "make", "w0", "--folder", "next")
+    said(capsys, "keys", "add", "w0", "next/w0.key", "--role", "worker")
+    assert said(capsys, "keys", "revoke", "keys/w0.key") == (0, f"revoked w0: 1 key in {FILE}\n", "")
+    assert [key.revoked is None for key in read_keys(Path(FILE))] == [False, True, True]
     assert said(capsys, "keys", "revoke", "w0") == (0, f"revoked w0: 1 key in {FILE}\n", "")
     assert said(capsys, "keys", "revoke", "keys/g.key") == (0, f"revoked g: 1 key in {FILE}\n", "")
     listed = json.loads(said(capsys, "keys", "list", "--json")[1])
     assert [(key["name"], key["roles"], key["names"], bool(key["revoked"])) for key in listed["keys"]] == [
         ("w0", ["worker"], ["w0", "w-*"], True),
         ("g", ["client", "observer"], ["g"], True),
+        ("w0", ["worker"], ["w0"], True),
     ]
-
-
-def test_rotation(capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "keys", "make", "w0")
-    said(capsys, "keys", "make", "w0", "--folder", "next")
-    for path in ("keys/w0.key", "next/w0.key"):
-        assert said(capsys, "keys", "add", "w0", path, "--role", "worker")[0] == 0
-    said(capsys, "keys", "revoke", "keys/w0.key")
-    assert [key.revoked is None for key in read_keys(Path(FILE))] == [False, True]
-    assert said(capsys, "keys", "revoke", "w0")[1] == f"revoked w0: 1 key in {FILE}\n"
 
 
 def test_revoked_key_does_not_come_back(capsys: pytest.CaptureFixture[str]) -> None:

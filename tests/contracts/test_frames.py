@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contracts.frame_cases import Case, cases_of, fields_below, put_nothing, put_value, with_field
+from tests.contracts.other_encodings import varint
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import FRAMES, read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
@@ -95,15 +96,7 @@ def test_size_of_a_frame(frame: type[Message]) -> None:
 
 def _padding(size: int) -> bytes:
     """Return a field that no frame knows, of so many bytes in all."""
-    return _key(PADDING_FIELD, 2) + _varint(size - 6, width=4) + bytes(size - 6)
-
-
-def _key(number: int, wire_type: int) -> bytes:
-    return _varint(number << 3 | wire_type, width=2)
-
-
-def _varint(value: int, width: int) -> bytes:
-    return bytes([*(value >> 7 * place & 0x7F | 0x80 for place in range(width - 1)), value >> 7 * (width - 1)])
+    return varint(PADDING_FIELD << 3 | 2, 2) + varint(size - 6, 4) + bytes(size - 6)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +125,7 @@ def test_what_a_refusal_says(frame: Message, line: str) -> None:
 
 
 def test_body_of_a_newer_minor() -> None:
-    newer = _key(31, 2) + b"\x02hi"
+    newer = varint(31 << 3 | 2, 2) + b"\x02hi"
     read = read_frame(WorkerFrame, WorkerFrame(epoch=1).SerializeToString() + newer)
     assert (read.epoch, read.WhichOneof("body")) == (1, None)
     assert read_frame(ServerFrame, newer + b"\x08\x05").number == 5
@@ -150,7 +143,7 @@ def test_body_of_a_newer_minor() -> None:
         b"\x15\x00\x00\x00\x00",  # the refusal's, as 4 bytes
         b"\x19" + bytes(8),  # the credit's, as 8 bytes
         b"\x0b\x0c",  # the welcome's, as a group
-        b"\x08\x01" * 5000 + _key(31, 2) + b"\x00",  # the newer field lies behind more than is looked at
+        b"\x08\x01" * 5000 + varint(31 << 3 | 2, 2) + b"\x00",  # the newer field lies behind more than is looked at
     ],
     ids=["empty", "varint", "fixed32", "fixed64", "group", "many"],
 )
@@ -164,14 +157,14 @@ def test_damaged_body_is_no_newer_one(data: bytes) -> None:
 def test_nested_choice_is_not_ignored() -> None:
     """A request whose prompt is of a newer minor's kind cannot be worked on, and is refused, not ignored."""
     generate = Generate(request_key=1, sampling=SamplingParameters())
-    generate.MergeFromString(_key(31, 2) + b"\x00")
+    generate.MergeFromString(varint(31 << 3 | 2, 2) + b"\x00")
     with pytest.raises(ContractError, match=r"^generate\.prompt: "):
         read_frame(ClientFrame, ClientFrame(generate=generate).SerializeToString())
 
 
 def test_newer_fields_and_names_pass() -> None:
     """What a minor 1 adds to an answer or to a request passes through a peer of minor 0."""
-    newer = _key(31, 2) + b"\x02hi"
+    newer = varint(31 << 3 | 2, 2) + b"\x02hi"
     answer = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
     answer.refusal.MergeFromString(newer)
     request = ClientFrame(generate=Generate(request_key=1, text=TextPrompt(text="a"), sampling=SamplingParameters()))

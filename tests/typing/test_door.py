@@ -2,6 +2,9 @@
 
 from collections.abc import AsyncGenerator, Callable
 
+import numpy as np
+import numpy.typing as npt
+
 import tokenbus
 from tokenbus.processor import Step
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
@@ -43,6 +46,19 @@ async def _read(path: str, log: str) -> None:
         assert batch is None or item.missing_items == 0
 
 
+def _encode(made: tokenbus.LogprobBatch) -> list[int]:
+    data: bytes = tokenbus.encode(made)
+    read: tokenbus.LogprobBatch = tokenbus.decode(data, limits=tokenbus.Limits.default())
+    rows: list[tokenbus.Row] = list(read.in_batch_order().rows())
+    ids: npt.NDArray[np.uint32] = rows[0].token_ids
+    columns: dict[str, npt.NDArray[np.generic]] = dict(read.select([0]).columns)
+    try:
+        return [row.key for row in rows if columns["token_ids"].size == ids.size]
+    except tokenbus.ContractError as error:
+        told: tuple[str, object, object, tokenbus.Rule] = (error.field, error.limit, error.actual, error.rule)
+        raise ValueError(told) from None
+
+
 async def _publish(settings: tokenbus.Settings, made: tokenbus.LogprobBatch) -> None:
     async with tokenbus.Processor(settings) as processor, tokenbus.Publisher(settings, vocabulary_size=10) as publisher:
         taken: list[tokenbus.Generate | Abort] = publisher.take_requests(0.1)
@@ -65,5 +81,6 @@ def test_names_are_typed() -> None:
     run: Callable[..., None] = tokenbus.run_engine
     use: Callable[[str], object] = _use
     read: Callable[[str, str], object] = _read
+    encode: Callable[[tokenbus.LogprobBatch], list[int]] = _encode
     publish: Callable[[tokenbus.Settings, tokenbus.LogprobBatch], object] = _publish
-    assert all(map(callable, (run, use, read, publish)))
+    assert all(map(callable, (run, use, read, encode, publish)))
