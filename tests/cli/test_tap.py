@@ -12,6 +12,7 @@ from tests.cli.helpers import (
     EPOCH,
     EVENT,
     WORKER,
+    admitted,
     hello,
     memory_settings,
     payloads,
@@ -46,9 +47,39 @@ def first_batch() -> bytes:
     return next(payload for _, kind, payload in payloads() if kind == BATCH)
 
 
-def test_batch_in_a_line() -> None:
-    (line,) = lines_of(values_of(first_batch()))
-    assert line == "worker-0/7 #4 TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens, 2.500 ms ago"
+def with_weights(payload: bytes) -> bytes:
+    batch = decode(payload)
+    return encode(batch.headed(batch.header._replace(weight_version=12)))
+
+
+def event(**values: Any) -> bytes:  # noqa: ANN401 - whichever the event is
+    return write_frame(RequestEvent(sequence=4, **values))
+
+
+ERROR = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
+UNKNOWN: Any = 99
+STEP = "TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens"
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind", "line"),
+    [
+        (first_batch(), BATCH, f"{STEP}, 2.500 ms ago"),
+        (with_weights(first_batch()), BATCH, f"{STEP}, weights 12, 2.500 ms ago"),
+        (admitted(1, 4), EVENT, "ADMITTED request 0000000000000001, prompt of 1 tokens"),
+        (event(error=ERROR), EVENT, r"ERROR request 0000000000000005 ENGINE after 3 tokens: out\nof"),
+        (first_batch()[:-1], BATCH, "REFUSED "),
+        (b"xyz", UNKNOWN, "UNKNOWN payload kind 99, 3 bytes"),
+    ],
+)
+def test_item_in_a_line(payload: bytes, kind: PayloadKind, line: str) -> None:
+    (found,) = lines_of(values_of(payload, kind))
+    assert found.startswith(f"worker-0/7 #4 {line}")
+
+
+def test_worker_id_is_printed_escaped() -> None:
+    (line,) = lines_of(left_out_values(StreamItem(hello("w\n\x1b[2J"), 1, 5, BATCH, b"", missing_items=3)))
+    assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
 
 
 def test_rows_with_their_tokens() -> None:
@@ -62,17 +93,9 @@ def test_rows_with_their_tokens() -> None:
     assert f"  request {2:016x} index {row['batch_index']} position 0 ACTIVE: {tokens}" in lines
 
 
-def test_events_in_a_line() -> None:
-    _, _, taken = next(payloads())
-    assert lines_of(values_of(taken, EVENT)) == ["worker-0/7 #4 ADMITTED request 0000000000000001, prompt of 1 tokens"]
-    error = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
-    (line,) = lines_of(values_of(write_frame(RequestEvent(sequence=4, error=error)), EVENT))
-    assert line == r"worker-0/7 #4 ERROR request 0000000000000005 ENGINE after 3 tokens: out\nof"
-
-
 def test_scores_and_answers_in_a_line() -> None:
     (chunk,) = true_prompt_scores(5, [7, 8, 9], PromptScoring(top_logprobs=2)).chunks()
-    values = values_of(write_frame(RequestEvent(sequence=4, prompt_scores=chunk)), EVENT)
+    values = values_of(event(prompt_scores=chunk), EVENT)
     assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
     assert lines_of(values) == ["worker-0/7 #4 SCORED request 0000000000000005, its prompt's tokens 1 to 2 of 3"]
     for error, state, line in (
@@ -80,26 +103,8 @@ def test_scores_and_answers_in_a_line() -> None:
         ("no folder", EngineState(weight_version=7), "no folder; weights 7"),
     ):
         answer = ControlAnswer(control_key=2, error=error, state=state)
-        values = values_of(write_frame(RequestEvent(sequence=4, control_answer=answer)), EVENT)
+        values = values_of(event(control_answer=answer), EVENT)
         assert lines_of(values) == [f"worker-0/7 #4 CONTROLLED {line}"]
-
-
-def test_weights_of_a_step_are_named() -> None:
-    batch = decode(first_batch())
-    payload = encode(batch.headed(batch.header._replace(weight_version=12)))
-    assert values_of(payload)["weight_version"] == "12"
-    assert ", 9 tokens, weights 12, " in lines_of(values_of(payload))[0]
-
-
-def test_what_cannot_be_read_is_said() -> None:
-    assert lines_of(values_of(first_batch()[:-1]))[0].startswith("worker-0/7 #4 REFUSED ")
-    newer: Any = 99
-    assert lines_of(values_of(b"xyz", newer)) == ["worker-0/7 #4 UNKNOWN payload kind 99, 3 bytes"]
-
-
-def test_worker_id_is_printed_escaped() -> None:
-    (line,) = lines_of(left_out_values(StreamItem(hello("w\n\x1b[2J"), 1, 5, BATCH, b"", missing_items=3)))
-    assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
 
 
 @pytest.mark.parametrize(("window", "last"), [(2, 1), (1000, 100)])

@@ -157,7 +157,8 @@ async def test_a_bad_address_is_one_line() -> None:
 # To whom.
 
 
-def test_other_paths_and_methods_are_answered(served: MetricsServer) -> None:
+def test_other_paths_methods_and_a_defect_are_answered(served: MetricsServer) -> None:
+    assert get(f"{served.url}/metrics")[0] == 500
     assert get(f"{served.url}/")[0] == 404
     assert get(f"{served.url}/healthz?verbose=1")[0] == 200
     assert say(served, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
@@ -186,8 +187,3 @@ def test_silent_connections_are_bounded_and_delay_no_other(served: MetricsServer
             assert connection.recv(1) == b""
     for connection in (*silent, *over):
         connection.close()
-
-
-def test_a_defect_is_one_page(served: MetricsServer) -> None:
-    assert get(f"{served.url}/metrics")[0] == 500
-    assert get(f"{served.url}/healthz")[0] == 200
