@@ -3,79 +3,35 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.helpers import EPOCH, hello, payloads, recording
+from tests.cli.helpers import BATCH, payloads, recording
 from tests.contracts.valid_messages import seeded
 from tests.pages import blocks
 from tokenbus.cli import main
-from tokenbus.recordings.items import Recorder, StreamItem, read_recording
+from tokenbus.engines.synthetic import true_tokens
+from tokenbus.recordings.items import read_recording
 from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import BatchKind, LogprobBatch, Row, encode
+from tokenbus_contracts import LogprobBatch, Row, encode
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
-from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 Values = dict[str, Any]
 Inspect = Callable[..., tuple[int, Values]]
 
 
-class Step(NamedTuple):
-    """A step's tokens by request, each an id and a logprob; all of a step begin at one position."""
-
-    position: int
-    tokens: dict[int, list[tuple[int, float]]]
-    kind: BatchKind = BatchKind.TARGET
-    number: int = 0
-
-
-def batch_of(step: Step, sequence: int) -> LogprobBatch:
-    rows = [RowShape(key, step.position, len(tokens)) for key, tokens in step.tokens.items()]
-    made = batch(rows, sequence=sequence, step=step.number or sequence, kind=step.kind)
-    pairs = [pair for tokens in step.tokens.values() for pair in tokens]
-    ids, logprobs = np.array([pair[0] for pair in pairs], "u4"), np.array([pair[1] for pair in pairs], "f4")
-    changed = {"token_ids": ids, "logprobs": logprobs, "ranks": np.ones(len(pairs), "u4")}
-    changed |= {name: made.columns[name][:0] for name in ("alternative_token_ids", "alternative_logprobs")}
-    changed |= {"top_ks": np.zeros(made.row_count, "u1")}
-    return LogprobBatch.of_views(made.header, made.columns | changed)
-
-
-def recorded(path: Path, steps: Iterable[Step], cut: int = 0) -> Path:
-    recorder, data = Recorder(EPOCH, hello()), b""
-    for sequence, step in enumerate(steps, 1):
-        payload = encode(batch_of(step, sequence))
-        kind = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH
-        data += recorder.add(StreamItem(hello(), EPOCH, sequence, kind, payload))
-    path.write_bytes(data[: len(data) - cut])
-    return path
-
-
-def rollout(rng: Random, requests: Sequence[int] = (11, 12, 13), length: int = 8) -> list[Step]:
-    return [
-        Step(place, {key: [(rng.randrange(1000), -rng.randrange(1, 4000) / 1024)] for key in requests})
-        for place in range(length)
-    ]
-
-
-def moved(steps: Iterable[Step], by: Callable[[int, int, float], float]) -> list[Step]:
-    """Return the same tokens with other logprobs."""
-    return [
-        step._replace(
-            tokens={
-                key: [(token, by(key, step.position + place, logprob)) for place, (token, logprob) in enumerate(pairs)]
-                for key, pairs in step.tokens.items()
-            }
-        )
-        for step in steps
-    ]
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A recording of three requests of nine tokens."""
+    (tmp_path / "a").write_bytes(recording())
+    return tmp_path / "a"
 
 
 @pytest.fixture
@@ -92,38 +48,40 @@ def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
 # One recording.
 
 
-def test_requests_of_a_recording(tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = rollout(seeded(1))
-    path = recorded(tmp_path / "a", steps)
+def test_requests_of_a_recording(path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]) -> None:
+    truth = {key: true_tokens(key, 0, 9) for key in (1, 2, 3)}
     status, found = inspect(path)
-    logprobs = [pairs[0][1] for step in steps for pairs in step.tokens.values()]
+    logprobs = [float(logprob) for true in truth.values() for logprob in true.logprobs]
     assert status == 0
-    assert found["summary"] == {"requests": 3, "tokens": 24, "mean_logprob": pytest.approx(mean(logprobs))}
-    assert [request["request_id"] for request in found["requests"]] == [f"{key:016x}" for key in (11, 12, 13)]
-    for request in found["requests"]:
-        pairs = [step.tokens[int(request["request_id"], 16)][0] for step in steps]
-        assert [(each["token_id"], each["logprob"]) for each in request["values"]] == pairs
-        assert [each["position"] for each in request["values"]] == list(range(8))
+    assert found["summary"] == {"requests": 3, "tokens": 27, "mean_logprob": pytest.approx(mean(logprobs))}
+    assert [request["request_id"] for request in found["requests"]] == [f"{key:016x}" for key in truth]
+    for request, true in zip(found["requests"], truth.values(), strict=True):
+        pairs = zip(true.ids.tolist(), true.logprobs.tolist(), strict=True)
+        assert [(each["token_id"], each["logprob"]) for each in request["values"]] == list(pairs)
+        assert [each["position"] for each in request["values"]] == list(range(9))
     assert main(["inspect", str(path), "--count", "1"]) == 0
     head, tokens, summary = capsys.readouterr().out.splitlines()
-    assert head.startswith("request 000000000000000b: tokens 8, mean logprob -")
-    assert tokens == "  " + " ".join(f"{token}({logprob:.3f})" for token, logprob in (s.tokens[11][0] for s in steps))
-    assert summary.startswith("requests 3, tokens 24, mean logprob -")
+    assert head.startswith("request 0000000000000001: tokens 9, mean logprob -")
+    shown = [f"{token}({logprob:.3f})" for token, logprob in zip(truth[1].ids, truth[1].logprobs, strict=True)]
+    assert tokens == f"  {' '.join(shown)}"
+    assert summary.startswith("requests 3, tokens 27, mean logprob -")
 
 
-def test_one_request_as_text(tmp_path: Path, inspect: Inspect) -> None:
-    path = recorded(tmp_path / "a", [Step(0, {5: [(104, -1.0), (105, -1.0)], 6: [(106, -2.0)]})])
+def test_one_request_as_text(path: Path, inspect: Inspect) -> None:
+    made = batch([RowShape(5, tokens=2, top_k=0), RowShape(6, top_k=0)])
+    letters = LogprobBatch.of_views(made.header, made.columns | {"token_ids": np.array([104, 105, 106], "u4")})
+    path.write_bytes(recording(iter([(1, BATCH, encode(letters))])))
     _, found = inspect(path, "--request", f"{5:016x}", "--tokenizer", "bytes")
     (request,) = found["requests"]
     assert (request["request_id"], [each["text"] for each in request["values"]]) == (f"{5:016x}", ["h", "i"])
 
 
 def test_torn_recording_is_shown_up_to_its_fault(
-    tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]
+    path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = recorded(tmp_path / "a", rollout(seeded(1)), cut=1)
+    path.write_bytes(path.read_bytes()[:-1])
     status, found = inspect(path)
-    assert (status, found["summary"]["tokens"]) == (1, 21)
+    assert (status, found["summary"]["tokens"]) == (1, 18)
     fault = found["fault"]
     assert "the file ends within the entry" in fault
     assert main(["inspect", str(path)]) == 1
@@ -182,28 +140,41 @@ def test_parquet_of_a_recording(tmp_path: Path, inspect: Inspect, capsys: pytest
             assert (other_status, other["summary"], other["requests"]) == (0, found["summary"], found["requests"])
 
 
+def test_long_name_of_many_rows_is_held_once(
+    tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of some kilobytes that says so asked for sixteen gigabytes."""
+    (tmp_path / "a").write_bytes(recording(payloads(requests=1, tokens=4)))
+    assert main(["export", str(tmp_path / "a"), "--to", str(tmp_path / "b.parquet")]) == 0
+    capsys.readouterr()
+    table = pq.read_table(tmp_path / "b.parquet").take([0] * 2**18)
+    place = table.schema.get_field_index("value_kind")
+    names = pa.DictionaryArray.from_arrays(pa.array([0] * 2**18, pa.int8()), ["x" * 16_000])
+    pq.write_table(table.set_column(place, "value_kind", names), tmp_path / "c.parquet")
+    status, found = inspect(tmp_path / "c.parquet")
+    assert (status, found["error"].count("\n")) == (1, 1)
+    assert f"{tmp_path / 'c.parquet'}: one of UNSPECIFIED, " in found["error"]
+
+
 def test_two_exports_are_compared_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/recording.md's SQL has the figures of the tokens up to where requests part, and of no drafts."""
     import duckdb  # noqa: PLC0415 - slow to import
 
-    rng = seeded(7)
-    steps = rollout(rng)
-    noise = {(key, place): rng.gauss(0, 0.2) for key in (11, 12, 13) for place in range(8)}
-    other = moved(steps, lambda key, place, logprob: min(0.0, logprob + noise[key, place]))
-    other[5].tokens[12][0] = (5000, -1.0)
-    del other[7].tokens[13]
-    drafts = Step(0, {11: [(steps[0].tokens[11][0][0], -9.0)]}, BatchKind.DRAFT, number=1)
-    recorded(tmp_path / "rollout.tokenbus", [steps[0], drafts, *steps[1:]])
-    recorded(tmp_path / "trainer.tokenbus", [*other, Step(0, {14: [(1, -1.0)]})])
     monkeypatch.chdir(tmp_path)
-    for name in ("rollout", "trainer"):
-        assert main(["export", f"{name}.tokenbus", "--to", f"{name}.parquet"]) == 0
-    differences = [
-        float(np.float32(there.tokens[key][0][1])) - pairs[0][1]
-        for step, there in zip(steps, other, strict=True)
-        for key, pairs in step.tokens.items()
-        if key in there.tokens and (key != 12 or step.position < 5)
-    ]
+    Path("rollout.tokenbus").write_bytes(recording(payloads(tokens=8, drafts=True)))
+    assert main(["export", "rollout.tokenbus", "--to", "rollout.parquet"]) == 0
+    rollout, rng, differences = pq.read_table("rollout.parquet"), seeded(7), list[float]()
+    trainer = [row for row in rollout.to_pylist() if row["kind"] == "TARGET"]
+    for row in trainer:
+        key, position, logprob = row["request_id"], row["position"], row["logprob"]
+        row["logprob"] = float(np.float32(logprob + rng.gauss(0, 0.2)))
+        if (key, position) == (2, 5):
+            row["token_id"] += 1
+        elif (key, position) == (3, 7):
+            row["request_id"] = 14
+        if row["request_id"] != 14 and (key != 2 or position < 5):
+            differences.append(row["logprob"] - logprob)
+    pq.write_table(pa.Table.from_pylist(trainer, rollout.schema), "trainer.parquet")
     (recipe,) = blocks("sql", of="docs/recording.md")
     with duckdb.connect() as connection:
         found = connection.execute(recipe.text)
@@ -221,40 +192,20 @@ def test_two_exports_are_compared_as_the_page_says(tmp_path: Path, monkeypatch: 
     )
 
 
-# Wrong uses.
-
-
-def test_wrong_uses(tmp_path: Path, inspect: Inspect) -> None:
-    a = recorded(tmp_path / "a", rollout(seeded(1)))
-    status, found = inspect(a, "--tokenizer", "nobody")
+def test_wrong_uses(path: Path, tmp_path: Path, inspect: Inspect) -> None:
+    status, found = inspect(path, "--tokenizer", "nobody")
     assert status == 2
     assert found["error"].startswith("tokenbus: tokenbus.tokenizers: one of ")
     (folder := tmp_path / "folder").mkdir()
     os.mkfifo(folder / "pipe.parquet")
     (text := tmp_path / "text").write_text("root:x:0:0:root:/root:/bin/sh\n")
-    for path, line in (
+    for wrong, line in (
         (tmp_path / "nowhere", "no such file or directory"),
         (folder / "pipe.parquet", "a file or a folder, got neither"),
         (folder, "no rows for each token, as `tokenbus export` writes them"),
         (text, "byte 0: no recording, which begins with a hello: "),
     ):
-        status, found = inspect(path)
+        status, found = inspect(wrong)
         assert status == 1
         said = str(found.get("error") or found["fault"])
-        assert said.removeprefix("tokenbus: ").startswith(f"{path}: {line}")
-
-
-def test_long_name_of_many_rows_is_held_once(
-    tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file of some kilobytes that says so asked for sixteen gigabytes."""
-    (tmp_path / "a").write_bytes(recording(payloads(requests=1, tokens=4)))
-    assert main(["export", str(tmp_path / "a"), "--to", str(tmp_path / "b.parquet")]) == 0
-    capsys.readouterr()
-    table = pq.read_table(tmp_path / "b.parquet").take([0] * 2**18)
-    place = table.schema.get_field_index("value_kind")
-    names = pa.DictionaryArray.from_arrays(pa.array([0] * 2**18, pa.int8()), ["x" * 16_000])
-    pq.write_table(table.set_column(place, "value_kind", names), tmp_path / "c.parquet")
-    status, found = inspect(tmp_path / "c.parquet")
-    assert (status, found["error"].count("\n")) == (1, 1)
-    assert f"{tmp_path / 'c.parquet'}: one of UNSPECIFIED, " in found["error"]
+        assert said.removeprefix("tokenbus: ").startswith(f"{wrong}: {line}")
