@@ -4,18 +4,21 @@ import asyncio
 import json
 import socket
 import stat
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from tokenbus.cli import system as system_module
+from tokenbus.cli import up
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.supervisor import Child, News, Service, Supervisor
 from tokenbus.cli.system import Plan, environment_of, plan_for, runtime_folder
-from tokenbus.cli.up import Screen
 from tokenbus.settings import Settings
 from tokenbus.worker import engine_kind
 
@@ -164,7 +167,7 @@ async def test_reader_that_goes_away_stops_the_system(folder: Path, monkeypatch:
     def fail(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
-    screen = Screen(as_json=True)
+    screen = up.Screen(as_json=True)
     screen.system = system = Supervisor([], folder, screen.news)
     monkeypatch.setattr("builtins.print", fail)
     screen.tell("started", "a line")
@@ -188,3 +191,42 @@ async def test_service_runs_no_module_of_the_current_folder(
 
 async def never() -> None:
     raise AssertionError("it started")
+
+
+class _Readyz(BaseHTTPRequestHandler):
+    answers: ClassVar[list[list[str] | None]]
+    """What is wrong, one time after the other; None: it does not say."""
+
+    def do_GET(self) -> None:
+        problems = self.answers.pop(0)
+        self.send_response(503 if problems != [] else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"status": "?"} if problems is None else {"problems": problems}).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+async def test_it_is_up_when_a_request_would_be_answered(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it says what it waits for, once for each reason that lasts."""
+    monkeypatch.setattr(up, "_READY_SECONDS", 0)
+    monkeypatch.setattr(up, "_SOON", 1)
+    _Readyz.answers = [["soon over"], ["no worker"], ["no worker"], None, []]
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Readyz) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        gateway: Any = SimpleNamespace(
+            service=SimpleNamespace(arguments=["gateway"]),
+            address=f"http://127.0.0.1:{server.server_port}",
+            **dict.fromkeys(("name", "pid", "state", "metrics"), ""),
+        )
+        plan: Any = SimpleNamespace(settings=Settings.load(environment={}))
+        system: Any = SimpleNamespace(children=[gateway])
+        await up._show(plan, system, up.Screen(as_json=True))
+        server.shutdown()
+        serving.join()
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event.get("text") for event in events[:-1]] == ["waiting: no worker", "waiting: no worker takes requests"]
+    assert events[-1]["event"] == "up"

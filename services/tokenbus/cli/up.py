@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from tokenbus.cli.arguments import Parser, whole
 from tokenbus.cli.configuration import declare_settings
@@ -41,7 +43,7 @@ examples:
   tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096       with options of vLLM's own
   tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
   tokenbus up --gateways 4                          four at one port, each a process of its own
-  tokenbus up --json | jq .event                    started, ready, log, output, up, ended, useless, stopping, down
+  tokenbus up --json | jq .event      started, ready, waiting, up, log, output, ended, useless, stopping, down
 
 Every service gets all settings. Those that matter: worker.drain_timeout_ms and gateway.drain_timeout_ms (how long
 stopping may take), bus.workers_address and bus.clients_address (set them to let other machines in), limits.*.
@@ -51,6 +53,8 @@ _MOST_GATEWAYS = 64
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _LOOK_SECONDS = 1.0
+_READY_SECONDS, _SOON = 0.25, 8
+"""How often it looks whether a request would be answered, and after how many times it says why not."""
 
 
 def declare(parser: Parser) -> None:
@@ -118,8 +122,7 @@ async def _run(plan: Plan, folder: Path, screen: "Screen", start_seconds: float)
 
 
 async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
-    screen.up(plan, system.children)
-    watching = asyncio.create_task(_show_state(plan, screen))
+    watching = asyncio.create_task(_show(plan, system, screen))
     try:
         while system.runs("processor") and system.runs("mixed", "prefill"):
             await system.one_ended()
@@ -130,6 +133,38 @@ async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
     finally:
         watching.cancel()
         screen.progress.clear()
+
+
+async def _show(plan: Plan, system: Supervisor, screen: "Screen") -> None:
+    """Say that all is up when a request would be answered, and before what that waits for; then show its state."""
+    gateway = _gateway(system.children)
+    told, looks = "", 0
+    while (problem := await asyncio.to_thread(_problem, gateway)) is not None:
+        looks += 1
+        if problem != told and looks > _SOON:
+            told = problem
+            screen.tell("waiting", f"waiting: {printable(problem)}")
+        await asyncio.sleep(_READY_SECONDS)
+    screen.up(plan, system.children)
+    await _show_state(plan, screen)
+
+
+def _problem(gateway: str) -> str | None:
+    """Return why a gateway has no worker for a request; None if it has one."""
+    if not gateway.startswith("http://"):  # there is none, or its certificate is another name's
+        return None
+    try:
+        urlopen(f"{gateway}/readyz").close()  # noqa: S310 - http, as above
+    except HTTPError as error:
+        with error:
+            return "; ".join(json.load(error).get("problems", ["no worker takes requests"]))
+    except OSError:  # it ends, which is shown
+        return "the gateway does not answer"
+    return None
+
+
+def _gateway(children: Sequence[Child]) -> str:
+    return next((child.address for child in children if child.service.arguments[0] == "gateway"), "")
 
 
 async def _show_state(plan: Plan, screen: "Screen") -> None:
@@ -176,7 +211,7 @@ class Screen:
 
     def up(self, plan: Plan, children: Sequence[Child]) -> None:
         """Print where everything is, and for people how to use it."""
-        gateway = next((child.address for child in children if child.service.arguments[0] == "gateway"), "")
+        gateway = _gateway(children)
         self.put(
             json.dumps(_described(plan, children, gateway))
             if self.as_json
