@@ -44,33 +44,27 @@ async def begun(processor: Processor, client: Client, key: int = 5) -> Generatio
 # What is sent.
 
 
-async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
-    async with met({"client.drain_timeout_ms": 0}) as (processor, client, _):
-        text = client.generate(
-            "once",
-            stop_token_ids=np.array([1, 2]),
-            top_logprobs=2,
-            include_draft_logprobs=True,
-            model="small",
-            deadline_unix_ms=2**60,
-            request_id=77,
-        )
-        assert (await processor.body("generate")).generate == Generate(
-            request_key=77,
-            model="small",
-            text=TextPrompt(text="once"),
-            sampling=SamplingParameters(stop_token_ids=[1, 2]),
-            top_logprobs=2,
-            include_draft_logprobs=True,
-            deadline_unix_ms=2**60,
-        )
-        ids_alone = client.generate(np.array([0, 7], np.uint32), stop=".", max_tokens=None)
-        assert (await processor.body("generate")).generate == Generate(
-            request_key=ids_alone.request_id,
-            tokens=TokenPrompt(token_ids=[0, 7]),
-            sampling=SamplingParameters(stop=["."]),
-        )
-        assert not text.has_ended
+def test_keyword_arguments_are_the_fields_of_a_request() -> None:
+    arguments: RequestParameters = {
+        "stop_token_ids": np.array([1, 2]),
+        "top_logprobs": 2,
+        "include_draft_logprobs": True,
+        "model": "small",
+        "deadline_unix_ms": 2**60,
+        "request_id": 77,
+    }
+    assert request_of("once", arguments) == Generate(
+        request_key=77,
+        model="small",
+        text=TextPrompt(text="once"),
+        sampling=SamplingParameters(stop_token_ids=[1, 2]),
+        top_logprobs=2,
+        include_draft_logprobs=True,
+        deadline_unix_ms=2**60,
+    )
+    assert request_of(np.array([0, 7], np.uint32), {"stop": ".", "max_tokens": None}) == Generate(
+        tokens=TokenPrompt(token_ids=[0, 7]), sampling=SamplingParameters(stop=["."])
+    )
 
 
 FORMS = "json_schema, json_object, regex, choice, grammar, structural_tag"
@@ -154,19 +148,14 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
     ("prompt", "arguments", "line"),
     [
         ([1], {"min_p": 1.5}, "min_p: at most 1, got 1.5"),
-        ([1], {"presence_penalty": -2.5}, "presence_penalty: at least -2, got -2.5"),
-        ([1], {"frequency_penalty": 3}, "frequency_penalty: at most 2, got 3.0"),
-        ([1], {"repetition_penalty": -1}, "repetition_penalty: at least 0, got -1.0"),
         ([1], {"logit_bias": {3: 101}}, "logit_bias[0].bias: at most 100, got 101.0"),
         ([1], {"logit_bias": {3: "x"}}, "logit_bias[0].bias: a number, got x"),
         ([1], {"logit_bias": {"3": 1}}, "logit_bias[0].token_id: a whole number, got 3"),
         ([1], {"logit_bias": [3]}, "logit_bias: a mapping of token ids to numbers, got list"),
-        ([1], {"min_tokens": -1}, "min_tokens: at least 0, got -1"),
         ([1], {"bad_words": [""]}, "bad_words[0]: text, got empty text"),
         ([1], {"bad_words": ["x"] * 257}, "bad_words: at most 256 elements, got 257"),
         ([1], {"allowed_token_ids": [0, 2**31]}, "allowed_token_ids[1]: at most 2147483646, got 2147483648"),
         ([1], {"priority": 2**63}, f"priority: at most {2**63 - 1}, got {2**63}"),
-        ([1], {"priority": -(2**64)}, f"priority: at least {-(2**63)}, got {-(2**64)}"),
         ([1], {"cache_salt": "s" * 257}, "cache_salt: at most 256 bytes, got 257"),
         ([1], {"structured_output": {}}, f"structured_output: one of {FORMS}, got none"),
         (
@@ -186,13 +175,11 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
         ([1], {"max_token": 3}, "max_token: a parameter of a request, as max_tokens, got 3"),
         ([1], {"max_tokens": 0}, "max_tokens: at least 1, got 0"),
         ([1], {"max_tokens": -1}, "max_tokens: at least 0, got -1"),
-        ([1], {"max_tokens": 2**32}, "max_tokens: at most 4294967295, got 4294967296"),
         ([1], {"max_tokens": True}, "max_tokens: a whole number, got True"),
         ([1], {"seed": "7"}, "seed: a whole number, got 7"),
         ([1], {"temperature": "hot"}, "temperature: a number, got hot"),
         ([1], {"temperature": -0.5}, "temperature: at least 0, got -0.5"),
         ([1], {"top_p": float("nan")}, "top_p: a finite number, got nan"),
-        ([1], {"top_logprobs": 500}, "top_logprobs: at most 127, got 500"),
         ([1], {"stop": ["x", 3]}, "stop[1]: a text, got 3"),
         ([1], {"stop": 7}, "stop: a sequence, got int"),
         ([1], {"stop": ["x", ""]}, "stop[1]: text, got empty text"),
@@ -201,11 +188,8 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
         ([1], {"request_id": 0}, "request_id: at least 1, got 0"),
         ([1], {"logprob_token_ids": range(129)}, "logprob_token_ids: at most 128 elements, got 129"),
         ([1], {"logprob_token_ids": [2**31 - 1]}, "logprob_token_ids[0]: at most 2147483646, got 2147483647"),
-        ([1], {"mask_bound": 1025}, "mask_bound: at most 1024, got 1025"),
         ([1], {"mask_bound": -1}, "mask_bound: at least 0, got -1"),
         ([1], {"entropies": 1}, "entropies: True or False, got 1"),
-        ([1], {"prompt_logprobs": 128}, "prompt_logprobs: at most 127, got 128"),
-        ([1], {"prompt_logprobs": -1}, "prompt_logprobs: at least 0, got -1"),
         ([1], {"prompt_logprob_token_ids": range(257)}, "prompt_logprob_token_ids: at most 256 elements, got 257"),
         ([1], {"prompt_logprob_token_ids": ["a"]}, "prompt_logprob_token_ids[0]: a whole number, got a"),
         ("", {}, "prompt: text, got empty text"),

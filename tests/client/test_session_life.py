@@ -2,6 +2,7 @@
 
 from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer
 from tests.in_process.builders import generate_of
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 
 
 def test_hello_is_said_more_rarely_and_at_random_times() -> None:
@@ -47,3 +48,17 @@ def test_processor_is_missed_only_while_there_are_requests() -> None:
     assert peer.session.lost_since == FIRST + 67.0
     peer.welcome()
     assert peer.session.lost_since is None
+
+
+def test_loss_of_a_processor_has_a_reason() -> None:
+    peer = Peer()
+    for reason in ("it closes: it restarts", "silent for 4000 ms"):
+        peer.says()
+        peer.welcome()
+        if reason.startswith("it"):
+            goodbye = Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING, message="it restarts")
+            peer.hear(goodbye=goodbye)
+        else:
+            peer.now += 4
+            peer.says()
+        assert peer.session.loss == reason

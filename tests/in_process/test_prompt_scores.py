@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import tokenbus.testing
+from tests.in_process.test_token_extras import WISHES
+from tests.in_process.test_token_extras import check as check_extras
 from tests.support.campaigns import many
 from tests.support.disturbance import disturb
 from tokenbus.client import Client, RequestEnd
 from tokenbus.client.tokens import Generation
-from tokenbus.delivery import RequestFailedError
+from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.engines.synthetic import SyntheticEngine, true_prompt_scores, true_tokens
 from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import PromptScoring
@@ -63,35 +65,41 @@ async def test_end_of_a_submitted_request_has_them() -> None:
         check(item.prompt_scores, key, LONG, top_logprobs=3)
 
 
-async def _read(generation: Generation) -> int:
-    return len([token async for token in generation])
+async def _read(generation: Generation) -> list[Token]:
+    return [token async for token in generation]
 
 
-def _ask(client: Client, random: Random) -> tuple[Generation, list[int], int]:
+def _ask(client: Client, random: Random) -> tuple[Generation, list[int], int, dict[str, Any]]:
     prompt, k = LONG[: random.choice([1, 40, 800, 3000])], random.choice([0, 5, 20])
-    return client.generate(prompt, max_tokens=random.choice([0, 30]), prompt_logprobs=k), prompt, k
+    extras = random.choice(WISHES)
+    return client.generate(prompt, max_tokens=random.choice([0, 30]), prompt_logprobs=k, **extras), prompt, k, extras
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(many(150, 4)))
 @pytest.mark.parametrize("processors", [1, 2])
 async def test_no_score_is_lost_or_comes_twice(seed: int, processors: int) -> None:
-    """Processors are restarted, connections cut, and messages lost and repeated while scores are on their way."""
+    """Processors are restarted, connections cut, and messages lost and repeated while scores are on their way.
+
+    Rows of every kind of wish for tokens' extras share steps meanwhile.
+    """
     random = Random(seed)  # noqa: S311 - the same each time, and no secret
-    async with tokenbus.testing.bus(SyntheticEngine, workers=2, processors=processors) as bus:
+    parts = random.choice([1, 2])
+    async with tokenbus.testing.bus(lambda: SyntheticEngine(parts=parts), workers=2, processors=processors) as bus:
         line, asked, reading = bus.line(bus.client), [], []
         for _ in range(6):
             asked += [_ask(bus.client, random) for _ in range(3)]
-            reading += [asyncio.create_task(_read(generation)) for generation, _, _ in asked[-3:]]
+            reading += [asyncio.create_task(_read(generation)) for generation, *_ in asked[-3:]]
             await bus.settle(random.randrange(12))
             await disturb(bus, line, random, turns=30, processors=processors)
         ends = await bus.until(asyncio.gather(*reading, return_exceptions=True))
-        for (generation, prompt, k), end in zip(asked, ends, strict=True):
+        for (generation, prompt, k, extras), end in zip(asked, ends, strict=True):
             if isinstance(end, RequestFailedError):
                 assert (end.code_name, processors) == ("no_worker", 2), "its processor had lost its workers"
                 continue
             assert not isinstance(end, BaseException)
             check(generation.prompt_scores, generation.request_id, prompt, top_logprobs=k)
+            check_extras(end, generation.request_id, extras)
 
 
 async def test_scores_without_room_end_their_request_alone() -> None:
@@ -101,5 +109,5 @@ async def test_scores_without_room_end_their_request_alone() -> None:
         small = bus.client.generate([1, 2, 3], max_tokens=2, prompt_logprobs=20)
         with pytest.raises(RequestFailedError, match=r"room|retention|lost"):
             await bus.until(_read(large))
-        assert await bus.until(_read(small)) == 2
+        assert len(await bus.until(_read(small))) == 2
         check(small.prompt_scores, small.request_id, [1, 2, 3], top_logprobs=20)

@@ -2,12 +2,9 @@
 
 from io import BytesIO
 
-import pytest
-
 from tests.in_process.builders import EPOCH, hello_of, settings
 from tests.worker.peer import Peer as WorkerPeer
 from tokenbus.client import Client
-from tokenbus.logs.values import safe
 from tokenbus.recordings.items import hello_entry, item_entry, public_hello, read_items
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
@@ -43,9 +40,3 @@ def test_recordings_have_no_proof() -> None:
     assert (item.hello.proof, item.hello.handoff_key) == (b"", b"")
     public = public_hello(given)
     assert public.proof + public.handoff_key + public.handoff_server_key == b""
-
-
-@pytest.mark.parametrize("name", ["secret", "proof", "ticket", "handoff_ticket", "handoff_key"])
-def test_logs_show_none(name: str) -> None:
-    """A value of such a name is never in a log."""
-    assert safe(name, b"p" * 16) == "(hidden)"

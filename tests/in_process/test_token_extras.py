@@ -1,16 +1,11 @@
 """What requests ask of their tokens beyond logprobs, from the engine to whoever asked, whatever breaks on the way."""
 
-import asyncio
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tokenbus.testing
-from tests.support.campaigns import many
-from tests.support.disturbance import disturb
-from tokenbus.client import Client
 from tokenbus.client.parameters import request_of
 from tokenbus.client.tokens import Generation
 from tokenbus.delivery import RequestFailedError, Token
@@ -60,32 +55,8 @@ async def test_rows_have_them_as_arrays() -> None:
         assert np.array_equal(np.concatenate([getattr(row.extras, name) for row in rows]), getattr(true, name))
 
 
-def _ask(client: Client, random: Random) -> tuple[Generation, dict[str, Any]]:
-    given = random.choice(WISHES)
-    return client.generate([1, 2], max_tokens=random.choice([1, 7, 30]), **given), given
-
-
 async def _read(generation: Generation) -> list[Token]:
     return [token async for token in generation]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(many(150, 4)))
-async def test_nothing_is_lost_or_mixed_up(seed: int) -> None:
-    """Rows of every kind of wish share steps, while processors are restarted, and messages lost and repeated."""
-    random = Random(seed)  # noqa: S311 - the same each time, and no secret
-    parts = random.choice([1, 2])
-    async with tokenbus.testing.bus(lambda: SyntheticEngine(parts=parts), workers=2) as bus:
-        line, asked, reading = bus.line(bus.client), [], []
-        for _ in range(5):
-            asked += [_ask(bus.client, random) for _ in range(6)]
-            reading += [asyncio.create_task(_read(generation)) for generation, _ in asked[-6:]]
-            await bus.settle(random.randrange(8))
-            await disturb(bus, line, random, turns=12)
-        ends = await bus.until(asyncio.gather(*reading, return_exceptions=True))
-        for (generation, given), end in zip(asked, ends, strict=True):
-            assert not isinstance(end, BaseException), end
-            check(end, generation.request_id, given)
 
 
 async def test_wish_that_the_engine_does_not_have_is_refused_by_name() -> None:

@@ -1,13 +1,12 @@
 """Retention: what a worker keeps until it is acknowledged, within its bounds."""
 
 from random import Random
-from zlib import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.in_process.builders import BATCH, EVENT
+from tests.in_process.builders import BATCH
 from tokenbus.worker import retention as module
 from tokenbus.worker.retention import Dropped, Retained, Retention
 
@@ -31,18 +30,6 @@ def retained(entry: Retained | Dropped | None) -> Retained:
 def dropped(entry: Retained | Dropped | None) -> Dropped:
     assert isinstance(entry, Dropped)
     return entry
-
-
-def test_items_keep_their_bytes() -> None:
-    """An item is found by its sequence as the very bytes that were kept, with its kind and its checksum (case 16)."""
-    retention = made()
-    payloads = [b"first", b"second"]
-    for payload, kind in zip(payloads, (BATCH, EVENT), strict=True):
-        retention.keep(kind, payload)
-    for sequence, (payload, kind) in enumerate(zip(payloads, (BATCH, EVENT), strict=True), 1):
-        found = retained(retention.find(sequence))
-        assert found.payload is payload
-        assert (found.sequence, found.kind, found.checksum) == (sequence, kind, crc32(payload))
 
 
 def test_room_in_bytes_ends_exactly_at_the_bound() -> None:
@@ -105,16 +92,6 @@ def test_acknowledging_lets_go_through_the_sequence() -> None:
     assert not retention.acknowledge(0)
     assert retention.acknowledge(4)
     assert (len(retention), retention.bytes, retention.first_sequence) == (0, 0, 5)
-
-
-def test_run_goes_only_when_all_of_it_is_acknowledged() -> None:
-    retention = kept(1)
-    retention.drop([1])
-    retention.drop([2])
-    retention.acknowledge(2)
-    assert (len(retention), retention.first_sequence, retention.bytes) == (1, 2, 0)
-    retention.acknowledge(3)
-    assert len(retention) == 0
 
 
 def test_share_used_is_the_fuller_of_the_two() -> None:

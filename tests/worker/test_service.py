@@ -1,14 +1,14 @@
 """serve: an engine's loop goes on whatever happens to one batch or one request."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from tests.in_process.builders import generate_of
 from tests.worker.looped import Engine, Once, batches, events, keys, running
 from tokenbus.testing import RowShape, batch, row_shapes
-from tokenbus.worker import Publisher, StepArrays
+from tokenbus.worker import Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.retention import Dropped
@@ -155,20 +155,3 @@ def test_zero_keys_end_nobody() -> None:
     engine = Engine([batch(row_shapes([0, 3]))])
     EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).compute()
     assert [event.error.request_key for event in events(publisher)] == [3]
-
-
-class Strange(Engine):
-    """An engine whose first step cannot be published."""
-
-    def step(self) -> Sequence[StepArrays]:
-        strange = StepArrays(request_keys=[2**64 - 1], positions=[0], token_counts=[-5], token_ids=[1])
-        return super().step() or [strange]
-
-
-def test_whatever_an_engine_returns_ends_its_own_requests_alone() -> None:
-    publisher = running()
-    engine = Strange([], [batch(row_shapes([4]), step=2)])
-    serve(publisher, engine, Once(2))
-    assert engine.aborted == [2**64 - 1]
-    assert [event.error.request_key for event in events(publisher)] == [2**64 - 1]
-    assert keys(publisher) == [[4]]
