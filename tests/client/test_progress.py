@@ -3,13 +3,9 @@
 from collections import deque
 from weakref import ref
 
-import numpy as np
-import pytest
-
-from tokenbus.client.progress import MOST_POSITION, Progress
+from tokenbus.client.progress import Progress
 from tokenbus.delivery.step import Step
 from tokenbus.testing import RowShape, batch
-from tokenbus_contracts import LogprobBatch, RowStatus
 
 HERE, ELSEWHERE = 1, 2
 
@@ -35,34 +31,6 @@ def test_rows_that_are_next_are_counted() -> None:
         rows = [RowShape(key, 5 + step * (key % 3 + 1), key % 3 + 1) for key in range(1, 101)]
         assert all(next_of(progress, *rows))
     assert [progress.next_position(key) for key in (1, 2, 3, 100)] == [11, 14, 8, 11]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        RowShape(7, 5, 1),
-        RowShape(2, 4, 1),
-        RowShape(2, 6, 1),
-        RowShape(2, 4, 2),
-        RowShape(2, 5, 0, RowStatus.IDLE),
-        RowShape(2, 5, 1, RowStatus.FINISHED_STOP),
-        RowShape(2, 5, 0, RowStatus.HANDED_OFF),
-    ],
-    ids=["unknown", "repeated", "ahead", "overlapping", "idle", "last", "handed off"],
-)
-def test_other_rows_change_nothing(other: RowShape) -> None:
-    """A row that is anything but the ordinary next one is left to be looked at, and those beside it are counted."""
-    progress = progress_of(1, 2, 3)
-    assert next_of(progress, RowShape(1, 5), other, RowShape(3, 5)) == [True, False, True]
-    assert [progress.next_position(key) for key in (1, 2, 3)] == [6, 5, 6]
-
-
-@pytest.mark.parametrize("position", [MOST_POSITION - 2, MOST_POSITION - 1, 2**32 - 2])
-def test_row_beyond_what_can_be_counted_is_looked_at(position: int) -> None:
-    progress = progress_of(1, position=min(position, MOST_POSITION))
-    made = batch([RowShape(1, 5, 2)])
-    far = LogprobBatch.of_views(made.header, made.columns | {"positions": np.array([position], np.uint32)})
-    assert progress.advance(HERE, far)[1].tolist() == [position + 2 <= MOST_POSITION]
 
 
 def test_rows_of_an_ended_request_are_not_kept() -> None:

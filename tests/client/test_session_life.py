@@ -1,7 +1,10 @@
 """ClientSession: the handshake, heartbeats, refusals, and giving up."""
 
-from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer
+import pytest
+
+from tests.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, opened
 from tests.in_process.builders import generate_of
+from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 
 
@@ -62,3 +65,12 @@ def test_loss_of_a_processor_has_a_reason() -> None:
             peer.now += 4
             peer.says()
         assert peer.session.loss == reason
+
+
+def test_welcome_that_cannot_be_changes_nothing() -> None:
+    peer = opened()
+    peer.requests.open(generate_of(5))
+    list(peer.says_all())
+    with pytest.raises(ContractError, match="above heartbeat_interval_ms, 1000"):
+        peer.welcome(processor_id="other", heartbeat_timeout_ms=1000)
+    assert (peer.session.processor_id, peer.session.handshakes, peer.bodies()) == ("p", 1, [])

@@ -5,7 +5,7 @@ import pytest
 from tests.worker.peer import FIRST, INTERVAL, TIMEOUT, Peer
 from tokenbus.bus.link import SessionState
 from tokenbus_contracts.frames import read_frame
-from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Refusal, RefusalReason, WorkerFrame
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Refusal, RefusalReason, WorkerFrame
 
 MOVED = GoodbyeReason.GOODBYE_REASON_MOVED
 NO_PLACE = RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
@@ -97,14 +97,6 @@ def test_first_processor_that_answers_is_taken() -> None:
     peer.welcome()
     assert not peer.session.is_leaving(peer.now)
     assert peer.state() is SessionState.OPEN
-
-
-def test_processor_that_closes_is_left_at_once() -> None:
-    peer = peer_of()
-    peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
-    assert peer.session.is_leaving(peer.now)
-    move(peer)
-    assert peer.must_say().HasField("hello")
 
 
 def test_processor_without_a_place_is_left_and_all_full_ones_are_asked_in_turn() -> None:

@@ -31,7 +31,7 @@ def test_welcome_that_cannot_be_is_refused() -> None:
         peer.welcome(resume_from=4)
     with pytest.raises(ContractError, match="above heartbeat_interval_ms, 1000"):
         peer.welcome(heartbeat_timeout_ms=1000)
-    assert peer.state() is SessionState.GREETING
+    assert (peer.state(), peer.session.handshakes, peer.session.credit) == (SessionState.GREETING, 0, (0, 0))
     peer.welcome(resume_from=3, heartbeat_timeout_ms=1001)
     assert peer.state() is SessionState.OPEN
 

@@ -95,14 +95,6 @@ def all_exact(requests: list[Asked], tokens: int = TOKENS) -> bool:
     return all(each.ids == true_tokens(each.key, 0, tokens).ids.tolist() and each.error is None for each in requests)
 
 
-async def test_requests_get_every_token() -> None:
-    async with apart() as worker:
-        requests = await asked(worker)
-        await worker.turn(TOKENS)
-        assert all_exact(requests)
-        assert worker.loop._client.active.end_all() == []
-
-
 async def test_its_metrics_are_those_of_any_worker() -> None:
     async with apart() as worker:
         await asked(worker)
@@ -113,22 +105,6 @@ async def test_its_metrics_are_those_of_any_worker() -> None:
         assert {family.name.removesuffix("_total") for family in PUBLISHER} <= told.families.keys()
         assert told("worker_engine_failures_total", worker=worker_id, of="step") == 2
         assert told("worker_connected_processors", worker=worker_id) == 1
-
-
-async def test_new_publisher_takes_over() -> None:
-    """What was handed over while there was none, and what was not acknowledged, comes once and in order."""
-    async with apart() as worker:
-        requests = await asked(worker)
-        for _ in range(4):
-            await worker.lose_publisher()
-            for _ in range(3):
-                worker.loop.turn()
-            await worker.start_publisher()
-            await worker.turn(2)
-        await worker.turn(TOKENS)
-        assert all_exact(requests)
-        (known,) = worker.bus.processors[0].workers.by_id.values()  # type: ignore[union-attr]
-        assert known.hellos == 5
 
 
 @pytest.mark.parametrize("engine_takes", [False, True])
