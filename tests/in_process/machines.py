@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 
 from tests.in_process.faults import damaged, flipped
 from tests.in_process.nodes import Node
-from tests.in_process.shapes import faultless_shapes, faulty_shapes, healing_shapes, lossless_shapes
+from tests.in_process.shapes import faulty_shapes, healing_shapes, lossless_shapes
 from tests.in_process.world import Shape, Wish, World
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
@@ -119,7 +119,7 @@ class Bus(RuleBasedStateMachine):
 class FaultlessBus(Bus):
     """Nothing goes wrong: no request may end with an error, and no node may complain."""
 
-    @initialize(shape=faultless_shapes(), wishes=_BEGINNINGS)
+    @initialize(shape=lossless_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
         self.world = World(shape)
         self.world.flush()
@@ -184,9 +184,7 @@ class HealingBus(LosslessBus):
 
     @initialize(shape=healing_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        self.world = World(shape)
-        self.ask(wishes)
-        self.world.work(2)
+        super().begin(shape, wishes)
 
     def sent(self, worker: int) -> deque[list[bytes]]:
         peer = self.world.workers[worker % len(self.world.workers)]
@@ -224,9 +222,7 @@ class FaultyBus(LosslessBus):
 
     @initialize(shape=faulty_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        self.world = World(shape)
-        self.ask(wishes)
-        self.world.work(2)
+        super().begin(shape, wishes)
 
     def queue(self, peer: Node, *, up: bool) -> deque[list[bytes]]:
         """Return what is on its way in one direction; if nothing is, see to it that something may be."""

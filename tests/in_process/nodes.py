@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.in_process.builders import client_hello
 from tests.in_process.network import Network, Wire
 from tokenbus.bus.link import ReconnectingSession
 from tokenbus.client.requests import OpenRequests
@@ -25,9 +26,8 @@ from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.handoff import HandoffSender
 from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
-from tokenbus_contracts.generated.client_pb2 import ClientHello
-from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
-from tokenbus_contracts.schema import MAJOR, MINOR
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate
+from tokenbus_contracts.schema import MINOR
 
 _NOWHERE = HandoffPoint()
 
@@ -209,16 +209,6 @@ class Asked:
             assert has <= self.error.generated_tokens <= most, (str(self.error), has)
 
 
-def generate_request(key: int, max_tokens: int, top_logprobs: int | None, *, drafts: bool) -> Generate:
-    return Generate(
-        request_key=key,
-        tokens=TokenPrompt(token_ids=[1, 2, 3]),
-        sampling=SamplingParameters(max_tokens=max_tokens),
-        top_logprobs=top_logprobs,
-        include_draft_logprobs=drafts,
-    )
-
-
 class AskingClient:
     """One life of a client, at one processor or several, and what it took of each of its requests."""
 
@@ -227,13 +217,12 @@ class AskingClient:
     ) -> None:
         """Start; tokens are taken from each request's iterator, or as columns."""
         client, bus = settings.client, settings.bus
-        hello = ClientHello(
-            schema_major=MAJOR,
+        hello = client_hello(
+            life,
             schema_minor=MINOR,
             name=client.name,
             window_frames=client.window_frames,
             window_bytes=client.window_bytes,
-            session=life,
             wants_room=len(networks) > 1,
         )
         interval, timeout = bus.heartbeat_interval_ms / 1000, bus.heartbeat_timeout_ms / 1000

@@ -6,8 +6,9 @@ from functools import partial
 from itertools import count
 from typing import cast
 
+from tests.in_process.builders import generate_of
 from tests.in_process.network import Network, Wire
-from tests.in_process.nodes import Asked, AskingClient, Node, WorkerNode, generate_request, work_left
+from tests.in_process.nodes import Asked, AskingClient, Node, WorkerNode, work_left
 from tests.in_process.sending import Sending
 from tests.support.settings import settings_of
 from tokenbus.bus import Listener
@@ -251,7 +252,8 @@ class SeveralWorld:
     # What people do.
 
     def ask(self, client: int, max_tokens: int) -> None:
-        asked = Asked(generate_request(next(self._keys), max_tokens, 0, drafts=self._drafts))
+        generate = generate_of(next(self._keys), max_tokens, top_logprobs=0, include_draft_logprobs=self._drafts)
+        asked = Asked(generate)
         self.asked.append(asked)
         self.clients[client % len(self.clients)].ask(asked)
 

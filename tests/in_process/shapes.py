@@ -64,11 +64,6 @@ def _shapes(choices: dict[str, list[object]], capacities: list[int]) -> st.Searc
     )
 
 
-def faultless_shapes() -> st.SearchStrategy[Shape]:
-    """Return worlds in which nothing needs to go wrong."""
-    return _shapes(_TIGHT | _PATIENT, [64])
-
-
 def lossless_shapes() -> st.SearchStrategy[Shape]:
     """Return worlds in which time ends nothing."""
     return _shapes(_TIGHT | _PATIENT, [64])

@@ -14,6 +14,15 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 _PLACES = st.integers(0, 7)
 _NOT_TAKEN = (ErrorCode.ERROR_CODE_NO_WORKER, ErrorCode.ERROR_CODE_OVERLOADED)
+_WORLD: dict[str, Any] = {
+    "sites": st.integers(2, 3),
+    "clients": st.integers(1, 2),
+    "by_columns": st.booleans(),
+    "credit": st.sampled_from([4, 64]),
+    "window": st.sampled_from([1, 8]),
+    "parts": st.integers(1, 3),
+    "drafts": st.booleans(),
+}
 _NO_OVERRIDES: dict[str, object] = {}
 
 
@@ -24,17 +33,7 @@ class Failover(RuleBasedStateMachine):
     standstill = 5.0
     """How long a request may stand still once the processors stay, in seconds."""
 
-    @initialize(
-        sites=st.integers(2, 3),
-        workers=st.integers(1, 3),
-        clients=st.integers(1, 2),
-        by_columns=st.booleans(),
-        credit=st.sampled_from([4, 64]),
-        window=st.sampled_from([1, 8]),
-        pairs=st.just(0),
-        parts=st.integers(1, 3),
-        drafts=st.booleans(),
-    )
+    @initialize(workers=st.integers(1, 3), pairs=st.just(0), **_WORLD)
     def begin(self, credit: int, window: int, **world: Any) -> None:  # noqa: ANN401 - as SeveralWorld has it
         overrides: dict[str, object] = {"processor.credit_items": credit, "client.window_frames": window}
         self.world = SeveralWorld(overrides=overrides, **world)
@@ -142,17 +141,7 @@ class Failover(RuleBasedStateMachine):
 class HandoffFailover(Failover):
     """Processors alone fail, and requests go from prefill to decode workers: none notices."""
 
-    @initialize(
-        sites=st.integers(2, 3),
-        workers=st.integers(0, 1),
-        pairs=st.integers(1, 2),
-        clients=st.integers(1, 2),
-        by_columns=st.booleans(),
-        credit=st.sampled_from([4, 64]),
-        window=st.sampled_from([1, 8]),
-        parts=st.integers(1, 3),
-        drafts=st.booleans(),
-    )
+    @initialize(workers=st.integers(0, 1), pairs=st.integers(1, 2), **_WORLD)
     def begin(self, **world: Any) -> None:  # noqa: ANN401 - as above
         """Start everything, with prefill and decode workers: how many sites, workers and pairs, and what happened."""
         super().begin(**world)

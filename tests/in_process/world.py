@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, cast
 
+from tests.in_process.builders import generate_of
 from tests.in_process.network import Network
-from tests.in_process.nodes import Asked, AskingClient, Node, WorkerNode, generate_request, work_left
+from tests.in_process.nodes import Asked, AskingClient, Node, WorkerNode, work_left
 from tests.in_process.sending import Sending
 from tests.support.settings import settings_of
 from tokenbus.bus import Listener
@@ -94,7 +95,10 @@ class World:
 
     def ask(self, wish: Wish) -> None:
         """Let a client ask for a new request."""
-        asked = Asked(generate_request(next(self._keys), wish.max_tokens, wish.top_logprobs, drafts=wish.drafts))
+        generate = generate_of(
+            next(self._keys), wish.max_tokens, top_logprobs=wish.top_logprobs, include_draft_logprobs=wish.drafts
+        )
+        asked = Asked(generate)
         self.asked.append(asked)
         self.clients[wish.client % len(self.clients)].ask(asked)
 

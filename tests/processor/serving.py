@@ -1,5 +1,7 @@
 """What the client tests share: a worker with requests, their client, and the frames that the client received."""
 
+from typing import Any
+
 from tests.in_process.bench import Bench, BenchClient, BenchWorker
 from tests.in_process.builders import generate_of
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
@@ -22,8 +24,5 @@ def places(client: BenchClient) -> list[tuple[int, int, int]]:
     return [(row.key, row.position, row.token_ids.size) for row in found]
 
 
-def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False, deadline_unix_ms: int = 0) -> None:
-    frame = Resume(
-        request_key=key, next_position=position, include_draft_logprobs=drafts, deadline_unix_ms=deadline_unix_ms
-    )
-    client.say(ClientFrame(resume=frame))
+def resume(client: BenchClient, key: int, position: int, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
+    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, **fields)))

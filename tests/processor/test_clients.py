@@ -86,19 +86,6 @@ def test_nonsense_is_refused(parts: list[bytes]) -> None:
     assert read_frame(ServerFrame, message[0]).refusal.reason == RefusalReason.REFUSAL_REASON_PROTOCOL
 
 
-def test_letters_wait_for_the_window() -> None:
-    """A client gets as many frames as its window allows, and the next one when it acks (case 20)."""
-    bench, worker, client = serving()
-    client.reconnect(window_frames=1)
-    client.ask(generate_of(1))
-    for position in range(3):
-        worker.publish(row_shapes([1], position=position))
-    assert places(client) == [(1, 0, 1)]
-    client.ack()
-    assert places(client) == [(1, 1, 1)]
-    assert bench.core.clients.sessions[5].send_queue.bytes > 0
-
-
 def test_drafts_go_to_those_who_want_them() -> None:
     """Of a step with drafts, each client gets those of its requests that asked for them (case 4)."""
     bench, worker, client = serving(1)

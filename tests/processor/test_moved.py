@@ -6,22 +6,17 @@ import pytest
 
 from tests.in_process.bench import Bench, BenchClient, BenchWorker
 from tests.in_process.builders import generate_of, settings
-from tests.processor.serving import places
+from tests.processor.serving import places, resume
 from tokenbus.processor import Processor
 from tokenbus.settings import SettingsError
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerFrame, WorkerRole
 
 LOST, UNKNOWN = ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
-
-
-def resume(key: int, position: int) -> ClientFrame:
-    """Return what a client of several processors asks for."""
-    return ClientFrame(resume=Resume(request_key=key, next_position=position, only_if_here=True))
 
 
 def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_missing() -> None:
@@ -35,7 +30,7 @@ def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_miss
     worker.say_hello(processors=3, first_sequence=6, next_sequence=6, request_keys=[1])
     assert client.errors() == {1: LOST}
     assert worker.heard_bodies()[0] == "welcome"
-    client.say(resume(1, 4))
+    resume(client, 1, 4, only_if_here=True)
     worker.publish(row_shapes([1], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
     assert "abort" not in worker.heard_bodies()
@@ -47,7 +42,7 @@ def test_client_hears_which_workers_are_here_before_it_hears_that_none_has_its_r
     assert [len(heard.frame.room.workers) for heard in client.heard() if heard.body == "room"] == [1]
     worker.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_MOVED)))
     bench.advance(0.01)
-    client.say(resume(1, 0))
+    resume(client, 1, 0, only_if_here=True)
     room, error = client.heard()
     assert (room.body, len(room.frame.room.workers)) == ("room", 0)
     assert (error.body, error.frame.error.code) == ("error", UNKNOWN)
@@ -58,7 +53,7 @@ def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_ro
     client = bench.client()
     worker = bench.worker(processors=2, first_sequence=3, next_sequence=5, request_keys=[])
     for key in (1, 2):
-        client.say(resume(key, 4))
+        resume(client, key, 4, only_if_here=True)
     bench.advance(0.1)
     assert client.errors() == {}
     worker.sequence = 2
@@ -69,7 +64,7 @@ def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_ro
     assert client.errors() == {2: UNKNOWN}
     other = bench.worker("worker-1", processors=2, first_sequence=3, next_sequence=3, request_keys=[2])
     assert "abort" not in other.heard_bodies()
-    client.say(resume(2, 4))
+    resume(client, 2, 4, only_if_here=True)
     other.publish(row_shapes([2], position=4, tokens=1))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
 
@@ -99,7 +94,7 @@ def test_decode_worker_that_moves_ends_nothing_that_its_client_has_not_claimed_h
     decode.say_hello(processors=3, **said)
     assert "abort" not in decode.heard_bodies()
     client = bench.client(wants_room=True)
-    client.say(resume(1, 40))
+    resume(client, 1, 40, only_if_here=True)
     decode.sequence = 8
     decode.publish(row_shapes([1], position=40, tokens=2))
     assert bench.core.registry.counts.failed == {}
@@ -110,7 +105,7 @@ def _found_here() -> tuple[Bench, BenchWorker, BenchClient]:
     """Return a worker that came from another processor, and the client that found its request there at its token 2."""
     bench = Bench()
     worker, client = bench.worker(processors=2, request_keys=[1]), bench.client()
-    client.say(resume(1, 2))
+    resume(client, 1, 2, only_if_here=True)
     worker.publish(row_shapes([1], position=2, tokens=1))
     assert places(client) == [(1, 2, 1)]
     return bench, worker, client
@@ -206,6 +201,6 @@ def test_what_was_dropped_as_a_slow_clients_is_had_where_its_worker_sends_it_aga
     worker.say_hello(processors=3, next_sequence=4, request_keys=[2])
     worker.sequence = 0
     for key in (1, 2):
-        client.say(resume(key, 0))
+        resume(client, key, 0, only_if_here=True)
     worker.publish([RowShape(1, 0, 1, RowStatus.FINISHED_LENGTH), RowShape(2, 0, 1)], step=3)
     assert places(client) == [(1, 0, 1), (2, 0, 1)]

@@ -30,7 +30,6 @@ from tokenbus.worker.handoff import (
     reply_of,
 )
 from tokenbus.worker.publisher import WorkerCounts
-from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply
@@ -378,13 +377,3 @@ async def test_hand_off_without_a_right_is_not_taken(
 ) -> None:
     keyed = Keyed(tmp_path)
     assert reason in await keyed.handed_off(name, **given)
-
-
-def test_key_of_tickets_is_drawn() -> None:
-    """Each decode worker draws a key of its own, too long to be guessed, and says nothing before it listens."""
-    chosen = settings(CHOSEN)
-    receivers = [HandoffReceiver(chosen, MemoryTransport(chosen.bus)) for _ in range(2)]
-    first, second = (receiver._tickets.key for receiver in receivers)
-    assert first != second
-    assert len(first) == 32
-    assert receivers[0].point == HandoffPoint()
