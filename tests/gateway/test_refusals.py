@@ -72,6 +72,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"topLogprobs": 1}, "topLogprobs: no such field, got 1"),
         ({"temprature": False}, "temprature: no such field (did you mean temperature?), got False"),
         ({"stream_options": {"include-usages": 1}}, "stream_options.include-usages: no such field (did you mean include_usage?), got 1"),  # noqa: E501
+        ({"logprob_token_ids": [1]}, "logprob_token_ids: only with logprobs, got it without"),
+        ({"logprob_token_ids": [1], "logprobs": 1, "echo": True}, "logprob_token_ids: only without echo, got it with"),
+        ({"logprob_token_ids": [1], "logprobs": 1, "return_columns": True}, "return_columns: none beside logprob_token_ids, got it"),  # noqa: E501
         ({"return_logprob": True}, "return_logprob: no such field (did you mean return_logprobs_of?), got True"),
         ({"top_logprobs_num": 5}, "top_logprobs_num: no such field, got 5"),
         ({f"a{number}": 1 for number in range(65)}, "the body: at most 64 unknown fields, got more"),

@@ -200,6 +200,71 @@ async def test_tokens_have_the_extras_that_were_asked_for(names: list[str]) -> N
             assert said.get("mask") == (None if extras.mask is None else list(extras.mask))
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_alternatives_are_the_given_tokens(path: str) -> None:
+    """As vLLM has them: the token itself, then those of `logprob_token_ids` in their order, and no others."""
+    given, is_chat = [300, 9, 4], path != "/v1/completions"
+    body = {"model": MODEL, "max_tokens": 9, "logprob_token_ids": given, "return_tokens_as_token_ids": True}
+    body |= {"messages": TALK["messages"], "logprobs": True} if is_chat else {"prompt": "a", "logprobs": 3}
+    async with answering() as app:
+        answers = [await _chunks(app, path, **body), [await _post(app, path, **body)]]
+    for parts in answers:
+        key = int(parts[0]["id"].rpartition("-")[2], 16)
+        true = true_tokens(key, 0, 9)
+        extras = extras_by_token(true_extras(key, 0, 9, TokenScoring(token_ids=given)), 9)
+        found = [choice["logprobs"] for part in parts for choice in part["choices"] if choice["logprobs"]]
+        if is_chat:
+            entries = [entry for each in found for entry in each["content"]]
+            tops = [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in entries]
+        else:
+            tops = [list(top.items()) for each in found for top in each["top_logprobs"]]
+        assert "token_extras" not in parts[0]["choices"][0]
+        for top, token_id, logprob, each in zip(tops, true.ids.tolist(), true.logprobs.tolist(), extras, strict=True):
+            assert each is not None
+            others = [pair for pair in each.given_logprobs if pair[0] != token_id]
+            wanted = [(f"token_id:{other}", value) for other, value in [(token_id, logprob), *others]]
+            assert [(name, np.float32(value)) for name, value in top] == wanted
+
+
+async def test_rendered_request_generates_what_it_asked_for() -> None:
+    """The bodies that /render answers are those of /inference/v1/generate, and have the same tokens."""
+    asked = {"temperature": 0.0, "logit_bias": {}, "stop": ["qq"], "max_tokens": 8, "return_token_ids": True}
+    async with answering(NgramEngine(), **TEXT) as app:
+        bodies: list[Any] = [
+            await _post(app, "/v1/chat/completions/render", **TALK | asked, request_id="mine"),
+            *(await _post(app, "/v1/completions/render", prompt=[PROMPT, "Once"], **asked)),
+        ]
+        wanted = (await _post(app, "/v1/chat/completions", **TALK | asked))["choices"]
+        wanted += (await _post(app, "/v1/completions", prompt=[PROMPT, "Once"], **asked))["choices"]
+        made = [(await _post(app, GENERATE, **body))["choices"][0] for body in bodies]
+        whole = await _post(app, "/v1/completions/render", prompt="Once", temperature=0.5, max_tokens=2000)
+    assert [choice["token_ids"] for choice in made] == [choice["token_ids"] for choice in wanted]
+    assert bodies[0]["request_id"] == "chatcmpl-mine"
+    assert [body["request_id"].rpartition("-")[2] for body in bodies[1:]] == ["0", "1"]
+    assert whole[0]["sampling_params"] == {
+        "temperature": 0.5, "n": 1, "max_tokens": 2000, "logprobs": None, "structured_outputs": None,
+        "ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True,
+    }  # fmt: skip
+
+
+async def test_requests_are_aborted_by_the_names_that_their_clients_gave_them() -> None:
+    abort = "/inference/v1/abort_requests"
+    body = {"token_ids": [5], "sampling_params": {"max_tokens": 500}}
+    async with answering(gateway__control=True) as app, app.client() as client:
+        app.bus.worker.step_seconds = 1.0  # no step is computed before the test says so
+        asking = [asyncio.create_task(client.post(GENERATE, json=body | {"request_id": name})) for name in ("a", "b")]
+        await app.bus.settle()
+        named = dict(app.gateway.named)
+        for names in (["generate-tokens-a"], [f"generate-tokens-{named['b'][0]:016x}", "gone"]):
+            answer = await client.post(abort, json={"request_ids": names})
+            assert (answer.status_code, answer.json()) == (200, {"status": "aborted"})
+        answers = [await app.bus.until(each) for each in asking]
+        assert [each.json()["choices"][0]["finish_reason"] for each in answers] == ["abort", "abort"]
+        assert app.gateway.named == {}
+        answer = await client.post(abort, json={})
+        assert (answer.status_code, error_of(answer.text)["param"]) == (400, "request_ids")
+
+
 def _true_tops(key: int, k: int, count: int) -> list[list[tuple[int, float]]]:
     numbers = draws(np.full(count, key, np.uint64), np.arange(count))
     ids, logprobs = alternatives(numbers, np.full(count, k))

@@ -218,6 +218,7 @@ class Generation(FullSampling, kw_only=True):
     return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = False
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
     prompt_logprob_token_ids: Annotated[list[int] | None, says("Instead of the most probable, these tokens.")] = None
+    logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
     return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
     return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
     return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
@@ -259,6 +260,7 @@ class Chat(Generation, kw_only=True):
     logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     reasoning_effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
+    include_reasoning: Annotated[bool | None, says("Nothing is left out: what a model thinks is its text.")] = None
     modalities: Annotated[list[Literal["text"]] | None, says("Answers are texts.")] = None
 
 

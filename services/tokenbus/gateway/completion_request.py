@@ -1,10 +1,12 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import orjson
 
 from tokenbus.client.weight_spans import WeightSpan
@@ -25,6 +27,7 @@ from tokenbus.gateway.output_form import (
     ForcedCall,
     auto_calls,
     forced_call,
+    form_of_vllm,
     structured_output,
     take_older_names,
     tools_of,
@@ -96,6 +99,8 @@ class CompletionRequest:
     prompt_scoring: Mapping[str, Any] | None = None
     token_scoring: Mapping[str, Any] = field(default_factory=dict)
     """What is wanted of each token beside its logprob and alternatives, by the contract's names."""
+    names_alternatives: bool = False
+    """Whether a token's alternatives are the `token_ids` of `token_scoring`."""
     wants_prompt_logprobs: bool = False
     """Whether a choice has them, beside what an echo has."""
     name: str = ""
@@ -181,6 +186,8 @@ class Reader:
 
     def _completion(self, body: Completion, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
         common = self._common(body)
+        if body.logprob_token_ids is not None and body.echo:
+            raise invalid("logprob_token_ids", "only without echo, got it with")
         common["fields"] = {**names, **{name: names.get(other, other) for name, other in common["fields"].items()}}
         if body.include_draft_logprobs and body.logprobs is None:
             raise invalid("include_draft_logprobs", "only with logprobs, got true without")
@@ -200,11 +207,23 @@ class Reader:
             if not (body.echo or common["prompt_scoring"]):
                 raise invalid("max_tokens", "at least 1 without echo and prompt_logprobs, got 0")
             common["prompt_scoring"] = {**(common["prompt_scoring"] or {}), "without_generation": True}
-        return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=body.logprobs, **common))
+        logprobs = 0 if common["names_alternatives"] else body.logprobs
+        return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=logprobs, **common))
 
     def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/chat/completions."""
         return self._chat(self.types.read(Chat, value))
+
+    def completion_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /v1/completions/render: one of /inference/v1/generate a prompt."""
+        body = self.types.read(Completion, value)
+        return orjson.dumps(rendered(body, self._completion(body), self.models), option=orjson.OPT_NON_STR_KEYS)
+
+    def chat_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /v1/chat/completions/render: one of /inference/v1/generate."""
+        body = self.types.read(Chat, value)
+        (answer,) = rendered(body, self._chat(body), self.models)
+        return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS)
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/messages."""
@@ -266,7 +285,7 @@ class Reader:
             common["sampling"]["include_special_tokens"] = True
         cut = self._cut(body, common["model"])
         prompts = self.encoder.prompts([self.encoder.chat(body, tools, cut)], body.n, "messages")
-        logprobs = (top or 0) if body.logprobs else None
+        logprobs = (0 if common["names_alternatives"] else top or 0) if body.logprobs else None
         common["fields"] = {"prompt": "messages", **names, **common["fields"]}
         request = CompletionRequest(
             prompts=prompts, forced=forced, auto=auto, top_logprobs=logprobs, is_chat=True, **common
@@ -322,7 +341,7 @@ class Reader:
             "parent": self.parents.get(model, ""),
             "n": body.n,
             "sampling": _sampling(body),
-            "fields": {} if body.structured_outputs is None else {"response_format": "structured_outputs"},
+            "fields": _fields_of(body),
             "wants_drafts": body.include_draft_logprobs,
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,
@@ -333,6 +352,7 @@ class Reader:
             "name": body.request_id or "",
             "prompt_scoring": _prompt_scoring(body),
             "token_scoring": _token_scoring(body),
+            "names_alternatives": body.logprob_token_ids is not None,
             "wants_prompt_logprobs": body.prompt_logprobs is not None or body.prompt_logprob_token_ids is not None,
         }
 
@@ -361,6 +381,37 @@ class Reader:
         return Cut(most, body.truncation_side)
 
 
+def rendered(body: Chat | Completion, request: CompletionRequest, models: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the bodies of /inference/v1/generate that a body is, one for each of its prompts."""
+    same = (each for each in generate_body.SamplingParams.__struct_fields__ if each in body.__struct_fields__)
+    params = {name: value for name in same if (value := getattr(body, name)) is not None}
+    form = request.sampling.get("structured_output")
+    params |= {"logprobs": request.top_logprobs, "structured_outputs": None if form is None else form_of_vllm(form)}
+    if body.vllm_xargs:
+        params["extra_args"] = body.vllm_xargs
+    base = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{request.name or uuid.uuid4().hex}"
+    answers = []
+    for place, prompt in enumerate(request.prompts):
+        context = models.get(request.model, 0)
+        most = request.sampling.get("max_tokens", context - len(prompt) if context else None)
+        answers.append(
+            {
+                "request_id": base if len(request.prompts) == 1 else f"{base}-{place}",
+                "token_ids": prompt,
+                "sampling_params": params | {"max_tokens": most},
+                "model": request.model,
+                "stream": request.is_streamed,
+                "stream_options": None if body.stream_options is None else msgspec.to_builtins(body.stream_options),
+                "cache_salt": body.cache_salt,
+                "priority": body.priority or 0,
+                **dict.fromkeys(
+                    ("features", "content_parts", "token_offsets", "kv_transfer_params", "ec_transfer_params")
+                ),
+            }
+        )
+    return answers
+
+
 def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
     k, ids = body.prompt_logprobs, body.prompt_logprob_token_ids
     if k is None and ids is None:
@@ -376,13 +427,24 @@ def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
     return {"token_ids": ids}
 
 
+def _fields_of(body: Generation) -> dict[str, str]:
+    """Return by the name that an error has for a field the body's, where a body may have either of two."""
+    given = {"response_format": "structured_outputs", "return_logprobs_of": "logprob_token_ids"}
+    return {name: other for name, other in given.items() if getattr(body, other) is not None}
+
+
 def _token_scoring(body: Generation) -> dict[str, Any]:
-    asked = {name: getattr(body, member) for member, name in _TOKEN_SCORING.items() if getattr(body, member)}
+    if body.logprob_token_ids is not None:
+        for name in ("return_logprobs_of", "return_columns"):
+            if getattr(body, name):
+                raise invalid(name, "none beside logprob_token_ids, got it")
+    scoring = _TOKEN_SCORING | {"logprob_token_ids": "token_ids"}
+    asked = {member: value for member in scoring if (value := getattr(body, member))}
     logprobs = getattr(body, "logprobs", None)
-    for member, name in _TOKEN_SCORING.items():
-        if name in asked and (logprobs is None or logprobs is False):
+    for member in asked:
+        if logprobs is None or logprobs is False:
             raise invalid(member, "only with logprobs, got it without")
-    return asked
+    return {scoring[member]: value for member, value in asked.items()}
 
 
 def _sampling(body: Sampling) -> dict[str, Any]:

@@ -27,7 +27,9 @@ _NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**64 - 1
 _SECONDS = 1800.0
 """How long an engine may take for one command: as long as trainers wait."""
-_REQUEST_ID = re.compile(r"(?:[a-z]+[-_])?(?!0{16})([0-9a-f]{16})")
+_REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
+_PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
+"""What an answer's id has before the name that its client gave it."""
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
@@ -46,6 +48,7 @@ class ControlRoutes:
             "/pause": _pause,
             "/resume": _resume,
             "/abort_requests": self._abort_requests,
+            "/inference/v1/abort_requests": self._abort_named,
             "/sleep": _sleep,
             "/wake_up": _wake_up,
             "/reset_prefix_cache": _reset_prefix_cache,
@@ -104,10 +107,25 @@ class ControlRoutes:
         """End some requests, which may be another gateway's, or all."""
         if "request_ids" not in arguments:
             return await self._done(_abort_all, operator, {})
+        return self._abort(_request_ids(arguments["request_ids"]))
+
+    async def _abort_named(self, _operator: Operator, arguments: _Arguments) -> object:
+        """End requests by their ids, or by the names that clients gave them; one that has ended is no error."""
+        names = arguments.get("request_ids")
+        found: list[int] = []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise invalid("request_ids", f"a list of texts, got {shown(names)}")
+        for name in names:
+            own = self._gateway.named.get(name) or self._gateway.named.get(_PREFIX.sub("", name))
+            match = _REQUEST_ID.fullmatch(name)
+            found += own or ([] if match is None else [int(match[1], 16)])
+        return self._abort(found)
+
+    def _abort(self, request_ids: Sequence[int]) -> object:
         client = self._gateway.client
         if not client.is_connected:
             raise TimeoutError
-        for request_id in _request_ids(arguments["request_ids"]):
+        for request_id in request_ids:
             client.abort(request_id)
         return {"status": "aborted"}
 

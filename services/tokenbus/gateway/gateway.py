@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from tokenbus.client import Client
@@ -99,6 +99,8 @@ class Gateway:
         self.callers = Callers(settings.gateway, repeated_log)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
+        self.named: dict[str, Sequence[int]] = {}
+        """By the name that its client gave an open answer, the ids of its requests on the bus."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)

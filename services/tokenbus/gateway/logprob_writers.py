@@ -1,8 +1,8 @@
 """Writers of the members beside a choice's text: logprobs in each API's form, of prompts too, token ids, columns."""
 
 from binascii import b2a_base64
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,7 +102,7 @@ class TokenIds(Part):
 class Lists(Part):
     """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first two have names
         self,
         progress: EventStream,
         name: bytes = b'"logprobs":',
@@ -110,9 +110,11 @@ class Lists(Part):
         has_alternatives: bool = True,
         shows_special: bool = False,
         names_ids: bool = False,
+        are_given: bool = False,
     ) -> None:
         self.name = name
         self._names_ids = names_ids
+        self._are_given = are_given
         self._shows_special = shows_special
         self._has_alternatives = has_alternatives
         self._progress = progress
@@ -132,7 +134,12 @@ class Lists(Part):
         logprobs = _logprobs(view, place, count)
         ids, tables = view.ids[begin:end], _tables(view, names_ids=self._names_ids)
         names = [tables.texts[token_id] for token_id in ids]
-        if self._has_alternatives:
+        if self._are_given:
+            tops = [
+                _NULL if given is None else b"{%b}" % b"".join(chain((name, b":", logprob), *given))
+                for name, logprob, given in zip(names, logprobs, _given(view, place, count, tables.keys), strict=True)
+            ]
+        elif self._has_alternatives:
             tops = self._tops(view, place, ids, logprobs, tables)
         elif view.scored[place]:  # the token itself is always among them, as vLLM has it
             tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
@@ -181,20 +188,24 @@ class Lists(Part):
 class Entries(Part):
     """Logprobs as chats have them: an object for each token, with its alternatives inside."""
 
-    def __init__(self, name: bytes = b'"logprobs":', *, names_ids: bool = False) -> None:
+    def __init__(self, name: bytes = b'"logprobs":', *, names_ids: bool = False, are_given: bool = False) -> None:
         self.name = name
         self._names_ids = names_ids
+        self._are_given = are_given
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the objects with commas between."""
         if not count:
             return b""
-        rendered = view.contents(place) if count == view.counts[place] and not self._names_ids else None
+        is_special = self._names_ids or self._are_given or count != view.counts[place]
+        rendered = None if is_special else view.contents(place)
         if rendered is not None:
             return rendered
         begin, top_k = view.begins[place], view.top_ks[place]
         table = _tables(view, names_ids=self._names_ids).entries
         heads = map(table.__getitem__, view.ids[begin : begin + count])
+        if self._are_given:
+            return _entries_with(heads, _logprobs(view, place, count), _given(view, place, count, table))
         entries, at = view.alternatives(place, table) if top_k else [], 0
         written: list[bytes] = []
         for head, value in zip(heads, _logprobs(view, place, count), strict=True):
@@ -353,6 +364,34 @@ def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tu
 def listed(pieces: Iterable[bytes]) -> bytes:
     """Return a JSON list of pieces with commas between; those without an element are left out."""
     return b"[" + b",".join(filter(None, pieces)) + b"]"
+
+
+def _given(
+    view: RenderedStep, place: int, count: int, table: Mapping[int, bytes]
+) -> list[list[tuple[bytes, bytes]] | None]:
+    """Return what stands before each given token's logprob and this, for each token of a row; None: it was dropped."""
+    ids = view.ids[view.begins[place] :]
+    found: list[list[tuple[bytes, bytes]] | None] = []
+    for token_id, extras in zip(ids, extras_by_token(view.batch.row(place).extras, count)[:count], strict=False):
+        others = None if extras is None else dict(extras.given_logprobs)
+        if others is not None:
+            others.pop(token_id, None)  # the token itself stands before them
+            values = numbers_as_json(np.array(list(others.values()), np.float32))
+            found.append(list(zip(map(table.__getitem__, others), values, strict=True)))
+        else:
+            found.append(None)
+    return found
+
+
+def _entries_with(
+    heads: Iterable[bytes], logprobs: Sequence[bytes], given: Sequence[Sequence[tuple[bytes, bytes]] | None]
+) -> bytes:
+    """Return the objects of a row's tokens, whose alternatives are each token itself and those that are given."""
+    written = []
+    for head, value, others in zip(heads, logprobs, given, strict=True):
+        tops = b"" if others is None else b"".join(chain((head, value), *others))[2:] + b"}"
+        written.append(head + value + b',"top_logprobs":[' + tops + b"]")
+    return b"".join(written)[2:] + b"}"
 
 
 def _tables(view: RenderedStep, *, names_ids: bool) -> Tables:

@@ -117,15 +117,18 @@ class Envelope(Format):
         request = self._request
         logprobs = request.top_logprobs is not None and not request.wants_columns
         has_alternatives, shows_special = bool(request.top_logprobs), request.stopping.shows_special
-        names_ids = request.names_ids
+        names_ids, are_given = request.names_ids, request.names_alternatives
         lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special, names_ids=names_ids)
         entries = partial(Entries, names_ids=names_ids)
-        parts: list[Part] = (
-            [entries() if self._has_one_prompt else lists(progress)] if logprobs else [Nothing(b'"logprobs":')]
+        own = (
+            partial(entries, are_given=are_given)
+            if self._has_one_prompt
+            else partial(lists, progress, are_given=are_given)
         )
+        parts: list[Part] = [own() if logprobs else Nothing(b'"logprobs":')]
         if request.wants_ids:
             parts.append(TokenIds())
-        if request.token_scoring:
+        if request.token_scoring.keys() - {"token_ids" if are_given else ""}:
             parts.append(TokenExtras())
         if request.wants_columns:
             parts.append(Columns())

@@ -254,6 +254,12 @@ def document(types: RequestTypes) -> dict[str, Any]:
             ),
             "/v1/responses": _post("Continue a conversation.", "Responses", "ResponsesAnswer"),
             "/inference/v1/generate": _post("Continue token ids.", "Generate", "GenerateAnswer"),
+            "/v1/completions/render": _post(
+                "Turn a body into those of /inference/v1/generate, one a prompt.", "Completion", None, is_streamed=False
+            ),
+            "/v1/chat/completions/render": _post(
+                "Turn a body into one of /inference/v1/generate.", "Chat", "Generate", is_streamed=False
+            ),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),

@@ -85,6 +85,16 @@ def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 
     return {name: {member: text}}
 
 
+def form_of_vllm(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a StructuredOutput of the contract as vLLM's API has it."""
+    ((name, members),) = form.items()
+    if name == "choice":
+        return {"choice": members["texts"]}
+    if name == "json_object":
+        return {"json_object": True}
+    return {ours: members[member] for ours, (theirs, member) in _MEMBERS.items() if theirs == name}
+
+
 class ForcedCall(NamedTuple):
     """A function that the model has to call; its output is the arguments."""
 

@@ -108,6 +108,7 @@ class RequestTypes:
             "tokens": self._ids,
             "prompt_logprobs": alternatives,
             "prompt_logprob_token_ids": _array(token_id, 1, 256),
+            "logprob_token_ids": _array(token_id, 1, MOST_NAMED),
             "return_logprobs_of": _array(token_id, 1, MOST_NAMED),
             "return_mask": _integer(0, MOST_MASKED),
             "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],

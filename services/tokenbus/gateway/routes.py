@@ -87,6 +87,8 @@ class Routes:
         routes = [
             *(Route(path, handler, methods=["POST"]) for path, handler in tokens.items()),
             Route("/v1/messages/count_tokens", self._encoding("token_count"), methods=["POST"]),
+            Route("/v1/completions/render", self._encoding("completion_rendering"), methods=["POST"]),
+            Route("/v1/chat/completions/render", self._encoding("chat_rendering"), methods=["POST"]),
             Route("/inspect", self._inspect, methods=["POST"]),
             Route("/tokenize", self._encoding("tokenization"), methods=["POST"]),
             Route("/detokenize", self._encoding("detokenization"), methods=["POST"]),
@@ -209,8 +211,14 @@ class Routes:
             self.access.limited(request.scope, error, caller)
             raise
 
+        named = self._gateway.named
+        if asked.name:
+            named[asked.name] = keys
+
         def close() -> None:
             feed.close(keys)
+            if named.get(asked.name) is keys:
+                del named[asked.name]
 
         answer.begin(close)
         return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
