@@ -55,7 +55,6 @@ LONG = (
     "engines/fastdeploy/test_errors.py",
     "engines/fastdeploy/test_ranks.py",
     "engines/ngram/test_engine.py",
-    "engines/ngram/test_independence.py",
     "engines/ngram/test_speculation.py",
     "gateway/test_access.py",
     "gateway/test_dialects.py",

