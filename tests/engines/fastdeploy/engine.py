@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tests.engines.fastdeploy.undefined import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
+from tokenbus.engines.fastdeploy.message import Kind, Lengths, Message
 
 TOPK, FIRST, PLAIN = "speculate_save_output_topk", "mtp_save_first_token_with_topk", "speculate_save_output"
 _VOCABULARY = 151_936
@@ -209,3 +210,21 @@ def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:
         "skip_chunk_prefill": True,
     }
     return given | {name: value for name, value in changes.items() if name in given}
+
+
+def message(flag: int, *counts: int, computed: int = 9, is_running: bool = True, **changes: object) -> Message:
+    """Return a scored target or draft whose slots have so many tokens, with ids from 0, but for some changes."""
+    tokens = np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1)
+    found = Message(
+        kind=Kind.SPECULATED_SCORED,
+        stop_flag=1 if is_running else -1,
+        flag=flag,
+        counts=np.array(counts, np.int32),
+        tokens=tokens,
+        scores=np.full(tokens.shape, -1, np.float32),
+        ranks=np.ones(tokens.size, np.int32),
+        lengths=Lengths(np.full(len(counts), computed), np.full(len(counts), 4)),
+    )
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found

@@ -12,7 +12,7 @@ import pytest
 
 from tests.engines.fastdeploy.bus import Getter, save, settings_in, speaking
 from tests.engines.fastdeploy.engine import Steps as Drawn
-from tests.engines.fastdeploy.engine import whole
+from tests.engines.fastdeploy.engine import message, whole
 from tests.engines.fastdeploy.saving_program import start, wait_until_done
 from tests.engines.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy.undefined import Array, entries
@@ -21,7 +21,7 @@ from tokenbus.client import Client
 from tokenbus.delivery import RequestFailedError
 from tokenbus.engines import fastdeploy
 from tokenbus.engines.fastdeploy.environment import Options
-from tokenbus.engines.fastdeploy.message import Kind, Lengths, Message
+from tokenbus.engines.fastdeploy.message import Kind, Message
 from tokenbus.engines.fastdeploy.process import PROCESS
 from tokenbus.engines.fastdeploy.published import Published, Steps
 from tokenbus.engines.fastdeploy.step_arrays import LOWEST
@@ -32,23 +32,6 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 SECONDS = 20
 TARGET, DRAFT = 3, 4
-
-
-def message(flag: int, *counts: int, computed: int = 9, is_running: bool = True, **changes: object) -> Message:
-    tokens = np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1)
-    found = Message(
-        kind=Kind.SPECULATED_SCORED,
-        stop_flag=1 if is_running else -1,
-        flag=flag,
-        counts=np.array(counts, np.int32),
-        tokens=tokens,
-        scores=np.full(tokens.shape, -1, np.float32),
-        ranks=np.ones(tokens.size, np.int32),
-        lengths=Lengths(np.full(len(counts), computed), np.full(len(counts), 4)),
-    )
-    for name, value in changes.items():
-        setattr(found, name, value)
-    return found
 
 
 def scored(ids: list[list[int]], scores: list[list[float]], ranks: list[int], *counts: int) -> Message:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.engines.fastdeploy import engine
 from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
 from tests.support.waiting import wait_until
 from tokenbus.engines.fastdeploy.message import HEADER, Kind, Message, unpacked
@@ -23,15 +24,8 @@ SECONDS = 0.01
 
 def message(number: int, slots: int = 2, each: int = 1, columns: int = 1) -> Message:
     tokens = number + np.arange(slots * each * columns, dtype=np.int32).reshape(-1, columns)
-    return Message(
-        kind=Kind.SPECULATED_SCORED,
-        stop_flag=1,
-        flag=3,
-        counts=np.full(slots, each, np.int32),
-        tokens=tokens,
-        scores=tokens.astype(np.float32),
-        ranks=np.zeros(len(tokens), np.int32),
-    )
+    ranks = np.zeros(len(tokens), np.int32)
+    return engine.message(3, *[each] * slots, tokens=tokens, scores=tokens.astype(np.float32), ranks=ranks)
 
 
 def packed(given: Message, sequence: int, stamp: int, **changes: int) -> bytes:

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.fastdeploy.engine import message
 from tokenbus.engines.fastdeploy.environment import Options
-from tokenbus.engines.fastdeploy.message import Kind, Lengths, Message
+from tokenbus.engines.fastdeploy.message import Kind, Lengths
 from tokenbus.engines.fastdeploy.slots import REPLACED, SlotRegistry
 from tokenbus.engines.fastdeploy.step_arrays import arrays_of
 from tokenbus.testing import ManualClock
@@ -30,16 +31,10 @@ class Told:
     def step(
         self, *counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True
     ) -> StepArrays:
-        message = Message(
-            kind=Kind.SPECULATED,
-            stop_flag=1 if is_running else -1,
-            flag=3,
-            counts=np.array(counts, np.int32),
-            tokens=np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1),
-            lengths=Lengths(np.array(computed), np.full(len(computed), prompt)) if computed else None,
-        )
-        arrays, _ = arrays_of(message, Options())
-        self.registry.fill(arrays, message)
+        lengths = Lengths(np.array(computed), np.full(len(computed), prompt)) if computed else None
+        given = message(3, *counts, is_running=is_running, kind=Kind.SPECULATED, lengths=lengths)
+        arrays, _ = arrays_of(given, Options())
+        self.registry.fill(arrays, given)
         self._follow(arrays)
         return arrays
 

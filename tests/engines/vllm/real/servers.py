@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ import openai
 from tests.engines.vllm.real.runs import LORA, arguments
 from tests.engines.vllm.tiny_model import END
 from tests.pages import ROOT
+from tests.support.ports import reserved_port
 from tests.system.deployment import COMMAND, Deployment
 
 MOST = 400.0
@@ -73,13 +73,22 @@ class Servers(NamedTuple):
 
 
 @contextmanager
+def deployed(**overrides: object) -> Iterator[Deployment]:
+    """Yield a deployment whose processes may take long, in a folder with a short path."""
+    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
+        made = Deployment(Path(folder), {name.replace("__", "."): value for name, value in overrides.items()}, MOST)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@contextmanager
 def running(model: Path, adapter: Path) -> Iterator[Servers]:
     """Run vLLM's server and a system of ours with the model in a folder, and an adapter of it."""
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tb-"))
-        deployment = Deployment(Path(folder), patience=MOST)
-        stack.callback(deployment.close)
-        port = _held_port(stack)
+        deployment = stack.enter_context(deployed())
+        port = reserved_port(stack)  # vLLM sets SO_REUSEADDR too, and may then bind it
         options = [*arguments(OPTIONS), "--lora-modules", f"{adapter.name}={adapter}"]
         vllm = [sys.executable, "-m", "tests.engines.vllm.real.api_server", "--host", "127.0.0.1", "--port", str(port)]
         named = ["--model", str(model), "--served-model-name", model.name]
@@ -106,15 +115,6 @@ def below(pid: int) -> list[int]:
     """Return the ids of a process's own processes."""
     mine = [int(child) for found in Path(f"/proc/{pid}/task").glob("*/children") for child in found.read_text().split()]
     return mine + [each for child in mine for each in below(child)]
-
-
-def _held_port(stack: ExitStack) -> int:
-    """Return a port that nobody else is given: a socket is bound to it, and does not listen."""
-    held = stack.enter_context(socket.socket())
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # vLLM does so too, and may then bind it as well
-    held.bind(("127.0.0.1", 0))
-    port: int = held.getsockname()[1]
-    return port
 
 
 class Choice(NamedTuple):

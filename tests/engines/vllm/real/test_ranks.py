@@ -1,14 +1,13 @@
 """Data-parallel ranks of the real vLLM: a worker for each, which answers as `LLM.generate`."""
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, check, reference, stop_of
-from tests.engines.vllm.real.servers import MOST
+from tests.engines.vllm.real.servers import MOST, deployed
 from tests.system.deployment import COMMAND, Deployment
 from tokenbus.client import Client, RequestEnd
 from tokenbus.worker import engine_kind
@@ -23,10 +22,8 @@ UNSEEDED = Case([5, 6, 7], {"temperature": 1.0, "max_tokens": 12, "ignore_end_to
 
 @pytest.fixture
 def deployment() -> Iterator[Deployment]:
-    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 10_000}, MOST)
+    with deployed(worker__drain_timeout_ms=10_000) as made:
         yield made
-        made.close()
 
 
 async def answered(client: Client, cases: list[Case]) -> list[tuple[str, int, Answer]]:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import pytest
 
 from tests.engines.vllm.real.hosts import Host
 from tests.engines.vllm.real.runs import ENDS, SHARED, Answer, Case, add, arguments, check, reference, stop_of
-from tests.engines.vllm.real.servers import MOST, below
+from tests.engines.vllm.real.servers import MOST, below, deployed
 from tests.engines.vllm.real.test_engine import GREEDY, LONG, SEEDED, SHORT, SPECULATION
 from tests.support import waiting
 from tests.support.waiting import soon, until
@@ -52,15 +51,13 @@ class Audit:
 
 @pytest.fixture
 def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    """Return a deployment in a folder with a short path, whose settings processes of this one find too."""
+    """Return a deployment whose settings processes of this one find too."""
     monkeypatch.setattr(waiting, "MOST", MOST)
-    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        made = Deployment(Path(folder), {"worker.top_logprobs": TOP_K, "bus.heartbeat_timeout_ms": 60_000}, MOST)
+    with deployed(worker__top_logprobs=TOP_K, bus__heartbeat_timeout_ms=60_000) as made:
         monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)  # it would be a setting that there is not
         for name, value in made.environment().items():
             monkeypatch.setenv(name, value)
         yield made
-        made.close()
 
 
 @asynccontextmanager

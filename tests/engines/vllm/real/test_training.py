@@ -3,9 +3,8 @@
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from itertools import pairwise
@@ -20,10 +19,10 @@ import pytest
 import tokenbus
 from tests.engines.vllm.real.hosts import Host, apart
 from tests.engines.vllm.real.runs import SHARED, WHOLE, arguments
-from tests.engines.vllm.real.servers import MOST
+from tests.engines.vllm.real.servers import deployed
 from tests.engines.vllm.tiny_model import make
 from tests.pages import blocks, module_of
-from tests.system.deployment import COMMAND, Deployment
+from tests.system.deployment import COMMAND
 
 LOOP, TRANSFER, TRAINER = blocks("python", of="docs/training.md")
 STEPS = 10
@@ -33,16 +32,12 @@ CONTEXT = 512
 def test_loop_on_the_page_trains(model: Path) -> None:
     """The reward rises; each batch is of the newest weights, by which the trainer's logprobs are the engine's."""
     assert sum(bool(line.strip()) for line in LOOP.text.splitlines()) <= 50
-    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        deployment = Deployment(Path(folder), patience=MOST)
-        try:
-            deployment.start_processor()
-            options = arguments({**WHOLE, "token_scores": True})
-            command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--", *options]
-            deployment.start("worker", command).wait_for('"connected"')
-            printed = apart(looped, model, str(deployment.overrides["bus.clients_address"]))
-        finally:
-            deployment.close()
+    with deployed() as deployment:
+        deployment.start_processor()
+        options = arguments({**WHOLE, "token_scores": True})
+        command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--", *options]
+        deployment.start("worker", command).wait_for('"connected"')
+        printed = apart(looped, model, str(deployment.overrides["bus.clients_address"]))
     words = [line.split() for line in printed.splitlines() if " reward " in line]
     assert [each[:3] for each in words] == [
         [str(step), str(update), f"{{{step}}}"] for step in range(8) for update in range(2)
@@ -132,12 +127,10 @@ def trained(host: Host) -> Iterator[Trained]:
     from trl.chat_template_utils import qwen2_5_chat_template  # noqa: PLC0415 - only where vLLM is
     from trl.experimental.async_grpo.vllm_client import VLLMClient  # noqa: PLC0415
 
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tb-")))
+    with deployed() as deployment:
+        folder = deployment.folder
         (folder / "weights").mkdir()
         model = host(partial(make, context=CONTEXT, template=qwen2_5_chat_template), folder / "tiny")
-        deployment = Deployment(folder, patience=MOST)
-        stack.callback(deployment.close)
         options = {**SHARED, "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 2 * CONTEXT}
         options["served_model_name"] = str(model)
         up = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--json", "--set", "gateway.control=true"]

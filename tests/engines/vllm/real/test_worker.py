@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.real.runs import SHARED, arguments
-from tests.engines.vllm.real.servers import MOST, below
+from tests.engines.vllm.real.servers import MOST, below, deployed
 from tests.support import waiting
 from tests.support.waiting import soon, until
 from tests.system.deployment import Deployment
@@ -25,12 +24,9 @@ ENDLESS: dict[str, Any] = {"temperature": 0.0, "ignore_end_token": True, "max_to
 def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
     monkeypatch.setattr(waiting, "MOST", MOST)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        overrides = {"worker.drain_timeout_ms": 120_000, "bus.heartbeat_timeout_ms": 20_000}
-        made = Deployment(Path(folder), overrides, MOST)
+    with deployed(worker__drain_timeout_ms=120_000, bus__heartbeat_timeout_ms=20_000) as made:
         made.start_processor()
         yield made
-        made.close()
 
 
 @pytest.fixture
