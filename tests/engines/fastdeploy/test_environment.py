@@ -58,6 +58,8 @@ def test_switch_is_on_or_off() -> None:
     assert not is_off({})
     assert not is_off({"TOKENBUS_FASTDEPLOY": "on"})
     assert is_off({"TOKENBUS_FASTDEPLOY": " OFF "})
+    with pytest.raises(SettingsError, match=r"^TOKENBUS_FASTDEPLOY: on or off, got 'of'$"):
+        is_off({"TOKENBUS_FASTDEPLOY": "of"})
 
 
 def test_path_that_no_socket_can_have(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

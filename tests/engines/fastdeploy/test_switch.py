@@ -320,6 +320,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("-- {folder}/data", {}, 126, "{folder}/data: permission denied"),
         ("--form 1.0 -- python", {}, 2, "--form: one of 2.4, "),
         ("-- python", {"TOKENBUS_FASTDEPLOY": "of"}, 2, "TOKENBUS_FASTDEPLOY: on or off, got 'of'"),
+        ("-- python", {"TOKENBUS_FASTDEPLOY_FORM": "1.0"}, 2, "TOKENBUS_FASTDEPLOY_FORM: one of 2.4, "),
         ("-- python", {"INFERENCE_MSG_QUEUE_ID": "x"}, 2, "INFERENCE_MSG_QUEUE_ID: a whole number from 0 "),
         ("-- python", {"INFERENCE_MSG_ID": "2"}, 2, "INFERENCE_MSG_ID: another number than 2"),
         (
