@@ -107,24 +107,20 @@ class Reference:
         return row
 
 
-def values_of(row: Row, logprobs: Lists) -> dict[str, list[Any]]:
-    """Return the columns of tokens that a row must have."""
+def values_of(row: Row, logprobs: Lists) -> tuple[list[float], list[int], list[tuple[float, int]]]:
+    """Return the logprobs, ranks and alternatives that a row must have."""
     if row.top_k is None or not row.token_ids:
-        return {"logprobs": [], "ranks": [], "alternatives": []}
+        return [], [], []
     starts = logprobs.cu_num_generated_tokens
     first = row.index if starts is None else starts[row.index]
-    lines = range(first, first + len(row.token_ids))
-    pairs = [
-        zip(logprobs.logprobs[line, 1:].tolist(), logprobs.logprob_token_ids[line, 1:].tolist(), strict=True)
-        for line in lines
-    ]
-    return {
-        "logprobs": [logprobs.logprobs[line, 0].item() for line in lines],
-        "ranks": [logprobs.sampled_token_ranks[line].item() for line in lines],
-        "alternatives": [
-            each for of in pairs for each in sorted(list(of)[: row.top_k], key=lambda pair: (-pair[0], pair[1]))
-        ],
-    }
+    lines = slice(first, first + len(row.token_ids))
+    alternatives: list[tuple[float, int]] = []
+    for of_line in zip(
+        logprobs.logprobs[lines, 1:].tolist(), logprobs.logprob_token_ids[lines, 1:].tolist(), strict=True
+    ):
+        pairs = list(zip(*of_line, strict=True))[: row.top_k]
+        alternatives += sorted(pairs, key=lambda pair: (-pair[0], pair[1]))
+    return logprobs.logprobs[lines, 0].tolist(), logprobs.sampled_token_ranks[lines].tolist(), alternatives
 
 
 class Core:
@@ -213,14 +209,12 @@ def test_columns_are_what_reading_row_after_row_gives(seed: int) -> None:
             continue
         batch = batch_of_arrays(requests.arrays(rows, step.logprobs))
         for row, want in zip(batch.rows(), wanted, strict=True):
-            values = values_of(want, step.logprobs)
             assert (row.key, row.position, row.status) == (want.key, want.position, want.status)
             assert row.token_ids.tolist() == list(want.token_ids)
             assert (row.draft_token_count, row.stop) == (want.drafts, want.stop)
-            assert row.logprobs.tolist() == values["logprobs"]
-            assert row.ranks.tolist() == values["ranks"]
-            found = zip(row.alternative_logprobs.ravel(), row.alternative_token_ids.ravel(), strict=True)
-            assert [(value.item(), token.item()) for value, token in found] == values["alternatives"]
+            columns = (row.alternative_logprobs.ravel().tolist(), row.alternative_token_ids.ravel().tolist())
+            found = (row.logprobs.tolist(), row.ranks.tolist(), list(zip(*columns, strict=True)))
+            assert found == values_of(want, step.logprobs)
             statuses.add(want.status)
     assert statuses >= {RowStatus.ACTIVE, RowStatus.PREFILLING, RowStatus.PREEMPTED, *STATUSES.values()}
 
