@@ -72,27 +72,17 @@ _FILES = {
         """,
     "output/__init__.py": "",
     "output/token_processor.py": """
-        import threading
-
         import numpy as np
 
 
-        class TokenProcessor:
-            def __init__(self):
-                self.output_tokens = np.zeros([514, 1], np.int64)
-                self.got = []
-                self.worker = threading.Thread(target=self.process_sampling_results)
+        def process_sampling_results(got):
+            from fastdeploy.model_executor.ops.PLATFORM import get_output, get_output_ep, get_output_topk
 
-            def process_sampling_results(self):
-                from fastdeploy.model_executor.ops.PLATFORM import get_output, get_output_ep, get_output_topk
-
-                while True:
-                    get_output(self.output_tokens, 0, True)
-                    if self.output_tokens[0, 0] == -2:
-                        continue
-                    self.got += self.output_tokens[2 : 2 + self.output_tokens[1, 0], 0].tolist()
-                    if self.output_tokens[0, 0] < 0:
-                        return
+            tokens = np.full([514, 1], -2, np.int64)
+            while tokens[0, 0] >= 0 or tokens[0, 0] == -2:
+                get_output(tokens, 0, True)
+                if tokens[0, 0] != -2:
+                    got += tokens[2 : 2 + tokens[1, 0], 0].tolist()
         """,
     "worker/__init__.py": "",
     "worker/worker_process.py": """
@@ -109,25 +99,24 @@ _FILES = {
         import os
         import subprocess
         import sys
+        import threading
 
-        from fastdeploy.output.token_processor import TokenProcessor
+        from fastdeploy.output.token_processor import process_sampling_results
 
 
         def serve(steps):
-            processor = TokenProcessor()
-            processor.worker.start()
+            got = []
+            processor = threading.Thread(target=process_sampling_results, args=(got,))
+            processor.start()
             worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../worker/worker_process.py")
             command = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python OMP_NUM_THREADS=3 "
             command += f"{sys.executable} -u {worker} {steps} 2>launch_worker.log"
-            launched = subprocess.Popen(command, stdout=subprocess.PIPE, shell=True, preexec_fn=os.setsid, text=True)
-            said = launched.communicate()[0]
+            launched = subprocess.run(command, stdout=subprocess.PIPE, shell=True, preexec_fn=os.setsid, text=True)
             if launched.returncode:
-                sys.stdout.write("worker failed\\n")
-                sys.stdout.flush()
+                print("worker failed", flush=True)
                 os._exit(1)
-            processor.worker.join()
-            sys.stdout.write(f"{said}tokens {processor.got}\\n")
-            sys.stdout.flush()
+            processor.join()
+            print(f"{launched.stdout}tokens {got}", flush=True)
         """,
     "entrypoints/__init__.py": "",
     "entrypoints/api_server.py": """
