@@ -130,7 +130,7 @@ def test_ops_and_contract_pass_their_tests(python: str) -> None:
     """The tests of FastDeploy's ops, and of messages both ways, pass on it."""
     ops = [
         f"tests/engines/fastdeploy/test_{name}.py"
-        for name in ("differential", "errors", "forms", "processes", "queue", "ranks")
+        for name in ("differential", "environment", "errors", "processes", "queue", "ranks")
     ]
     codec = [f"tests/contracts/test_{name}.py" for name in ("encode", "rows", "limits")]
     run = _run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not random_steps", *ops, *codec)
