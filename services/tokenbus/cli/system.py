@@ -91,7 +91,7 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     if lacking := gateway_lacks():
         if port is not None or gateways > 1:
             option = "--port" if port is not None else "--gateways"
-            raise CommandError(f"{option}: no gateway can run here, {lacking} is not installed", WRONG_USE)
+            raise CommandError(f"{option}: no gateway can run here, {lacking}", WRONG_USE)
     else:
         given = _gateway_addresses(shared, port, gateways)
         if _is_default("gateway.tokenizer", shared):
@@ -103,8 +103,9 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
 
 
 def gateway_lacks() -> str:
-    """Return the module without which no gateway can run here, or nothing."""
-    return next((name for name in _NEEDED_BY_A_GATEWAY if importlib.util.find_spec(name) is None), "")
+    """Return what no gateway can run here without, and how to install it, or nothing."""
+    missing = next((name for name in _NEEDED_BY_A_GATEWAY if importlib.util.find_spec(name) is None), "")
+    return missing and f"{missing} is not installed: pip install 'tokenbus[gateway]', or in a clone '.[gateway]'"
 
 
 def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str, str]:

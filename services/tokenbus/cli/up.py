@@ -258,7 +258,7 @@ def _shown(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]
         asked = {"model": plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
         yield f"            -d {shlex.quote(json.dumps(asked))}"
     else:
-        yield f"  no gateway: {gateway_lacks()} is not installed"
+        yield f"  no gateway: {gateway_lacks()}"
     yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
     command, *options = next(service for service in plan.services if service.arguments[0] == "worker").arguments
     added = [command, "--id", "more-0", "--workers-address", bus.workers_address, *options]
