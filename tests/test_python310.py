@@ -132,7 +132,7 @@ def test_ops_and_contract_pass_their_tests(python: str) -> None:
         f"tests/engines/fastdeploy/test_{name}.py"
         for name in ("differential", "environment", "errors", "processes", "queue", "ranks")
     ]
-    codec = [f"tests/contracts/test_{name}.py" for name in ("encode", "rows", "limits")]
+    codec = [f"tests/contracts/test_{name}.py" for name in ("encode", "batch", "limits")]
     run = _run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not random_steps", *ops, *codec)
     assert run.returncode == 0, run.stdout[-2000:]
     assert " passed" in run.stdout
