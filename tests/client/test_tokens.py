@@ -107,17 +107,6 @@ async def test_consumer_waits_until_something_comes() -> None:
     assert not tokens._waiter.is_waiting
 
 
-async def test_consumer_that_gave_up_waiting_may_come_back() -> None:
-    tokens = RequestTokens(KEY)
-    waiting = asyncio.ensure_future(tokens.__anext__())
-    await turns()
-    waiting.cancel()
-    await turns()
-    assert not tokens._waiter.is_waiting
-    put(tokens, 0, 1)
-    assert (await soon(anext(tokens))).id == ids(KEY, 0, 1)[0]
-
-
 async def test_error_comes_after_what_came_before_it() -> None:
     tokens = RequestTokens(KEY)
     put(tokens, 0, 2)

@@ -131,25 +131,6 @@ def test_two_lives_of_a_client_resume_at_once() -> None:
     assert_all_well(world)
 
 
-def test_a_client_resumes_and_leaves_at_once() -> None:
-    """A request whose client resumes it and leaves at once waits for another, and no row goes to the first."""
-    world = world_of(Shape(clients=2))
-    world.ask(_WISH)
-    world.work(1)
-    world.flush()
-    asked = world.asked[0]
-    world.restart_client(0)
-    client = world.clients[0]
-    world.deliver_up(client.node)
-    client.node.receive()
-    while world.deliver_up(client.node):
-        pass
-    world.close_client(0)
-    world.clients[0].take_over(asked)
-    world.asked.append(asked)
-    assert_all_well(world)
-
-
 def test_a_step_that_waits_for_its_draft_is_given_up_in_time() -> None:
     """Steps that wait for what was dropped end by time, even where they are all that may be held."""
     world = world_of(Shape(drafts=True), processor__pending_items=2, worker__policy="fail", worker__retention_items=3)

@@ -245,11 +245,8 @@ def test_older_life_is_refused() -> None:
 
 def test_workers_are_bounded() -> None:
     bench = Bench({"processor.max_workers": 2})
-    assert [bench.worker(name).refusals() for name in "abc"] == [
-        [],
-        [],
-        [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS],
-    ]
+    refused = RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
+    assert [bench.worker(name).refusals() for name in "abc"] == [[], [], [refused]]
 
 
 def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:

@@ -61,10 +61,3 @@ def test_deadline_goes_along_with_a_hand_off() -> None:
     worker.clock.advance(0.5)
     worker.turn()
     assert worker.errors()[1][0] == DEADLINE
-
-
-def test_moments_far_away_are_moments() -> None:
-    worker = Worker()
-    worker.turn(generate_of(1, 3, deadline_unix_ms=2**64 - 1), generate_of(2, 3, deadline_unix_ms=0))
-    assert worker.errors() == {}
-    assert sorted(row.key for made in batches(worker.publisher) for row in made.rows()) == [1, 2]

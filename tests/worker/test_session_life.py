@@ -178,17 +178,6 @@ def test_waiting_is_never_longer_than_an_interval() -> None:
     assert all(later <= earlier for earlier, later in pairwise(waits))
 
 
-def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
-    peer = Peer()
-    assert peer.says() is not None
-    peer.now = FIRST + INTERVAL - 0.01
-    assert peer.says() is None
-    assert peer.session.seconds_to_wait(peer.now) == pytest.approx(0.01)
-    peer.now = FIRST + INTERVAL
-    frame = peer.must_say()
-    assert frame.HasField("hello")
-
-
 def test_hello_names_what_is_retained_and_what_is_open_now() -> None:
     peer = opened(items=3)
     peer.hear(generate=generate_of(9))
