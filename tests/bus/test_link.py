@@ -30,6 +30,7 @@ class Script:
         self.outstanding = 0
         self.leaves = False
         self.breaks: list[float] = []
+        self.excused: list[float] = []
         self.to_say: deque[list[bytes]] = deque()
         self.heard: list[tuple[list[bytes], float]] = []
         self.wait = 3600.0
@@ -47,6 +48,9 @@ class Script:
     def disconnected(self, now: float) -> None:
         self.breaks.append(now)
         self.to_say.append([b"again"])
+
+    def excuse(self, seconds: float, _now: float) -> None:
+        self.excused.append(seconds)
 
     def next_message(self, _now: float) -> list[bytes] | None:
         return self.to_say.popleft() if self.to_say else None
@@ -283,6 +287,20 @@ async def test_states_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert texts == ["refused by", 'connected processor="p"', "processor asks", "processor lost"]
     assert "too wide" in caplog.text
     assert 'processor lost reason="it closes"' in caplog.text
+
+
+async def test_time_in_which_this_process_had_no_turn_is_no_silence() -> None:
+    line = Line()
+    line.script.wait = 1.0
+    await line.start()
+    line.script.excused.clear()
+    line.clock.advance(1.0)
+    await turns()
+    assert line.script.excused == []
+    line.clock.advance(4.0)
+    await turns()
+    assert line.script.excused == [3.0]
+    await line.stop()
 
 
 async def test_waking_or_stopping_what_does_not_run_is_harmless() -> None:

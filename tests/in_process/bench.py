@@ -104,10 +104,10 @@ class BenchWorker:
         self.sequence = fields.get("next_sequence", 1) - 1
         self.say(WorkerFrame(hello=hello_of(self.worker_id, **fields)))
 
-    def beat(self, last_sequence: int | None = None, *, takes_no_more: bool = False) -> None:
-        """Send a heartbeat: how far it is, and whether it takes no more requests."""
+    def beat(self, last_sequence: int | None = None, **more: Any) -> None:  # noqa: ANN401 - as the message has them
+        """Send a heartbeat: how far it is, and what else it says."""
         last = self.sequence if last_sequence is None else last_sequence
-        self.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=last, takes_no_more=takes_no_more)))
+        self.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=last, **more)))
 
     def item(self, payload: bytes, sequence: int, kind: int = BATCH, checksum: int | None = None) -> None:
         self.sequence = max(self.sequence, sequence)

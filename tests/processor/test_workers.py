@@ -134,6 +134,58 @@ def test_silent_worker_is_lost_after_the_timeout() -> None:
     assert bench.core.workers.by_stream == {}
 
 
+@pytest.mark.parametrize("beats", [False, True])
+def test_worker_without_progress_gets_no_new_requests_and_is_lost_after_its_longest_step(*, beats: bool) -> None:
+    """It may be silent, as on a busy machine, or say that its engine makes no progress; its requests wait for it."""
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    worker, client = bench.worker(longest_step_ms=30_000), bench.client()
+
+    def nothing_until(seconds: int) -> None:
+        while (passed := round(bench.clock.now() - began)) < seconds:
+            bench.pass_time(1, client)
+            if beats:
+                worker.beat(stalled_ms=1000 * (passed + 1))
+
+    client.ask(generate_of(1))
+    began = bench.clock.now()
+    nothing_until(4)
+    client.ask(generate_of(2))
+    nothing_until(5)
+    assert worker.known.is_stalled
+    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [1]
+    assert bench.core.dispatch.room().models[0].workers == 0
+    worker.beat()
+    bench.advance(0)
+    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [2]
+    began = bench.clock.now()
+    nothing_until(33)
+    assert client.errors() == {}
+    bench.pass_time(0.1, client)
+    errors = [heard.frame.error for heard in client.heard() if heard.body == "error"]
+    assert {error.request_key for error in errors} == {1, 2}
+    expected = "its engine made no progress for 33000 ms" if beats else "silent for 33000 ms"
+    assert all(expected in error.message for error in errors), errors
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_silent_worker_is_lost_after_the_timeout_if_it_is_idle_or_its_connection_broke(*, is_idle: bool) -> None:
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    worker, client = bench.worker(longest_step_ms=30_000), bench.client()
+    if not is_idle:
+        client.ask(generate_of(1))
+        bench.outcomes[worker.peer] = Outcome.GONE
+    bench.pass_time(3.0, client)
+    assert bench.core.workers.lost == 0
+    bench.pass_time(0.01, client)
+    assert bench.core.workers.lost == 1
+
+
+def test_step_that_is_longer_than_the_processor_allows_is_refused() -> None:
+    bench = Bench({"processor.longest_step_ms": 30_000})
+    assert bench.worker(longest_step_ms=30_001).refusals() == [RefusalReason.REFUSAL_REASON_LIMITS]
+    assert bench.worker(longest_step_ms=30_000).refusals() == []
+
+
 @pytest.mark.parametrize("reason", [STOPPED, GoodbyeReason.GOODBYE_REASON_FAILED, RESTARTING])
 def test_goodbye(reason: GoodbyeReason) -> None:
     """A worker that stops takes its requests with it; one that says it restarts has time to come back."""

@@ -12,7 +12,7 @@ from tokenbus.client import Client
 from tokenbus.processor import Processor
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
-SHORT: Overrides = {"bus__heartbeat_timeout_ms": 3000}
+SHORT: Overrides = {"bus__heartbeat_timeout_ms": 3000, "worker__longest_step_ms": 1000}
 LONG = 600_000  # tokens that no test waits for
 
 

@@ -1,5 +1,6 @@
 """A publisher's process of its own: how it starts and ends, whatever else the engine's process does."""
 
+import asyncio
 import os
 import resource
 import signal
@@ -12,10 +13,15 @@ import pytest
 
 from tests.support.ports import free_ports
 from tests.support.waiting import MOST, until, wait_until
-from tests.system.deployment import Deployment
+from tests.system.asking import all_exact, all_failed, ask, begun
+from tests.system.deployment import Deployment, Overrides
 from tokenbus.bus import AddressError
+from tokenbus.client import Client
 from tokenbus.worker import StepArrays
 from tokenbus.worker.process.client import PublisherProcess
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+LONG = 600_000  # tokens that no test waits for
 
 
 def step(key: int) -> StepArrays:
@@ -71,6 +77,44 @@ def test_it_lives_and_ends_with_its_owner(deployment: Deployment) -> None:
         publisher.emit(step(8))
         publisher.flush(MOST)
     assert not is_there(second)
+
+
+async def test_engine_that_is_stopped_is_lost_until_it_goes_on(deployment: Deployment) -> None:
+    """Its publisher lives, and says that the engine makes no progress."""
+    times: Overrides = {
+        "bus__heartbeat_timeout_ms": 2000,
+        "worker__longest_step_ms": 1000,
+        "worker__drain_timeout_ms": 0,
+    }
+    deployment.start_processor(**times)
+    worker = deployment.start_module("handing_worker", **times)
+    async with Client(deployment.settings(**times)) as client:
+        await asyncio.to_thread(worker.wait_for, '"connected"')
+        lost = ask(client, 4, LONG)
+        await begun(lost)
+        worker.stop()
+        await all_failed(lost, ErrorCode.ERROR_CODE_WORKER_LOST)
+        assert "made no progress" in str(lost[0].audit.error)
+        worker.go_on()
+        await asyncio.to_thread(worker.wait_for, '"connected"', 2)
+        await all_exact(ask(client, 4, 300), 300)
+
+
+async def test_engine_that_died_is_noticed_though_a_child_holds_its_files(deployment: Deployment) -> None:
+    """The child was forked in C, so it has not let go of the bell by whose silence the publisher hears of an end."""
+    deployment.start_processor()
+    worker = deployment.start_module("forking_worker", worker__drain_timeout_ms=0)
+    async with Client(deployment.settings()) as client:
+        await asyncio.to_thread(worker.wait_for, '"connected"')
+        asked = ask(client, 4, LONG)
+        child = int((await asyncio.to_thread(worker.wait_for, "forked ")).split()[1])
+        try:
+            await begun(asked)
+            worker.signal(signal.SIGKILL)
+            await all_failed(asked, ErrorCode.ERROR_CODE_ENGINE)
+            assert is_there(child)
+        finally:
+            os.kill(child, signal.SIGKILL)  # it holds the worker's output, too
 
 
 def test_it_ends_at_once_when_its_owner_fails(deployment: Deployment) -> None:

@@ -50,6 +50,29 @@ def test_heartbeat_once_an_interval_with_the_last_sequence() -> None:
     assert peer.says() is None
 
 
+def test_stalled_engine_is_told_and_says_no_hello_while_its_worker_would_be_lost() -> None:
+    peer = opened()
+    peer.session._introduction.longest_step_ms = 1000
+    stalled_ms = 0
+    peer.session.stalled_ms = lambda _: stalled_ms
+    for stalled_ms in (2000, 0, 1000 * int(TIMEOUT) + 1000):
+        peer.now += 1
+        peer.hear(credit=Credit())
+        assert peer.must_say().heartbeat.stalled_ms == stalled_ms
+    peer.welcome()
+    assert peer.must_say().heartbeat.stalled_ms == stalled_ms, "at once: the processor may not have heard it yet"
+    peer.session.disconnected(peer.now)
+    assert peer.must_say().HasField("hello")
+    stalled_ms += 1
+    for _ in range(3):
+        peer.now += TIMEOUT
+        assert peer.says() is None
+        assert peer.session.seconds_to_wait(peer.now) > 0
+    stalled_ms = 0
+    peer.now += 1
+    assert peer.must_say().HasField("hello")
+
+
 def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
     peer = opened(items=1)
     assert peer.sequences() == [1]

@@ -145,6 +145,10 @@ class ReconnectingSession(ABC):
             self._heard_since = now
         self._last_heard = now
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Count seconds in which this process stood still as no silence of the processor."""
+        self._last_heard = min(now, self._last_heard + seconds)
+
     def heard_for(self, now: float) -> float:
         """Return for how many seconds the processor has been heard, without a silence of more than two heartbeats."""
         is_heard = self.state is SessionState.OPEN and now - self._last_heard <= _SILENCE * self._interval
@@ -441,8 +445,12 @@ class Link:
             self._sends_on = None
 
     def _send_all(self, connection: Connection) -> bool:
+        now = self._clock.now()
         with self._lock:
             self._woken = False
+            if now > self._looks_at:
+                self._session.excuse(now - self._looks_at, now)
+                self._looks_at = now
         while True:
             if self._unsent is None:
                 with self._lock:

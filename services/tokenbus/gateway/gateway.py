@@ -170,7 +170,8 @@ class Gateway:
             return [str(error)]
         models = self.reader.fixed_models or (DEFAULT_MODEL,)
         if not takes_requests(status.workers, models):
-            return ["no worker is connected that takes requests"]
+            stalled = ", ".join(worker.worker_id for worker in status.workers if worker.is_stalled)
+            return ["no worker is connected that takes requests", *([f"stalled: {stalled}"] if stalled else [])]
         same = [worker for worker in status.workers if not self._differs(worker)]
         if takes_requests(same, models):
             return []

@@ -42,8 +42,11 @@ class StatusCache:
 
 
 def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bool:
-    """Return whether a connected mixed worker, or a prefill and a decode worker, serve one of the models."""
-    connected = [worker for worker in workers if worker.is_connected]
+    """Return whether a connected mixed worker, or a prefill and a decode worker, serve one of the models.
+
+    Those that are stalled take no requests.
+    """
+    connected = [worker for worker in workers if worker.is_connected and not worker.is_stalled]
     decoding = {worker.model for worker in connected if worker.role == WorkerRole.WORKER_ROLE_DECODE}
     return any(
         worker.role == WorkerRole.WORKER_ROLE_MIXED
@@ -77,6 +80,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "epoch": str(worker.epoch),
         "processor": worker.processor_id,
         "connected": worker.is_connected,
+        "stalled": worker.is_stalled,
         "open_requests": worker.open_requests,
         "lag": worker.lag_items,
         "gaps": worker.gaps,

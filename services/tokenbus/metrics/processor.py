@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -150,8 +151,14 @@ def _settled(processor: Processor) -> Samples:
 
 
 def _by_presence(side: str, peers: Sequence[Worker | Session]) -> Samples:
-    connected = sum(peer.peer is not None for peer in peers)
-    return {(side, "connected"): connected, (side, "away"): len(peers) - connected}
+    states = Counter(map(_presence, peers))
+    return {(side, state): states[state] for state in ("connected", "stalled", "away")}
+
+
+def _presence(peer: Worker | Session) -> str:
+    if peer.peer is None:
+        return "away"
+    return "stalled" if isinstance(peer, Worker) and peer.is_stalled else "connected"
 
 
 def _assigned(view: ProcessorView) -> Samples:
@@ -159,8 +166,7 @@ def _assigned(view: ProcessorView) -> Samples:
     for worker in view.workers:
         hello = worker.stream.hello
         role = WorkerRole.Name(hello.role).removeprefix("WORKER_ROLE_").lower()
-        state = "away" if worker.peer is None else "connected"
-        labels = worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state
+        labels = worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), _presence(worker)
         found[labels] = view.processor.registry.table.load_of(worker.source.stream)
     return found
 
@@ -259,7 +265,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     Family(
         "tokenbus_peers{side, state}",
-        "Workers and clients: connected, or away and may come back.",
+        "Workers and clients: connected; stalled, without progress; or away, and may come back.",
         lambda view: {**_by_presence("worker", view.workers), **_by_presence("client", view.sessions)},
     ),
     Family("tokenbus_worker_assigned_requests{worker, role, model, epoch, state}", "Its open requests.", _assigned),

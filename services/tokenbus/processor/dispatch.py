@@ -60,7 +60,7 @@ class Dispatch:
             self._hand_out(request, worker)
             return request
         has_room = len(self._waiting) < self._settings.processor.max_requests
-        if error is None and has_room and self._waits_until > -inf:
+        if error is None and has_room and (self._waits_until > -inf or self._has_stalled()):
             request = self.registry.submit(generate, NO_STREAM, route, owner)
             self._waiting.append(request)
             return request
@@ -116,6 +116,8 @@ class Dispatch:
     def tick(self, now: float) -> None:
         """Hand out what waits and finds a place now, and end the requests that waited long enough."""
         self.hand_out_waiting()
+        if self._has_stalled():
+            self.expect_workers(now)
         if now < self._waits_until:
             return
         self._waits_until = -inf
@@ -208,7 +210,11 @@ class Dispatch:
 
     def _takes_more(self, worker: Worker) -> bool:
         load = self.registry.table.load_of(worker.source.stream)
-        return load < worker.stream.hello.max_requests and not worker.takes_no_more
+        return load < worker.stream.hello.max_requests and not (worker.takes_no_more or worker.is_stalled)
+
+    def _has_stalled(self) -> bool:
+        """Return whether a worker may go on soon that gets no new requests now."""
+        return any(worker.is_stalled for worker in self.workers.by_id.values())
 
     def _decoders(self, worker: Worker) -> list[Worker]:
         """Return the decode workers here that go on with what a prefill worker begins, busy or not."""
@@ -261,7 +267,7 @@ class Dispatch:
         for worker in self._serving(""):
             hello = worker.stream.hello
             room = rooms.setdefault(hello.model, ModelRoom(model=hello.model))
-            if worker.peer is not None and not worker.takes_no_more:
+            if worker.peer is not None and not (worker.takes_no_more or worker.is_stalled):
                 room.workers += 1
                 room.free_requests += max(0, hello.max_requests - self.registry.table.load_of(worker.source.stream))
         connected = [worker_hash(each) for each, worker in self.workers.by_id.items() if worker.peer is not None]

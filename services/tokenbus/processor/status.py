@@ -78,6 +78,7 @@ def _worker_status(worker: Worker, table: RequestTable, processor_id: str) -> Wo
         role=stream.hello.role,
         model=stream.hello.model,
         is_connected=worker.peer is not None,
+        is_stalled=worker.is_stalled,
         open_requests=table.load_of(worker.source.stream),
         lag_items=stream.lag,
         pending_items=len(stream.acks),

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import repeat
 
-from tokenbus.bus import Identity, Role
+from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.logs import logger
 from tokenbus.processor.assembly import Assembler
 from tokenbus.processor.connections import Connections, RefusedError, protocol_error
@@ -14,7 +14,7 @@ from tokenbus.processor.requests import NO_OWNER, Source
 from tokenbus.processor.stream import Fate, Stream
 from tokenbus.processor.workers import Worker, Workers
 from tokenbus.settings import Settings
-from tokenbus_contracts import ContractError, Limits, Rule
+from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import (
     Ack,
@@ -69,6 +69,9 @@ class WorkerConnections(Connections[Worker]):
         elif body is not None:
             self._excuse_silence(known, now)
             known.last_heard = now
+            # Items may be older than the engine's last sign: the next heartbeat says so then.
+            known.stalled = frame.heartbeat.stalled_ms / 1000
+            known.is_stalled = known.stalled > self._timeout
             self._frame(known, frame, body, parts, now)
 
     def _frame(self, worker: Worker, frame: WorkerFrame, body: str, parts: list[bytes], now: float) -> None:
@@ -114,7 +117,7 @@ class WorkerConnections(Connections[Worker]):
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
         identity = self._workers.listener.identity(peer)
-        _check_hello(hello, self._settings.limits, identity)
+        _check_hello(hello, self._settings, identity)
         if self.is_draining:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
         before = self._workers.at(peer)
@@ -289,19 +292,38 @@ class WorkerConnections(Connections[Worker]):
             self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _check(self, known: Worker, now: float) -> None:
-        if now - known.last_heard > self._timeout:
+        known.is_stalled = now - known.last_heard + known.stalled > self._timeout
+        if known.is_stalled and (why := self._why_lost(known, now)):
             self._workers.cut_off(known)
-            self._lose(known, f"silent for {self._settings.bus.heartbeat_timeout_ms} ms")
+            self._lose(known, why)
             self._fence(known, known.stream.epoch, now)
             return
+        if known.is_stalled:
+            self._warn_once((known.name, "stalled"), "worker stalled", known)
         self._excuse_silence(known, now)
         self._proceed(known, now)
         self._workers.acknowledge(known, at_once=True)
         if now >= known.next_heartbeat:
-            self._send_heartbeat(known, now)
+            if self._send_heartbeat(known, now) is Outcome.GONE:
+                self._workers.disconnect(known)
             # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
             self._workers.send(known, ProcessorFrame(credit=known.stream.credit))
+
+    def _why_lost(self, worker: Worker, now: float) -> str:
+        """Return why a worker that is stalled is lost; or an empty string, as it may be in a long step.
+
+        Silence alone says little of one that computes: on a busy machine it may not have its turn for seconds.
+        """
+        silent = now - worker.last_heard
+        has_requests = self._intake.registry.table.load_of(worker.source.stream)
+        patience = self._timeout + worker.stream.hello.longest_step_ms / 1000
+        if silent > self._timeout and (worker.peer is None or not has_requests):
+            return f"silent for {self._settings.bus.heartbeat_timeout_ms} ms"
+        if silent + worker.stalled > patience:
+            shown = "its engine made no progress" if worker.stalled else "silent"
+            return f"{shown} for {round(1000 * patience)} ms"
+        return ""
 
     def _fence(self, worker: Worker, oldest: int, now: float) -> None:
         """Remember for a while which is the oldest life of a worker that may come now."""
@@ -330,16 +352,19 @@ class WorkerConnections(Connections[Worker]):
         return known.stream.in_order_through
 
 
-def _check_hello(hello: Hello, limits: Limits, identity: Identity) -> None:
-    """Refuse a worker that is not authorized, or that may send wider batches than are taken."""
+def _check_hello(hello: Hello, settings: Settings, identity: Identity) -> None:
+    """Refuse a worker that is not authorized, or that may send wider batches or compute for longer than is allowed."""
     if not identity.may(Role.WORKER, hello.worker_id):
         message = f"key {identity.name} may not be worker {hello.worker_id}"
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
     for field in StreamLimits.DESCRIPTOR.fields:
-        most, found = getattr(limits, field.name), getattr(hello.limits, field.name)
+        most, found = getattr(settings.limits, field.name), getattr(hello.limits, field.name)
         if found > most:
             error = ContractError(f"hello.limits.{field.name}", most, found, rule=Rule.MAX)
             raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
+    if hello.longest_step_ms > (longest := settings.processor.longest_step_ms):
+        error = ContractError("hello.longest_step_ms", longest, hello.longest_step_ms, rule=Rule.MAX)
+        raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
     if hello.next_sequence < hello.first_sequence:
         error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)
         raise protocol_error(error)

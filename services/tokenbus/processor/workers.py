@@ -31,6 +31,10 @@ class Worker(KnownPeer):
     """Since when a prefill worker has had no decode worker here."""
     last_turn: int = 0
     """The number of the last new request that it was given, or was to go on with: it breaks ties in dispatch."""
+    stalled: float = 0.0
+    """For how many seconds its engine had made no progress, as its last heartbeat says, if it was heard since."""
+    is_stalled: bool = False
+    """Whether nothing has shown progress of it for longer than the heartbeat's timeout: it gets no new requests."""
     takes_no_more: bool = False
     """Whether it gets no new requests, because it leaves when those it has are done."""
     held_back: tuple[PendingAck, float] | None = None

@@ -120,6 +120,12 @@ class WorkerSettings(Section):
     drain_timeout_ms: int = milliseconds(
         10_000, "how long it waits at its end for requests and acknowledgements; 0: not at all", low=0
     )
+    longest_step_ms: int = milliseconds(
+        30_000,
+        "how long its engine may compute a step: it is lost after the heartbeat's timeout and this without progress",
+        low=0,
+        high=3_600_000,
+    )
 
     tp_rank: int = 0  # of an engine whose tensor-parallel ranks publish each
     dp_rank: int = 0  # the engine says its own
@@ -175,6 +181,7 @@ class ProcessorSettings(Section):
     replay_attempts: int = 3  # to have missing items; a worker that has them answers the first
     replay_timeout_ms: int = 1000  # of each; retention is memory, so only the network takes time
     ended_requests: int = 65_536  # that are remembered, so that a late row is known; 16 bytes each
+    longest_step_ms: int = 3_600_000  # that a worker may announce: its requests wait for that long
     abort_timeout_ms: int = 5000  # until a worker ends an aborted request: some steps, even of a large prefill
     step_queue: int = 64  # steps that wait for the iterator over steps; then their workers wait
 

@@ -119,11 +119,14 @@ class EngineLoop:
 
     def _do_as_told(self) -> None:
         self._commands.take(self._client.take_controls())
+        self._client.counts.commands = 1
         try:
             self._commands.turn()
         except EngineBrokenError as error:
             self._end_all_as_broken(error)
             raise
+        finally:
+            self._client.counts.commands = 0
 
     def _take_all(self, seconds: float) -> None:
         requests = self._client.take_requests(seconds)

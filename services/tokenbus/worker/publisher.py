@@ -51,9 +51,17 @@ _SHED = (
 """The columns that a row that is shed has nothing in."""
 
 
+_MOST_STALLED_MS = 2**32 - 1
+
+
 @dataclass(slots=True)
 class WorkerCounts:
     """Counters of the engine's loop and of hand-offs, each written by one of them; read by the metrics."""
+
+    signs: int = 0
+    """How often the engine asked for requests or handed something over: it makes progress when this changes."""
+    commands: int = 0
+    """1 while the engine does what an operator asked, which may take any time; else 0."""
 
     failed_steps: int = 0
     """Steps that raised."""
@@ -149,6 +157,7 @@ class Publisher:
             proof=proof,
             processors=len(self._processors),
         )
+        self.session.stalled_ms = self._stalled_ms
         if takes_control:
             self.session.on_control = self.take_control
         self.clock = clock or clock_for(listed_addresses(bus.workers_address)[0])
@@ -161,6 +170,9 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
         self.counts = WorkerCounts()
+        self._signs, self._progressed_at = -1, 0.0
+        """The engine's signs when they were looked at last, and when they were others, or it had nothing to do."""
+        self._waits_for_room = False
         self.gated = 0
         """Batches and events that were not this rank's to publish."""
         self.shed = 0
@@ -239,6 +251,22 @@ class Publisher:
     def handed_over(self) -> int:
         """How many steps and events of an engine in another process wait to be published."""
         return 0
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether the engine may have to wait for the publisher."""
+        return self._waits_for_room
+
+    def _stalled_ms(self, now: float) -> int:
+        """Return for how long the engine has had requests and made no progress.
+
+        One that gets no requests from processors, as a tap's, may rest whenever its own server likes.
+        """
+        counts = self.counts
+        has_work = self.settings.worker.max_requests and self.session.requests and not counts.commands
+        if not has_work or self._is_blocked or counts.signs != self._signs:
+            self._signs, self._progressed_at = counts.signs, now
+        return min(_MOST_STALLED_MS, round(1000 * (now - self._progressed_at)))
 
     # Outgoing: batches and events.
 
@@ -341,6 +369,7 @@ class Publisher:
         return batch.headed(header)
 
     def _keep(self, kind: PayloadKind, payload: bytes, of: npt.NDArray[np.uint64]) -> int:
+        self.counts.signs += 1
         with self._room:
             if not self.retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
                 keys: list[int] = of.tolist()
@@ -381,7 +410,9 @@ class Publisher:
         seconds = self.settings.worker.block_timeout_ms / 1000
         self.blocked += 1
         began = self.clock.now()
+        self._waits_for_room = True
         found = self._room.wait_for(lambda: not self._running or self.retention.has_room(size), seconds)
+        self._waits_for_room = False
         self.blocked_seconds += self.clock.now() - began
         self._check_running()
         return found
@@ -398,6 +429,7 @@ class Publisher:
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
+        self.counts.signs += 1
         with self._arrived:
             if seconds:
                 self._arrived.wait_for(self._has_news, seconds)

@@ -85,6 +85,10 @@ class WorkerSession(ReconnectingSession):
         """Called with each hand-off ticket that is worth nothing from now on."""
         self.on_control: Callable[[Control], None] = lambda _: None
         """Called with each command of an operator's; one comes again whose answer the processor has not seen."""
+        self.stalled_ms: Callable[[float], int] = lambda _: 0
+        """Returns at a time for how long the engine has had requests and made no progress."""
+        self._was_stalled = False
+        """Whether the last heartbeat said so."""
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
         self._sent_bytes = 0
@@ -179,7 +183,7 @@ class WorkerSession(ReconnectingSession):
             limit = f"at most {self._retention.next_sequence}, the next item"
             raise ContractError("welcome.resume_from", limit, welcome.resume_from)
         self._welcomed(welcome)
-        self._is_news = self._takes_no_more
+        self._is_news = self._takes_no_more or self._was_stalled
         self._unnamed = range(self._named + 1, self._count + 1)
         self._replays.clear()
         self._next_sequence = welcome.resume_from
@@ -217,7 +221,17 @@ class WorkerSession(ReconnectingSession):
     def _heartbeat(self, now: float) -> Heartbeat:
         beat = super()._heartbeat(now)
         beat.takes_no_more = self._takes_no_more
+        beat.stalled_ms = self.stalled_ms(now)
+        self._was_stalled = bool(beat.stalled_ms)
         return beat
+
+    def _greeting(self, now: float) -> list[bytes] | None:
+        """Say hello; not while the engine is stalled for so long that the worker would be lost at once."""
+        if now >= self._next_greeting:
+            most = 1000 * self._timeout + self._introduction.longest_step_ms
+            if self.stalled_ms(now) > most:
+                self._greet_again(now + self._interval)
+        return super()._greeting(now)
 
     def _hello(self) -> Hello:
         self._named = self._count
@@ -311,4 +325,5 @@ def hello_of(
         tokenizer_probes=getattr(model, "tokenizer_probes", ()),
         lora_adapters=() if model is None else model.lora_adapters,
         takes_control=takes_control,
+        longest_step_ms=worker.longest_step_ms,
     )

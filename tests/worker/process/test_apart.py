@@ -158,6 +158,38 @@ async def test_commands_are_done_once_though_publishers_die(tmp_path: Path) -> N
         assert list(state.lora_adapters) == ["first", "second"]
 
 
+async def test_engine_that_makes_no_progress_is_lost_with_its_requests_until_it_does() -> None:
+    """The longest step may take its time; what an operator asks, too. One without requests has nothing to do."""
+    async with apart(longest_step_ms=5000) as worker:
+        (known,) = worker.bus.processors[0].workers.by_id.values()  # type: ignore[union-attr]
+        await worker.bus.advance(10)
+        assert not known.is_stalled
+        requests = await asked(worker)
+        worker.handover.counts.commands = 1
+        await worker.bus.advance(10)
+        assert not known.is_stalled
+        worker.handover.counts.commands = 0
+        await worker.bus.advance(5)
+        assert known.is_stalled
+        await worker.turn()
+        await worker.bus.advance(1)
+        assert not known.is_stalled
+        await worker.bus.advance(10)
+        for each in requests:
+            assert each.error is not None
+            assert each.error.code == ErrorCode.ERROR_CODE_WORKER_LOST
+            assert "its engine made no progress" in each.error.reason
+            assert each.is_exact
+        await worker.bus.advance(10)
+        assert worker.bus.processors[0].workers.by_id == {}  # type: ignore[union-attr]
+        await worker.turn()
+        await worker.bus.advance(3)
+        late = Asked(worker.bus.client)
+        await worker.bus.settle()
+        await worker.turn(TOKENS + 3)
+        assert all_exact([late])
+
+
 @pytest.mark.parametrize("unread", [False, True])
 async def test_requests_end_at_once_when_the_engine_dies(unread: bool) -> None:  # noqa: FBT001 - a parameter
     """What was handed over is delivered first; no time has to pass, and nothing is waited for."""

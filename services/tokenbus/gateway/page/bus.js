@@ -102,8 +102,8 @@ function totals(processor, clients) {
 }
 
 function card({ worker, lostAt }, now, isSpread) {
-  const state = lostAt ? "lost" : worker.connected ? "connected" : "away";
-  const word = lostAt ? `lost ${since(now - lostAt)} ago` : worker.connected ? "connected" : "away";
+  const state = lostAt ? "lost" : !worker.connected ? "away" : worker.stalled ? "stalled" : "connected";
+  const word = lostAt ? `lost ${since(now - lostAt)} ago` : state;
   // What the worker retains until it is acknowledged; absent where the gateway does not report it.
   const figures = [["open", worker.open_requests], ["lag", worker.lag], ["retained", worker.retained], ["gaps", worker.gaps], ["replays", worker.replays], ["tokens", worker.tokens]];
   return element(

@@ -17,7 +17,7 @@ def main(file: int, bell: int) -> None:
     # The engine's process decides when it ends; a service manager may send its signals to both.
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    given = Introduction.of(json.load(sys.stdin))
+    given = Introduction.of(json.loads(sys.stdin.readline()))  # a child of the engine's may hold the pipe open
     configure(given.settings.log)
     engine = socket.socket(fileno=bell)
     engine.settimeout(0)

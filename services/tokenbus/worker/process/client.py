@@ -64,6 +64,7 @@ class PublisherProcess(Handover):
             "epoch": self.epoch,
             "takes_control": takes_control,
             "proof": secrets.token_hex(PROOF_BYTES),
+            "engine": os.getpid(),
         }
         self._in_background = in_background
         self._owner = os.getpid()
@@ -143,9 +144,9 @@ class PublisherProcess(Handover):
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
                 )
             with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
-                stdin.write(json.dumps({**self._introduction, **self.state()}).encode())
+                stdin.write(json.dumps({**self._introduction, **self.state()}).encode() + b"\n")
         try:
-            self._wait_until_ready(mine)
+            self._wait_until_ready(mine, process)
         except BaseException:
             process.kill()
             process.wait()
@@ -155,7 +156,7 @@ class PublisherProcess(Handover):
         _close(before)
         self.has_publisher.set()
 
-    def _wait_until_ready(self, bell: socket.socket) -> None:
+    def _wait_until_ready(self, bell: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         """Wait until a publisher has started; raise what it says in the place of that."""
         deadline = time.monotonic() + _START_SECONDS
         bell.settimeout(_LOOK_SECONDS)
@@ -166,7 +167,9 @@ class PublisherProcess(Handover):
             except TimeoutError:
                 if self._given_up.is_set() or time.monotonic() > deadline:
                     raise
-                continue
+                if process.poll() is None:
+                    continue
+                more = b""  # a child of a fork holds its end of the bell
             if not more and said.startswith(b"["):
                 raise AddressError(*json.loads(said))
             if not more:

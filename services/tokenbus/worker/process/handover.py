@@ -106,6 +106,7 @@ class Handover:
     def emit(self, step: StepArrays) -> None:
         """Hand over one batch of a step; the engine may reuse its arrays when this returns."""
         self._check_running()
+        self.counts.signs += 1
         try:
             found = arrays.hosted(step, self.settings.worker.handover_bytes)
         except ContractError as error:
@@ -171,6 +172,7 @@ class Handover:
 
     def _hand_over(self, kind: HandedOver, data: bytes, keys: Collection[int], ends: Collection[int] = ()) -> None:
         self._check_running()
+        self.counts.signs += 1
         if not self._has_room(len(data)):
             self._lose(keys)
             return
@@ -234,6 +236,7 @@ class Handover:
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
+        self.counts.signs += 1
         self._say_what_waits()
         if seconds and self._requests.is_empty and not (self._arrived or self._controls):
             self._wait(seconds)

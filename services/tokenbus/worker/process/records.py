@@ -28,6 +28,9 @@ class Word(IntEnum):
     """As `WorkerCounts` has both; the engine's process writes them."""
     STARTS = 4
     """How many publishers there were."""
+    SIGNS = 5
+    COMMANDS = 6
+    """As `WorkerCounts` has both; the engine's process writes them."""
 
 
 class HandedOver(IntEnum):
@@ -78,6 +81,7 @@ class SharedCounts(WorkerCounts):
     """A worker's counters, of which those of the engine's loop are where the publisher's metrics find them."""
 
     failed_steps, engine_errors = _Shared(Word.FAILED_STEPS), _Shared(Word.ENGINE_ERRORS)
+    signs, commands = _Shared(Word.SIGNS), _Shared(Word.COMMANDS)
 
     def __init__(self, words: memoryview) -> None:
         """Take the words, of which another process writes some meanwhile; the rest is counted here, from zero."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ class Introduction:
     leaves: bool
     """Whether the engine hands nothing more over."""
     takes_control: bool = False
+    engine: int = 0
+    """The engine's process, which started this one; 0: they are one."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Introduction":
@@ -117,6 +120,10 @@ class _Publisher(Publisher):
     @property
     def waiting_requests(self) -> int:
         return len(self._ring)
+
+    @property
+    def _is_blocked(self) -> bool:
+        return not self._steps.is_empty
 
     def take_request(self, request: Generate | Abort) -> None:
         """Bring a request or an abort to the engine; a ContractError says that there is no room for it."""
@@ -181,6 +188,7 @@ class PublisherServer:
         self._ended: deque[int] = deque()
         """The requests that ended here, of which the engine has not heard yet."""
         self._leaves = given.leaves
+        self._engine = given.engine
         self._waits_since: float | None = None
 
     async def run(self) -> None:
@@ -208,6 +216,9 @@ class PublisherServer:
             wake.clear()
             if not self.publisher.is_running:
                 return  # its connection failed, which is raised next
+            # The bell says it at once, unless a child of the engine's holds its other end.
+            if self._engine and os.getppid() != self._engine:
+                self.publisher.engine_is_gone = True
             seconds = self._publish_some()
             if self._steps.is_empty:
                 if self._leaves:
@@ -241,7 +252,7 @@ class PublisherServer:
                 seconds = 0
                 break
             if wait := self._seconds_for_room(record):
-                seconds = wait
+                seconds = min(seconds, wait)
                 break
             self.publisher.journal.begin(record.number)
             try:
