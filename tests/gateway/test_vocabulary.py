@@ -1,12 +1,14 @@
 """Vocabularies: which tokenizer a setting names, and why there is none."""
 
 import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.model_folder import END, byte_level, word_piece, write_model
-from tokenbus.gateway.vocabulary import vocabulary_of
+from tokenbus.gateway.vocabulary import Vocabulary, vocabulary_of
 from tokenbus.settings import SettingsError
 
 
@@ -45,3 +47,35 @@ def test_extra_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(SettingsError, match="needs the extra models"):
         vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
+
+
+class Large:
+    """A tokenizer with as many tokens as Qwen's; some are parts of characters."""
+
+    vocabulary_size = 151_936
+
+    def encode(self, text: str) -> list[int]:
+        """Return nothing: no test encodes a text."""
+        del text
+        return []
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a text that no other token has."""
+        return b" tok%x" % token_id if token_id % 50 else b"\xe4%x" % token_id
+
+
+def test_names_of_a_large_vocabulary_take_little_memory() -> None:
+    """What is kept of a token is its own bytes alone, and tables keep only some thousand tokens."""
+    vocabulary, count = Vocabulary(Large()), 12_000
+    tracemalloc.start()
+    try:
+        for token_id in range(count):
+            assert vocabulary.texts[token_id] in vocabulary.keys[token_id]
+            assert vocabulary.names[token_id] in vocabulary.entries[token_id]
+        vocabulary.entry_fragments.add(np.arange(count, dtype=np.uint32))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 8 * 2**20
+    assert len(vocabulary.names) < count
+    assert vocabulary.names[5] == b'" tok5"'

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the extra models may be missing
     from tokenbus.model_files import ChatTemplate, ModelTokenizer
 
 T = TypeVar("T")
+_MOST_KEPT = 8192
+"""Values in a table: those of all tokens of a large vocabulary would take hundreds of MB in each process."""
 _CONTINUATION = 0x80
 """The two highest bits of a UTF-8 continuation byte."""
 
@@ -140,7 +142,7 @@ class Vocabulary:
 
 
 class _Table(dict[int, T]):
-    """Values by token id, each kept once it was made, unless the id is none of the vocabulary's."""
+    """Values by token id. A value is kept once it was made, until there are too many, if the vocabulary has its id."""
 
     def __init__(self, make: Callable[[int], T], size: int) -> None:
         super().__init__()
@@ -154,6 +156,8 @@ class _Table(dict[int, T]):
     def __missing__(self, token_id: int) -> T:
         value = self._make(token_id)
         if token_id < self._size:
+            if len(self) >= _MOST_KEPT:
+                self.clear()
             self[token_id] = value
         return value
 
@@ -195,12 +199,11 @@ def _tokenizer_in(folder: str) -> Tokenizer:
 
 def _name(token_id: int, piece: bytes, special: str) -> bytes:
     """Return a token's name: its text, its bytes where they are no UTF-8, `special` or its id where it has no text."""
-    if not piece:
-        return orjson.dumps(special or f"<|{token_id}|>")
     try:
-        return orjson.dumps(piece.decode())
+        name = piece.decode() or special or f"<|{token_id}|>"
     except UnicodeDecodeError:
-        return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
+        name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+    return b'"%b"' % orjson.dumps(name)[1:-1]  # a copy: a result of orjson takes at least 4 KiB
 
 
 def _id_name(token_id: int) -> bytes:

@@ -128,7 +128,9 @@ class Fragments:
         for token_id in missing:
             fragment, is_empty = self._make(token_id)
             while self._used + len(fragment) > self._bytes.size:
-                self._bytes = np.concatenate([self._bytes, np.zeros_like(self._bytes)])
+                # What is not used yet takes no memory, as nothing has written there.
+                self._bytes, before = np.zeros(2 * self._bytes.size, np.uint8), self._bytes
+                self._bytes[: before.size] = before
             self._bytes[self._used : self._used + len(fragment)] = np.frombuffer(fragment, np.uint8)
             self._begins[token_id] = self._used
             self._sizes[token_id] = -len(fragment) if is_empty else len(fragment)
