@@ -116,7 +116,9 @@ async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it
 
 @pytest.mark.parametrize("tokens_of_the_other", [1, 8])
 async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int) -> None:
-    buffers = Buffers(8 * 60)  # an eighth may wait before it is handed out: more than one small row, less than two
+    buffers = Buffers(
+        8 * 2060
+    )  # an eighth may wait before it is handed out: more than a step's small row, less than two
     async with _running(buffers) as (processor, dispatcher, caller):
         listener, closed = _Listener(), _Listener()
         answer = _Holder(listener, buffers)

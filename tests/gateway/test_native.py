@@ -74,7 +74,7 @@ def _logprobs(random: np.random.Generator, count: int) -> np.ndarray[tuple[int],
 def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool) -> list[bytes]:
     view = RenderedStep(step, vocabulary)
     part = Entries() if is_chat else Lists(EventStream())
-    return [part.joined([part.take(view, place, view.counts[place])]) for place in range(step.row_count)]  # type: ignore[list-item]
+    return [part.joined(part.take(view, place, view.counts[place])) for place in range(step.row_count)]
 
 
 @pytest.mark.parametrize("is_chat", [False, True])

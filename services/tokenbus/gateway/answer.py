@@ -8,11 +8,11 @@ from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
 from tokenbus.client.tokens import stop_of
-from tokenbus.gateway.buffers import Buffers, Outbox
+from tokenbus.gateway.buffers import Buffers, Collected, Outbox
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import Part, Piece, size_of
+from tokenbus.gateway.logprob_writers import Part, Piece, Written, collect
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.stop_strings import RunningText
 from tokenbus.gateway.tool_calls import AutoCallWriter, CallWriter
@@ -30,8 +30,12 @@ REASONS = {
 }
 """The finish reasons by the status of a last row."""
 UNRECOVERABLE = int(RowStatus.UNRECOVERABLE)
-ROW_BYTES = 150
-"""What Python's objects for a row's text and pieces take: more than the contents of short ones."""
+_TURN_BYTES = 2**18
+"""Of an answer that are written before other tasks run."""
+
+
+Beside = Sequence[tuple[bytes, Iterable[Written]]]
+"""The members beside a choice's text: each one's name, and its value part by part."""
 
 
 class Outcome(NamedTuple):
@@ -85,7 +89,7 @@ class Format(Protocol):
         return ()
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
-        """Write the scores of a choice's prompt, where the answer has them, a part at each turn; yield its bytes."""
+        """Write the scores of a choice's prompt, where the answer has them; yield what memory each part took."""
         return ()
 
     def beginnings(self) -> bytes:
@@ -101,11 +105,11 @@ class Format(Protocol):
     def error(self, error: ApiError) -> bytes:
         """Return the end of a stream that breaks."""
 
-    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
-        """Return a choice of a whole answer."""
+    def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
+        """Yield a choice of a whole answer."""
 
-    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
-        """Return a whole answer; `choices` are from `choice`."""
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
+        """Yield a whole answer; `choices` are from `choice`."""
 
 
 def unrecoverable(tokens: int) -> ApiError:
@@ -195,8 +199,8 @@ class ChoicesAnswer(Answer, ABC):
         self._answer_bytes = settings.answer_bytes
 
     @abstractmethod
-    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
-        """Have a form write a prompt's scores, a part at each turn, each of so many bytes."""
+    def write_prompt(self, parts: Iterable[int]) -> None:
+        """Have a form write a prompt's scores, a part at each turn, which takes so many bytes of memory."""
 
     @abstractmethod
     def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
@@ -256,7 +260,7 @@ class Choice:
         """Take the scores of its prompt."""
         self._scores = scores
         if self._request.wants_prompt_logprobs:
-            self._answer.write_prompt(self._form.scored(self.index, scores, vocabulary), scores)
+            self._answer.write_prompt(self._form.scored(self.index, scores, vocabulary))
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
         self._echo = None
@@ -321,40 +325,43 @@ class WholeAnswer(ChoicesAnswer):
 
     def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(request, form, settings, buffers)
-        self._texts: list[list[str]] = [[] for _ in self._choices]
-        self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
-        self._of_prompts: list[list[list[Piece]]] = [[] for _ in self._choices]
+        self._turns = buffers.turns
+        self._kept = [_Kept(choice) for choice in self._choices]
         self._writing: list[Iterable[int]] = []
         """What is written of prompts once all choices have ended: it may take long, so other tasks run between."""
         self._have_ended = asyncio.Event()
         self._size = 0
+        self._hold(sum(kept.size for kept in self._kept))
 
     async def ready(self) -> None:
-        """Wait for all choices, and write what is left of their prompts."""
+        """Wait for all choices, and write the answer; other tasks run between its parts."""
         await self._have_ended.wait()
-        for size in chain.from_iterable(self._writing):
-            if self._hold(size):
-                await asyncio.sleep(0)
+        written = 0
+        for part in () if self.outbox.is_closed else self._written():
+            if isinstance(part, bytearray):
+                self.outbox.move(part)
+            else:
+                self.outbox.put(part)
+            written += len(part)
+            if not part or written > _TURN_BYTES:
+                written = 0
+                await self._turns.next()
             if self.outbox.is_closed:  # it has failed
                 return
         if not self.outbox.is_closed:
-            self._finish()
+            self._kept = []
+            self.outbox.settle()
+            self.outbox.close()
 
-    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
-        """Leave a prompt's scores for the end; their arrays are counted until then."""
+    def write_prompt(self, parts: Iterable[int]) -> None:
+        """Leave a prompt's scores for the end."""
         self._writing.append(parts)
-        self._hold(3 * scores.token_ids.nbytes + 2 * scores.alternative_logprobs.nbytes)
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
         """Collect a prompt's text; its pieces are left for the end."""
-        self._texts[choice.index].append(text)
-        if self._hold(len(text)):
-            self._writing.append(self._collected(choice.index, rows))
-
-    def _collected(self, index: int, rows: Iterable[list[Piece]]) -> Iterator[int]:
-        for pieces in rows:
-            self._of_prompts[index].append(pieces)
-            yield sum(map(size_of, pieces))
+        kept = self._kept[choice.index]
+        if self._hold(kept.text.add(text.encode())):
+            kept.of_prompt = rows
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
         """Collect a row's text and pieces."""
@@ -362,14 +369,9 @@ class WholeAnswer(ChoicesAnswer):
             return
         if choice.first_at is None:
             choice.first_at = time.monotonic()
-        self._texts[choice.index].append(text)
-        self._pieces[choice.index].append(pieces)
-        has_room = self._hold(ROW_BYTES + len(text) + sum(map(size_of, pieces)))
-        if has_room and choice.reason is not None:
+        if self._hold(self._kept[choice.index].add(text, pieces)) and choice.reason is not None:
             self._open -= 1
-            if not self._open and not self._writing:
-                self._finish()
-            elif not self._open:
+            if not self._open:
                 self._have_ended.set()
 
     def _hold(self, size: int) -> bool:
@@ -392,23 +394,46 @@ class WholeAnswer(ChoicesAnswer):
     def _overflow(self) -> None:
         """Do nothing: `answer_bytes` bounds what is collected, which the outbox counts."""
 
-    def _finish(self) -> None:
-        choices = [
-            self._format.choice(
-                choice.index, "".join(texts), [
-                    part.name + part.joined(list(taken))
-                    for part, taken in zip(choice.parts, zip(*of_prompt, *rows, strict=True), strict=True)
-                ], choice.ending,
-            )
-            for choice, texts, of_prompt, rows in zip(
-                self._choices, self._texts, self._of_prompts, self._pieces, strict=True
-            )
-        ]  # fmt: skip
-        self._drop()
-        self.outbox.put(self._format.whole(choices, self._tokens))
-        self.outbox.close()
-        self._have_ended.set()
+    def _written(self) -> Iterator[Written]:
+        """Yield the answer part by part; an empty one where other tasks may run."""
+        for size in chain.from_iterable(self._writing):
+            self._hold(size)
+            yield b""
+        yield from self._format.whole(map(self._choice, self._choices), self._tokens)
+
+    def _choice(self, choice: Choice) -> Iterator[Written]:
+        kept = self._kept[choice.index]
+        of_prompt = _Kept(choice)
+        for pieces in kept.of_prompt:
+            self._hold(of_prompt.add("", pieces))
+            yield b""
+        for own, before in zip(chain(*kept.lists), chain(*of_prompt.lists), strict=True):
+            own.begin_with(before)
+        self.outbox.hold(-kept.text.size)  # what is written of it is counted as it is put
+        text = b"".join(kept.text.taken()).decode()
+        beside = [(part.name, part.written(lists)) for part, lists in zip(choice.parts, kept.lists, strict=True)]
+        yield from self._format.choice(choice.index, text, beside, choice.ending)
 
     def _drop(self) -> None:
-        self._texts, self._pieces, self._of_prompts, self._writing = [], [], [], []
+        self._kept, self._writing = [], []
         self.outbox.drop()
+
+
+class _Kept:
+    """What was collected of a choice."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.text = Collected(b"")
+        self.lists = [part.lists() for part in choice.parts]
+        self.of_prompt: Iterable[list[Piece]] = ()
+        """The pieces of the prompt that the text begins with, which are made when they are read."""
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory, in bytes."""
+        return self.text.size + sum(each.size for each in chain(*self.lists))
+
+    def add(self, text: str, pieces: Sequence[Piece]) -> int:
+        """Add a row's text and pieces; return how much memory that took, in bytes."""
+        grown = self.text.add(text.encode())
+        return grown + sum([collect(lists, piece) for lists, piece in zip(self.lists, pieces, strict=True)])

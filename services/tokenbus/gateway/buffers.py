@@ -1,14 +1,17 @@
 """What waits in the gateway, bounded in bytes: a client's outbox, the sum of all, and steps not handed out yet."""
 
 import asyncio
+import ctypes
 from collections import Counter, deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from sys import getsizeof
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tokenbus.client import RequestEnd, StepRows
+from tokenbus.gateway.fairness import AdmissionLimiter
 from tokenbus_contracts import LogprobBatch
 
 if TYPE_CHECKING:
@@ -21,7 +24,13 @@ _CHUNK_BYTES = 65_536
 _ALL = 2**31
 _FREED_SHARE = 8
 """An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
-_ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES = 22, 12, 8
+_STEP_BYTES, _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES = 2000, 22, 12, 8
+"""Of a step; most of what one with few rows takes are the objects around its columns."""
+_COLLECTED_BYTES = 256
+"""What the objects around collected bytes take."""
+_NO_BYTES, _TIME_BYTES = getsizeof(bytearray()), 8
+_LEAST_FREED = 16 * 2**20
+"""From so many freed bytes on they are given back to the system."""
 _NOTHING: Mapping["Answer", int] = MappingProxyType({})
 
 
@@ -32,6 +41,10 @@ class Buffers:
         self.most = most
         self.size = 0
         self.evicted = 0
+        self.turns = AdmissionLimiter(1)
+        """Turns to write a part of a large answer: one in each turn of the event loop, so that streams go on."""
+        self._highest = 0
+        """The largest size since freed bytes were given back to the system."""
         self._holders: dict[Answer, None] = {}
         self._is_evicting = False
 
@@ -46,9 +59,21 @@ class Buffers:
     def grow(self, count: int) -> None:
         """Add to the size (or subtract, if negative), and evict answers above the bound."""
         self.size += count
+        self._highest = max(self._highest, self.size)
         if self.size > self.most:
             sizes = {each: each.outbox.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
+
+    def trim(self, beside: int) -> None:
+        """Give freed bytes back to the system, if they are many: the C library would keep them for later.
+
+        `beside` is how many bytes are held elsewhere now.
+        """
+        size = self.size + beside
+        self._highest = max(self._highest, size)
+        if self._highest - size >= _LEAST_FREED:
+            self._highest = size
+            _give_back()
 
     def evict(self, wanted: int, *, beside: Mapping["Answer", int] = _NOTHING) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
@@ -81,12 +106,75 @@ class Buffers:
             self._is_evicting = False
 
 
+class Collected:
+    """Bytes that are collected in buffers whose capacity is counted: nothing is kept of the objects that were added."""
+
+    __slots__ = ("_buffers", "_separator", "size")
+
+    def __init__(self, separator: bytes = b",") -> None:
+        self._separator = separator
+        self._buffers = [bytearray()]
+        self.size = _COLLECTED_BYTES
+        """What it takes in memory."""
+
+    def __bool__(self) -> bool:
+        return bool(self._buffers[0])
+
+    @property
+    def length(self) -> int:
+        """How many bytes were collected."""
+        return sum(map(len, self._buffers))
+
+    def add(self, data: bytes) -> int:
+        """Copy a piece, with a separator before it; return how much memory that took, in bytes."""
+        if not data:
+            return 0
+        last, before = self._buffers[-1], getsizeof(self._buffers[-1])
+        if self._separator and last:
+            last += self._separator
+        if len(last) >= _CHUNK_BYTES:
+            before -= getsizeof(last)
+            last = bytearray()
+            self._buffers.append(last)
+        last += data
+        grown = getsizeof(last) - before
+        self.size += grown
+        return grown
+
+    def begin_with(self, other: "Collected") -> None:
+        """Take what another one has, to stand before what is here."""
+        before = list(other.taken())
+        if self and before[0]:
+            before[-1] += self._separator
+            before += self._buffers
+        if before[0]:
+            self._buffers = before
+
+    def taken(self) -> Iterator[bytearray]:
+        """Yield the buffers, which are then kept here no longer."""
+        buffers, self._buffers = self._buffers[::-1], [bytearray()]
+        while buffers:
+            yield buffers.pop()
+
+
 class Sending(NamedTuple):
     """What is to be sent at once."""
 
     data: bytes
     produced_at_ns: list[int]
     is_last: bool
+
+
+class _Chunk(NamedTuple):
+    """Bytes that wait, and when the rows in them were published."""
+
+    data: bytearray
+    produced_at_ns: list[int]
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory."""
+        return getsizeof(self.data) - _NO_BYTES + _TIME_BYTES * len(self.produced_at_ns)
 
 
 class Outbox:
@@ -100,7 +188,7 @@ class Outbox:
         self._most = most
         self._on_full = on_full
         self._buffers = buffers
-        self._chunks: deque[tuple[bytes, int]] = deque()
+        self._chunks: deque[_Chunk] = deque()
         self._gathered: list[tuple[bytes, int]] | None = None
         """Chunks that go to the socket together; None: each goes alone."""
         self._is_full = False
@@ -116,6 +204,12 @@ class Outbox:
         self.is_broken = False
         """Whether something was dropped without which the rest is useless."""
         self.size = 0
+        """What waits here and what its answer holds, in bytes of memory."""
+
+    @property
+    def length(self) -> int:
+        """How many bytes wait to be sent."""
+        return sum(len(chunk.data) for chunk in self._chunks)
 
     @property
     def unread(self) -> int:
@@ -156,12 +250,32 @@ class Outbox:
             for chunk, produced_at_ns in gathered:
                 self._queue(chunk, produced_at_ns)
 
-    def _queue(self, chunk: bytes, produced_at_ns: int) -> None:
-        for begin in range(0, len(chunk), _CHUNK_BYTES):  # a whole answer is freed as it is sent
-            piece = chunk if len(chunk) <= _CHUNK_BYTES else chunk[begin : begin + _CHUNK_BYTES]
-            self._chunks.append((piece, produced_at_ns))
+    def _queue(self, data: bytes | bytearray, produced_at_ns: int) -> None:
+        held = 0
+        for begin in range(0, len(data), _CHUNK_BYTES):  # a whole answer is freed as it is sent
+            part = data[begin : begin + _CHUNK_BYTES]
+            if not self._chunks or len(self._chunks[-1].data) + len(part) > _CHUNK_BYTES:
+                self._chunks.append(_Chunk(bytearray(), []))
+            held -= self._chunks[-1].size
+            self._chunks[-1].data.extend(part)
+            held += self._chunks[-1].size
+        if produced_at_ns and held:
+            self._chunks[-1].produced_at_ns.append(produced_at_ns)
+            held += _TIME_BYTES
         self._wake()
-        self.hold(len(chunk))
+        self.hold(held)
+
+    def move(self, data: bytearray) -> None:
+        """Add bytes that `hold` has counted already, a large buffer as it is; `settle` counts all of it anew."""
+        if len(data) < _CHUNK_BYTES // 4:
+            self._queue(data, 0)
+            self.hold(-getsizeof(data))
+        else:
+            self._chunks.append(_Chunk(data, []))
+
+    def settle(self) -> None:
+        """Count what waits, and nothing else."""
+        self.hold(sum(chunk.size for chunk in self._chunks) - self.size)
 
     def hold(self, count: int) -> None:
         """Add to the size (or subtract, if negative): bytes that wait here, or in an answer that is not whole yet."""
@@ -174,6 +288,11 @@ class Outbox:
     def keep(self, count: int) -> None:
         """Count what the answer keeps to send it again at its end; neither makes the outbox full."""
         self._most += 2 * count
+        self.hold(count)
+
+    def reserve(self, count: int) -> None:
+        """Count what will come before it does (or no more of it, if negative), which does not make the outbox full."""
+        self._most += count
         self.hold(count)
 
     def drop(self) -> None:
@@ -196,16 +315,16 @@ class Outbox:
 
     def take(self, most: int = _CHUNK_BYTES) -> Sending:
         """Remove and return about `most` bytes; what stays can still be dropped."""
-        taken: list[bytes] = []
+        taken: list[bytearray] = []
         times: list[int] = []
-        size = 0
+        size = held = 0
         while self._chunks and size < most:
-            chunk, produced_at_ns = self._chunks.popleft()
-            taken.append(chunk)
-            size += len(chunk)
-            if produced_at_ns:
-                times.append(produced_at_ns)
-        self.hold(-size)
+            chunk = self._chunks.popleft()
+            taken.append(chunk.data)
+            times += chunk.produced_at_ns
+            size += len(chunk.data)
+            held += chunk.size
+        self.hold(-held)
         return Sending(b"".join(taken), times, self.is_closed and not self._chunks)
 
     def _wake(self) -> None:
@@ -238,7 +357,7 @@ class Backlog:
     def append(self, output: StepRows | RequestEnd) -> None:
         """Add a step's rows, or a request's end."""
         batches = () if isinstance(output, RequestEnd) else output
-        size = sum(map(_size, filter(None, batches)))
+        size = _STEP_BYTES + sum(map(_size, filter(None, batches)))
         self._entries.append(_Entry(output, size))
         self.size += size
 
@@ -289,3 +408,10 @@ def _size(batch: LogprobBatch) -> int:
 def _sizes(batch: LogprobBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     tokens = batch.token_counts.astype(np.int64)
     return _ROW_BYTES + tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * batch.top_ks.astype(np.int64))
+
+
+def _give_back() -> None:
+    """Give memory that is free back to the system, if the C library is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -93,7 +93,7 @@ class Gateway:
         self.reader = Reader(settings, vocabulary)
         self.encoders = encoders
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
-        self.buffers = Buffers(settings.gateway.buffer_bytes)
+        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the ninth part is the backlog's
         self.repeated_log = repeated_log
         self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket)
         self.callers = Callers(settings.gateway, repeated_log)
@@ -115,10 +115,11 @@ class Gateway:
         return self.callers.files.is_unread + (self.certificate is not None and self.certificate.files.is_unread)
 
     def tick(self) -> None:
-        """Run the periodic work: loop lag, repeated log lines, keys and certificate that have changed."""
+        """Run the periodic work: loop lag, repeated log lines, changed keys and certificate, freed memory."""
         self.watch.ask()
         self.repeated_log.expire()
         self.callers.refresh()
+        self.buffers.trim(self.feed.backlog.size)
         if self.certificate is not None:
             self.certificate.refresh()
 

@@ -10,6 +10,7 @@ import orjson
 
 from tokenbus.delivery.step import TokenExtras as Extras
 from tokenbus.delivery.step import extras_by_token
+from tokenbus.gateway.buffers import Collected
 from tokenbus.gateway.event_writer import EventStream
 from tokenbus.gateway.rendered_step import RenderedStep, numbers_as_json
 from tokenbus.gateway.vocabulary import Tables, Vocabulary
@@ -24,17 +25,18 @@ _MOST_VALUES, _VALUES_OF_POSITION = 4096, 4
 _COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
 
 
-def size_of(piece: Piece) -> int:
-    """Return how many bytes a piece has."""
-    if piece is None:
-        return 0
-    return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))
+Written = bytes | bytearray
+"""Part of an answer; buffers are those that it was collected in."""
 
 
 class Part(Protocol):
-    """One member of a choice, made from the pieces of one or more rows."""
+    """One member of a choice, made from the pieces of one or more rows: one list of elements, or several."""
 
     name: bytes
+    form: bytes = b"[%b]"
+    """The member's JSON value around its lists."""
+    separator: bytes = b","
+    """What stands between rows' elements in a list."""
     is_empty: bool = False
     """Whether tokens add nothing to it."""
 
@@ -45,15 +47,39 @@ class Part(Protocol):
         """Return the pieces of a prompt that the text begins with, each made when it is read; most have none."""
         return ()
 
-    def joined(self, pieces: Sequence[Any]) -> bytes:
-        """Return the member's JSON value, a list unless it says otherwise, from the rows' pieces in order."""
-        return listed(pieces)
+    def joined(self, piece: Piece) -> bytes:
+        """Return the member's JSON value from one row's piece."""
+        if piece is None:
+            piece = (b"",) * self.form.count(b"%b")
+        return self.form % piece
+
+    def lists(self) -> list[Collected]:
+        """Return the lists that rows' pieces are collected in."""
+        return [Collected(self.separator) for _ in range(self.form.count(b"%b"))]
+
+    def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
+        """Yield the member's JSON value from such lists, which are empty afterwards."""
+        first, *others = self.form.split(b"%b")
+        yield first
+        for list_, text in zip(lists, others, strict=True):
+            yield from list_.taken()
+            yield text
+
+
+def collect(lists: Sequence[Collected], piece: Piece) -> int:
+    """Add a row's piece to a part's lists; return how much memory that took, in bytes."""
+    if piece is None:
+        return 0
+    if isinstance(piece, bytes):
+        return lists[0].add(piece)
+    return sum([list_.add(elements) for list_, elements in zip(lists, piece, strict=True)])
 
 
 class Nothing(Part):
     """A member that is always null."""
 
     is_empty = True
+    form = _NULL
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -62,16 +88,12 @@ class Nothing(Part):
         """Return nothing."""
         return
 
-    def joined(self, pieces: Sequence[None]) -> bytes:  # noqa: ARG002
-        """Return null."""
-        return _NULL
-
 
 class Drafted(Part):
     """Another writer, for the draft model's proposals of the same rows; null without proposals."""
 
     def __init__(self, part: "Part") -> None:
-        self.name = part.name
+        self.name, self.form, self.separator = part.name, part.form, part.separator
         self._part = part
 
     def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all proposals
@@ -82,10 +104,13 @@ class Drafted(Part):
         draft, there = found
         return self._part.take(draft, there, draft.counts[there])
 
-    def joined(self, pieces: Sequence[Any]) -> bytes:
+    def joined(self, piece: Piece) -> bytes:
         """Return the member's value."""
-        given = [piece for piece in pieces if piece is not None]
-        return self._part.joined(given) if given else _NULL
+        return _NULL if piece is None else self._part.joined(piece)
+
+    def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
+        """Yield the member's value."""
+        return self._part.written(lists) if lists[0] else iter((_NULL,))
 
 
 class TokenIds(Part):
@@ -101,6 +126,8 @@ class TokenIds(Part):
 
 class Lists(Part):
     """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
+
+    form = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
 
     def __init__(  # noqa: PLR0913 - all but the first two have names
         self,
@@ -153,18 +180,6 @@ class Lists(Part):
         tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
         return () if scores is None else _echoed(prompt, scores, vocabulary, tables)
 
-    def joined(self, pieces: Sequence[Any]) -> bytes:
-        """Return the object."""
-        pieces = [piece for piece in pieces if piece is not None]
-        if len(pieces) == 1:
-            names, logprobs, tops, offsets = pieces[0]
-        else:
-            names, logprobs, tops, offsets = (
-                b",".join(filter(None, list_)) for list_ in zip(*pieces, (b"",) * 4, strict=False)
-            )
-        members = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
-        return members % (names, logprobs, tops, offsets)
-
     @staticmethod
     def _tops(view: RenderedStep, place: int, ids: list[int], logprobs: list[bytes], tables: Tables) -> list[bytes]:
         top_k = view.top_ks[place]
@@ -187,6 +202,8 @@ class Lists(Part):
 
 class Entries(Part):
     """Logprobs as chats have them: an object for each token, with its alternatives inside."""
+
+    form = b'{"content":[%b],"refusal":null}'
 
     def __init__(self, name: bytes = b'"logprobs":', *, names_ids: bool = False, are_given: bool = False) -> None:
         self.name = name
@@ -214,13 +231,11 @@ class Entries(Part):
             at += 2 * top_k
         return b"".join(written)[2:] + b"}"
 
-    def joined(self, pieces: Sequence[bytes]) -> bytes:
-        """Return the object around them."""
-        return b'{"content":' + listed(pieces) + b',"refusal":null}'
-
 
 class IdEntries(Entries):
     """Logprobs as /inference/v1/generate has them: as in chats, but by token ids, and the token itself comes first."""
+
+    form = b'{"content":[%b]}'
 
     def take(self, view: RenderedStep, place: int, count: int) -> bytes:
         """Return the objects with commas between."""
@@ -242,17 +257,11 @@ class IdEntries(Entries):
             entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops[: top_k or 1])))
         return b",".join(entries)
 
-    def joined(self, pieces: Sequence[bytes]) -> bytes:
-        """Return the object around them."""
-        return b'{"content":' + listed(pieces) + b"}"
-
 
 class BareEntries(Entries):
     """Logprobs as responses have them: the same list without an object around it."""
 
-    def joined(self, pieces: Sequence[bytes]) -> bytes:
-        """Return the list."""
-        return listed(pieces)
+    form = b"[%b]"
 
 
 class TokenExtras(Part):
@@ -287,6 +296,9 @@ def _extras_object(extras: Extras) -> bytes:
 class Columns(Part):
     """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
 
+    form = b"%b" * 6
+    separator = b""
+
     def __init__(self, name: bytes = b'"columns":') -> None:
         self.name = name
 
@@ -296,14 +308,29 @@ class Columns(Part):
         arrays = (row.token_ids, row.logprobs, row.ranks, row.alternative_token_ids, row.alternative_logprobs)
         return bytes([view.top_ks[place]]) * count, *(array[:count].tobytes() for array in arrays)
 
-    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
+    def joined(self, piece: Piece) -> bytes:
         """Return the object."""
-        pieces = [piece for piece in pieces if piece]
-        tops, *arrays = pieces[0] if len(pieces) == 1 else map(b"".join, zip(*pieces, (b"",) * 6, strict=False))
-        members = [b'"tokens":%d,"top_ks":"%b"' % (len(tops), b2a_base64(tops, newline=False))]
-        for name, array in zip(_COLUMNS, arrays, strict=True):
-            members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
-        return b"{" + b",".join(members) + b"}"
+        tops, *arrays = piece if isinstance(piece, tuple) else (b"",) * 6
+        return b"".join(_encoded(len(tops), [[each] for each in (tops, *arrays)]))
+
+    def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
+        """Yield the object."""
+        return _encoded(lists[0].length, [each.taken() for each in lists])
+
+
+def _encoded(tokens: int, columns: Iterable[Iterable[Written]]) -> Iterator[bytes]:
+    """Yield columns as an object, each in base64, some of it at a time."""
+    yield b'{"tokens":%d' % tokens
+    for name, column in zip((b"top_ks", *_COLUMNS), columns, strict=True):
+        yield b',"%b":"' % name
+        rest = b""
+        for part in column:
+            data = rest + part
+            whole = len(data) // 3 * 3
+            yield b2a_base64(memoryview(data)[:whole], newline=False)
+            rest = data[whole:]
+        yield b2a_base64(rest, newline=False) + b'"'
+    yield b"}"
 
 
 def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
@@ -359,11 +386,6 @@ def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tu
         pairs = list(zip(flat, numbers_as_json(scores.alternative_logprobs[part].ravel()), strict=True))
         others = [pairs[place * width : (place + 1) * width] for place in range(ids.size)]
         yield list(zip(ids.tolist(), logprobs, ranks.tolist(), others, strict=True))
-
-
-def listed(pieces: Iterable[bytes]) -> bytes:
-    """Return a JSON list of pieces with commas between; those without an element are left out."""
-    return b"[" + b",".join(filter(None, pieces)) + b"]"
 
 
 def _given(

@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
-from tokenbus.gateway.answer import Choice, Format
+from tokenbus.gateway.answer import Beside, Choice, Format
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventForm, EventStream
-from tokenbus.gateway.logprob_writers import Piece
+from tokenbus.gateway.logprob_writers import Piece, Written
 from tokenbus.gateway.native import Form
 from tokenbus.gateway.sse import event
 from tokenbus.gateway.tool_calls import call_writer
@@ -102,21 +102,22 @@ class MessagesFormat(Format):
 
     # Whole.
 
-    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:  # noqa: ARG002
-        """Return the content, and why it ended."""
+    def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
+        """Yield the content, and why it ended."""
         content: list[dict[str, Any]] = [{"type": "text", "text": text}]
         if self._calls is not None:
             said = self._calls.message(text)
             calls = list(_tool_uses(said.get("tool_calls", ())))
             content = [{"type": "text", "text": said["content"]}] * bool(said["content"]) + calls
-        return orjson.dumps({"content": content, **_ending(end, has_calls=any("input" in each for each in content))})
+        members = {"content": content, **_ending(end, has_calls=any("input" in each for each in content))}
+        yield orjson.dumps(members)[1:-1]
 
-    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
-        """Return the whole answer."""
-        (content,) = choices
-        return b"%b,%b,%b" % (
-            orjson.dumps(self._head)[:-1], content[1:-1], orjson.dumps({"usage": self._usage(tokens)})[1:],
-        )  # fmt: skip
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
+        """Yield the whole answer."""
+        yield orjson.dumps(self._head)[:-1] + b","
+        for choice in choices:
+            yield from choice
+        yield b"," + orjson.dumps({"usage": self._usage(tokens)})[1:]
 
     def _usage(self, tokens: int) -> dict[str, int]:
         return {"input_tokens": self._request.prompt_tokens, "output_tokens": tokens}

@@ -18,7 +18,7 @@ def _fill(view: Gateway) -> Samples:
     return {
         "requests": len(view.feed) / settings.max_requests,
         "connections": view.connections / settings.most_connections,
-        "buffers": view.buffers.size / settings.buffer_bytes,
+        "buffers": view.buffers.size / view.buffers.most,
         "backlog": min(1.0, view.feed.backlog.size / view.feed.most_backlog),
         "bodies": view.bodies.size / view.bodies.most,
         **{f"{name}_texts": lane.turns.waiting / MOST_WAITING for name, lane in view.encoders.lanes.items()},

@@ -1,13 +1,14 @@
 """Envelope: the JSON around an answer's choices, as OpenAI's completions or chats, or vLLM's tokens, have it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import orjson
 
-from tokenbus.gateway.answer import Choice, Format
+from tokenbus.gateway.answer import Beside, Choice, Format
+from tokenbus.gateway.buffers import Collected
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventForm, EventStream
@@ -22,7 +23,7 @@ from tokenbus.gateway.logprob_writers import (
     Piece,
     TokenExtras,
     TokenIds,
-    listed,
+    Written,
     prompt_logprobs,
 )
 from tokenbus.gateway.native import Form
@@ -47,14 +48,14 @@ class Envelope(Format):
     def __init__(self, request: CompletionRequest, key: int) -> None:
         self._request = request
         self._head = orjson.dumps(self._first_members(request.name or f"{key:016x}"))[:-1]
-        self._prompt_logprobs: dict[int, list[bytes]] = {}
+        self._prompt_logprobs: dict[int, Collected] = {}
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
         self._openings = [self._opening % index for index in range(request.choices)]
         self._said = self._member_of_text()
         # Without logprobs and ids the members beside the text are the same for every row.
         parts = self.parts(EventStream())
         is_same = all(part.is_empty for part in parts)
-        self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
+        self._always = b",".join([part.name + part.joined(None) for part in parts]) if is_same else b""
         usage_later = b',"usage":null' if request.wants_usage else b""
         self._no_ids = self._nulls_of_chunk()
         self._going_on = b"," + _NO_END + self._no_ids + b"}]%b}\n\n" % usage_later
@@ -106,11 +107,12 @@ class Envelope(Format):
         return stream
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterator[int]:
-        """Write the scores of a choice's prompt for `prompt_logprobs`, a part at each turn; yield its bytes."""
-        written = self._prompt_logprobs[index] = []
+        """Write the scores of a choice's prompt for `prompt_logprobs`; yield what memory each part took, in bytes."""
+        if self._has_one_prompt and index:
+            return
+        written = self._prompt_logprobs[index] = Collected()
         for part in prompt_logprobs(scores, vocabulary):
-            written.append(part)
-            yield len(part)
+            yield written.add(part)
 
     def parts(self, progress: EventStream) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
@@ -161,7 +163,7 @@ class Envelope(Format):
                 return b""
             said = b'"delta":%b,' % delta
         beside = self._always or b",".join([
-            part.name + part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)
+            part.name + part.joined(piece) for part, piece in zip(choice.parts, pieces, strict=True)
         ])  # fmt: skip
         ending, is_first = self._going_on, index in self._unsaid
         if is_first or end is not None or self._request.wants_running_usage:
@@ -184,23 +186,33 @@ class Envelope(Format):
 
     # Whole.
 
-    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
-        """Return the whole answer; `choices` are from `choice`."""
-        ids = self._of_prompt(0) if self._has_one_prompt else b""
-        usage = self._usage(self._request.prompt_tokens, tokens)
-        return self._head + b',"choices":[%b],"usage":%b%b%b}' % (b",".join(choices), usage, ids, self._nulls_of_answer)
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
+        """Yield the whole answer; `choices` are from `choice`."""
+        yield self._head + b',"choices":['
+        for number, choice in enumerate(choices):
+            yield from ((b",",) if number else ())
+            yield from choice
+        yield b'],"usage":' + self._usage(self._request.prompt_tokens, tokens)
+        if self._has_one_prompt:
+            yield from self._of_prompt(0)
+        yield self._nulls_of_answer + b"}"
 
-    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
-        """Return a whole choice."""
+    def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
+        """Yield a whole choice."""
         said = self._said and self._said % orjson.dumps(text)
         if self._request.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, **_NULLS_OF_MESSAGE}
             called = self._call_writers[index].message(text) if self._call_writers else {}
             said = b'"message":%b,' % orjson.dumps(message | called)
-        members = b",".join([*beside, self._ending(index, end)])
-        ids = b"" if self._request.wants_ids else b',"token_ids":null'
-        ids += b"" if self._has_one_prompt else self._of_prompt(index)
-        return b'{"index":%d,' % index + said + members + ids + b"}"
+        yield b'{"index":%d,' % index + said
+        for name, value in beside:
+            yield name
+            yield from value
+            yield b","
+        yield self._ending(index, end) + (b"" if self._request.wants_ids else b',"token_ids":null')
+        if not self._has_one_prompt:
+            yield from self._of_prompt(index)
+        yield b"}"
 
     @property
     def held(self) -> int:
@@ -215,11 +227,16 @@ class Envelope(Format):
         ending = b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
         return ending + b',"weight_versions":' + orjson.dumps(versions_of(spans)) if spans else ending
 
-    def _of_prompt(self, index: int) -> bytes:
-        """Return the members of a whole answer that are about a prompt: of a chat they are the answer's."""
-        logprobs = self._prompt_logprobs.get(index)
-        scores = b"null" if logprobs is None else listed(logprobs)
-        return self._prompt_ids(index) + b',"prompt_logprobs":' + scores
+    def _of_prompt(self, index: int) -> Iterator[Written]:
+        """Yield the members of a whole answer that are about a prompt: of a chat they are the answer's."""
+        yield self._prompt_ids(index) + b',"prompt_logprobs":'
+        logprobs = self._prompt_logprobs.pop(index, None)
+        if logprobs is None:
+            yield b"null"
+            return
+        yield b"["
+        yield from logprobs.taken()
+        yield b"]"
 
     def _prompt_ids(self, index: int) -> bytes:
         ids = self._prompt(index) if self._request.wants_ids else None

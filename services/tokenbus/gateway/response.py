@@ -109,7 +109,7 @@ class AnswerResponse(Response):
             response.raw_headers.append(self._name)
             await response(scope, receive, send)
             return
-        size, first = outbox.size, outbox.take()
+        size, first = outbox.length, outbox.take()
         is_streamed = self._answer.is_streamed
         if first.produced_at_ns or not is_streamed:
             self._first_at = time.monotonic()

@@ -2,21 +2,21 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
-from tokenbus.gateway.answer import Choice, Format
+from tokenbus.gateway.answer import Beside, Choice, Format
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import BareEntries, Part, Piece
+from tokenbus.gateway.logprob_writers import BareEntries, Part, Piece, Written
 from tokenbus.gateway.sse import event
 from tokenbus.gateway.tool_calls import call_writer
 
 _TOO_MANY_REQUESTS = 429
-_NO_LOGPROBS = b"[]"
+_NO_LOGPROBS, _PLACE = b"[]", b"\0"
 _TEXT_BYTES = 60
 """What Python's object for a text takes beyond its contents."""
 _AGAIN = 4
@@ -58,7 +58,7 @@ class ResponsesFormat(Format):
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's events."""
-        logprobs = _logprobs([part.joined((piece,)) for part, piece in zip(choice.parts, pieces, strict=True)])
+        logprobs = _logprobs([part.joined(piece) for part, piece in zip(choice.parts, pieces, strict=True)])
         writer, is_last = self._calls, choice.ending is not None
         content, calls = (text, []) if writer is None else writer.take(text, is_last=is_last)
         events = []
@@ -87,23 +87,28 @@ class ResponsesFormat(Format):
 
     # Whole.
 
-    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:  # noqa: ARG002
-        """Return the output, and whether it is complete."""
-        status = _status(end)
-        if self._calls is None:
-            output = [self._message(status, [_text(text, _logprobs([each.partition(b":")[2] for each in beside]))])]
-        else:
+    def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
+        """Yield the output, and whether it is complete."""
+        status, calls = _status(end), []
+        if self._calls is not None:
             said = self._calls.message(text)
-            functions = [call["function"] for call in said.get("tool_calls", ())]
-            part = _text(said["content"], _logprobs([each.partition(b":")[2] for each in beside]))
-            output = [self._message(status, [part])] * bool(said["content"])
-            output += [_call(each["name"], each["arguments"], status) for each in functions]
-        return orjson.dumps(self._response(status, output))
+            text = said["content"]
+            calls = [call["function"] for call in said.get("tool_calls", ())]
+        # The logprobs are written into their place: in JSON no text has such a byte.
+        part = _text(text, _PLACE if beside else _NO_LOGPROBS)
+        output = [self._message(status, [part])] * (self._calls is None or bool(text))
+        output += [_call(each["name"], each["arguments"], status) for each in calls]
+        before, place, behind = orjson.dumps(self._response(status, output))[:-1].partition(_PLACE)
+        yield before
+        for _, logprobs in beside if place else ():
+            yield from logprobs
+        yield behind
 
-    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
-        """Return the whole answer."""
-        (response,) = choices
-        return response[:-1] + b',"usage":%b}' % orjson.dumps(self._usage(tokens))
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
+        """Yield the whole answer."""
+        for choice in choices:
+            yield from choice
+        yield b',"usage":%b}' % orjson.dumps(self._usage(tokens))
 
     # Both.
 

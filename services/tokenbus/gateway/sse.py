@@ -58,7 +58,7 @@ class StreamedAnswer(ChoicesAnswer):
         if not self._open:
             self.outbox.close()
 
-    def write_prompt(self, parts: Iterable[int], scores: PromptScores) -> None:
+    def write_prompt(self, parts: Iterable[int]) -> None:
         """Do nothing: the reader refuses prompts' scores in a stream."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
