@@ -358,6 +358,29 @@ async def test_models_health_and_documents() -> None:
         assert (found.type, found.documentation) == (family.kind, family.help)
 
 
+def _of_vllm(page: str, *names: str) -> list[float]:
+    found = {each.name: each.value for family in text_string_to_metric_families(page) for each in family.samples}
+    return [found[f"vllm:{name}"] for name in names]
+
+
+async def test_open_requests_run_or_wait_under_vllms_names() -> None:
+    """What waits has no token yet; what ended is counted with its parameters."""
+    names = ("num_requests_running", "num_requests_waiting")
+    async with answering() as app, app.client() as client:
+        app.bus.worker.step_seconds = 1.0  # no step is computed before the test says so
+        asking = asyncio.create_task(client.post("/v1/completions", json=BODY | {"max_tokens": 900, "n": 2}))
+        await app.bus.settle()
+        assert _of_vllm((await client.get("/metrics")).text, *names) == [0, 2]
+        await app.bus.advance(2.5)
+        assert _of_vllm((await client.get("/metrics")).text, *names) == [2, 0]
+        app.bus.worker.step_seconds = 0.0
+        await app.bus.until(asking)
+        page = (await client.get("/metrics")).text
+    assert _of_vllm(page, *names) == [0, 0]
+    ended = ("request_params_max_tokens_sum", "request_time_per_output_token_seconds_count")
+    assert _of_vllm(page, *ended) == [1800, 2]
+
+
 async def test_without_a_worker_it_is_not_ready() -> None:
     async with answering(workers=0) as app, app.client() as client:
         answer = await client.get("/readyz")

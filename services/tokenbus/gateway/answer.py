@@ -47,6 +47,8 @@ class Outcome(NamedTuple):
     tokens: int
     first_at: float | None
     """When its first tokens came, on the monotonic clock, where the answer waits for the last; None: when it began."""
+    most_tokens: int | None
+    """The `max_tokens` that it asked for."""
 
 
 class Listener(Protocol):
@@ -128,6 +130,8 @@ class Answer:
 
     content_type: str
     is_streamed = False
+    model = ""
+    """The model that its requests name."""
     has_begun = False
     """Whether the status 200 is certain: later errors are events of the stream."""
     listeners: Sequence[Listener]
@@ -193,6 +197,7 @@ class ChoicesAnswer(Answer, ABC):
         super().__init__(settings.stream_buffer_bytes, buffers)
         self._format = form
         self._request = request
+        self.model = request.model
         self._choices = [Choice(index, request, form, self) for index in range(request.choices)]
         self._open = len(self._choices)
         self.listeners = self._choices
@@ -219,7 +224,8 @@ class ChoicesAnswer(Answer, ABC):
         request, unfinished = self._request, "abort" if self.error is None else "error"
         for choice in self._choices:
             prompt = len(request.prompts[choice.index // request.n])
-            yield Outcome(request.model, choice.reason or unfinished, prompt, choice.tokens, choice.first_at)
+            reason, most = choice.reason or unfinished, request.sampling.get("max_tokens")
+            yield Outcome(request.model, reason, prompt, choice.tokens, choice.first_at, most)
 
     @property
     def _tokens(self) -> int:

@@ -87,6 +87,15 @@ class Dispatcher:
         """Return how many requests are open, those included that the bus has not ended yet."""
         return max(len(self._opened), len(self._client.requests))
 
+    def begun(self) -> dict[str, tuple[int, int]]:
+        """Return by model how many open requests had a token, and how many had none yet; from any thread."""
+        found: dict[str, tuple[int, int]] = {}
+        for one in list(self._opened.values()):
+            running, waiting = found.get(one.answer.model, (0, 0))
+            has_begun = one.listener.tokens > 0
+            found[one.answer.model] = (running + has_begun, waiting + (not has_begun))
+        return found
+
     async def run(self) -> None:
         """Take steps from the bus as they come and hand out their rows, until cancelled; requests need it to run.
 

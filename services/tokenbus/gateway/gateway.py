@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from tokenbus.client import Client
+from tokenbus.gateway.answer import Outcome
 from tokenbus.gateway.api_keys import Callers
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import DEFAULT_MODEL, Reader
@@ -37,6 +38,9 @@ _WHOLE = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_BETWEEN = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 """vLLM's own bounds."""
 
@@ -48,15 +52,23 @@ class ModelCounts:
         self.finished: Counter[str] = Counter()
         self.prompt_tokens = Histogram(_TOKENS)
         self.generation_tokens = Histogram(_TOKENS)
+        self.most_tokens = Histogram(_TOKENS)
         self.first_token = Histogram(_FIRST)
+        self.token_time = Histogram(_BETWEEN)
         self.latency = Histogram(_WHOLE)
 
-    def count(self, reason: str, prompt_tokens: int, tokens: int, seconds: float) -> None:
-        """Count a request that ended."""
-        self.finished[reason] += 1
-        self.prompt_tokens.observe(prompt_tokens)
-        self.generation_tokens.observe(tokens)
-        self.latency.observe(seconds)
+    def count(self, outcome: Outcome, asked_at: float, first_at: float | None, ended_at: float) -> None:
+        """Count a request that ended; the times are on one clock."""
+        self.finished[outcome.reason] += 1
+        self.prompt_tokens.observe(outcome.prompt_tokens)
+        self.generation_tokens.observe(outcome.tokens)
+        if outcome.most_tokens is not None:
+            self.most_tokens.observe(outcome.most_tokens)
+        self.latency.observe(ended_at - asked_at)
+        if first_at is not None:
+            self.first_token.observe(first_at - asked_at)
+            if outcome.tokens > 1:
+                self.token_time.observe((ended_at - first_at) / (outcome.tokens - 1))
 
 
 class Counts:

@@ -102,10 +102,33 @@ def _by_model(read: Callable[[ModelCounts], T]) -> Callable[[Gateway], Mapping[s
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
     ("request_prompt_tokens", "How many tokens a request's prompt has.", lambda each: each.prompt_tokens),
     ("request_generation_tokens", "How many tokens a request's answer has.", lambda each: each.generation_tokens),
+    ("request_params_max_tokens", "The max_tokens of requests that name it.", lambda each: each.most_tokens),
+    (
+        "request_time_per_output_token_seconds",
+        "A request's time from its first token to its end, divided by the tokens behind the first.",
+        lambda each: each.token_time,
+    ),
     ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda each: each.first_token),
     ("e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", lambda each: each.latency),
 )
+
+
+def _open(view: Gateway, place: int) -> Mapping[str, float]:
+    begun = view.feed.begun()
+    return {model: begun.get(model, (0, 0))[place] for model in {**view.reader.models, **begun}}
+
+
 VLLM: tuple[Family[Gateway], ...] = (
+    Family(
+        "vllm:num_requests_running{model_name}",
+        "This gateway's open requests that had a token.",
+        lambda view: _open(view, 0),
+    ),
+    Family(
+        "vllm:num_requests_waiting{model_name}",
+        "This gateway's open requests that had no token yet: queued, or their prompt is computed.",
+        lambda view: _open(view, 1),
+    ),
     Family(
         "vllm:prompt_tokens_total{model_name}",
         "Tokens of the prompts of requests that ended.",

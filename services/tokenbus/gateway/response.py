@@ -83,12 +83,10 @@ class AnswerResponse(Response):
             self._count_requests()
 
     def _count_requests(self) -> None:
-        seconds = time.monotonic() - self._asked_at
+        ended_at = time.monotonic()
         for outcome in self._answer.outcomes():
-            counts, first_at = self._counts.models[outcome.model], outcome.first_at or self._first_at
-            counts.count(outcome.reason, outcome.prompt_tokens, outcome.tokens, seconds)
-            if first_at is not None:
-                counts.first_token.observe(first_at - self._asked_at)
+            first_at = outcome.first_at or self._first_at
+            self._counts.models[outcome.model].count(outcome, self._asked_at, first_at, ended_at)
 
     @staticmethod
     async def _wait_for_disconnect(receive: Receive) -> None:

@@ -111,6 +111,7 @@ class InspectedAnswer(Answer):
         self.tokens = 0
         self.listeners = (self,)
         self._request = request
+        self.model = request.model
         self._key = key
         self._decoder = _UTF8("replace")
         self._stops = bool(request.stopping.texts)
