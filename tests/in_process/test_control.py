@@ -132,6 +132,26 @@ async def test_request_lives_through_an_update(bus: tokenbus.testing.Bus, weight
         assert ids == true_tokens(generation.request_id, begin, end, version).ids.tolist()
 
 
+async def test_version_that_is_too_large_is_refused_before_weights_are_loaded(
+    bus: tokenbus.testing.Bus, weights: str
+) -> None:
+    """The versions after it stay free, and the engines as they are."""
+    operator = Operator(bus.client)
+    for asked in (
+        operator.set_weight_version(2**63),
+        operator.transfer_weights("start", weight_version=2**64 - 2),
+        operator.update_weights(weights, 2**63),
+    ):
+        with pytest.raises((ControlError, ValueError), match=r"weight_version: below 9223372036854775808, got"):
+            await bus.until(asked)
+    states = await bus.until(operator.describe())
+    assert {(each.weight_version, each.is_paused) for each in states.values()} == {(0, False)}
+    await bus.until(operator.set_weight_version(2**63 - 1))
+    for version in (2**63, 2**63 + 1):
+        states = await bus.until(operator.update_weights(weights))
+        assert {each.weight_version for each in states.values()} == {version}
+
+
 async def test_update_that_fails_leaves_all_paused_and_names_who(bus: tokenbus.testing.Bus, tmp_path: Path) -> None:
     operator = Operator(bus.client)
     with pytest.raises(ControlError) as refused:

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from tests.system.serving import Served, error_of, plainly, served
 from tokenbus.engines import synthetic
 from tokenbus.gateway.api_keys import made, write_keys
-from tokenbus.gateway.control import vllm_config
+from tokenbus.gateway.control import ControlRoutes, vllm_config
 from tokenbus_contracts.generated.control_pb2 import EngineState
 
 pytestmark = pytest.mark.xdist_group("gateway")
@@ -180,7 +180,8 @@ def test_configuration_where_engines_differ_or_do_not_say() -> None:
 WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/pause?mode=stop", {}, "mode: one of abort, wait, keep, got 'stop'"),
     ("/sleep?level=3", {}, "level: 0, 1 or 2, got '3'"),
-    ("/finish_weight_update", {"weight_version": "v2"}, "weight_version: a whole number up to 18446744073709551615, also as a text, got 'v2'"),  # noqa: E501
+    ("/finish_weight_update", {"weight_version": "v2"}, "weight_version: a whole number up to 9223372036854775807, also as a text, got 'v2'"),  # noqa: E501
+    ("/update_weight_version", {"new_version": 2**63}, "new_version: a whole number up to 9223372036854775807, also as a text, got 9223372036854775808"),  # noqa: E501
     ("/update_weight_version", {}, "new_version: a whole number from 1, also as a text, got none"),
     ("/update_weights", {}, "update_info: an object, got None"),
     ("/init_weight_transfer_engine", {"init_info": {"rank_offset": "1"}}, "arguments.rank_offset: a whole number, got '1'"),  # noqa: E501
@@ -196,6 +197,14 @@ async def test_wrong_wishes_are_refused(client: httpx.AsyncClient) -> None:
     for path, body, line in WRONG:
         answer = await client.post(path, json=body)
         assert (answer.status_code, error_of(answer.text)["message"]) == (400, line)
+
+
+async def test_what_changes_state_is_posted(client: httpx.AsyncClient) -> None:
+    """A page elsewhere can have a browser get any address, as an image's."""
+    changing = [route.path for route in ControlRoutes(Any).routes() if route.methods == {"POST"}]  # type: ignore[arg-type]
+    assert len(changing) >= 17
+    for path in [*changing, "/flush_cache"]:
+        assert (await client.get(path)).status_code in {404, 405}, path
 
 
 async def test_failed_update_is_named_and_leaves_all_paused(client: httpx.AsyncClient, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tokenbus_contracts.generated.control_pb2 import (
 States = dict[str, EngineState]
 """How each worker's engine is, by the workers' ids."""
 MODES = {"abort": PauseMode.PAUSE_MODE_ABORT, "wait": PauseMode.PAUSE_MODE_WAIT, "keep": PauseMode.PAUSE_MODE_KEEP}
+_END_OF_VERSIONS = 2**63
 STAGES = ("init", "start", "update", "finish", "shutdown")
 
 
@@ -107,6 +108,8 @@ class Operator:
         Either all have it then, or all that did not are named, and every engine stays paused: none computes tokens
         with weights that another one does not have.
         """
+        if weight_version >= _END_OF_VERSIONS:
+            raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {weight_version}")
         workers = await self._workers("update_weights")
         before = await self._tell("describe", DescribeEngine(), workers)
         target = weight_version or 1 + max(state.highest_weight_version for state in before.values())

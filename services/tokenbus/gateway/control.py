@@ -24,7 +24,7 @@ from tokenbus_contracts.generated.control_pb2 import EngineState
 from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
 
 _NO_STORE = {"cache-control": "no-store"}
-_MOST_VERSION = 2**64 - 1
+_MOST_VERSION = 2**63 - 1
 _SECONDS = 1800.0
 """How long an engine may take for one command: as long as trainers wait."""
 _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")

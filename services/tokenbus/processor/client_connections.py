@@ -135,8 +135,14 @@ class ClientConnections(Connections[Session]):
         if frame.HasField("watch"):
             _check_role(session.may_watch, Role.OBSERVER)
             self.watchers.add(session, frame.watch.worker_id)
-        else:
+            return
+        try:
             _check_role(session.may_control, Role.OPERATOR)
+        except RefusedError as refused:
+            # An answer, and no refusal of the whole client: its requests go on, and the command is not waited for.
+            self._count_refused(session, refused)
+            self.commands.refuse(session, frame.control, str(refused))
+        else:
             self.commands.submit(session, frame.control)
 
     def _abort(self, session: Session, request_id: int) -> None:

@@ -207,9 +207,12 @@ class Connections(ABC, Generic[P]):
             self._send_refusal(peer, RefusedError(RefusalReason.REFUSAL_REASON_HELLO_FIRST, "say hello first"))
 
     def _refuse(self, peer: bytes, known: P | None, refused: RefusedError) -> None:
+        self._count_refused(known, refused)
+        self._send_refusal(peer, refused)
+
+    def _count_refused(self, known: P | None, refused: RefusedError) -> None:
         self.refused += 1
         self.refusals[RefusalReason.Name(refused.reason).removeprefix("REFUSAL_REASON_").lower()] += 1
-        self._send_refusal(peer, refused)
         self._warn_once(("refused", str(refused)), f"{self._kind} refused", known, reason=str(refused))
 
     def _send_refusal(self, peer: bytes, refused: RefusedError) -> None:

@@ -53,7 +53,11 @@ class OpenCommands:
             _log.info("command", client=session.name, worker=control.worker_id, command=name)
             self._workers.send(worker, ProcessorFrame(control=control))
             return
-        self._answer(session, control, _refused(key, refusal), "refused")
+        self.refuse(session, control, refusal)
+
+    def refuse(self, session: Session, control: Control, reason: str) -> None:
+        """Answer a command that is not passed on."""
+        self._answer(session, control, _refused(control.control_key, reason), "refused")
 
     def resend(self, worker: Worker) -> None:
         """Send a worker that has said hello again what it has not answered."""

@@ -22,7 +22,8 @@ _log = logger("worker")
 _KNOWN = 256
 """How many commands are remembered: a client sends one again until it sees the answer."""
 _MOST_WAITING = 64
-_END_OF_VERSIONS = 2**64 - 1
+_END_OF_VERSIONS = 2**63
+"""As many again are left for updates that give none."""
 _MOST_ADAPTERS = 200
 """Their names fit into an answer, and into a worker's hello."""
 _DROPS_WEIGHTS = 2
@@ -121,6 +122,8 @@ class CommandRunner:
         """Have the engine come to a halt for a command that needs one, if it can do it then."""
         name = _name(control)
         pause = self._method("pause", name)
+        if name in ("load_weights", "transfer_weights"):
+            self._next_version(getattr(control, name).weight_version)
         if name != "pause" and not (name == "sleep" and not control.sleep.level):
             self._method(name, name)
         if name == "sleep" and self._is_sleeping:
@@ -223,12 +226,17 @@ class CommandRunner:
     def _set_weight_version(self, control: Control) -> None:
         self._set_version(control.set_weight_version.weight_version)
 
+    def _next_version(self, version: int) -> int:
+        """Return which version an update makes of the weights; a ValueError says that one is too large."""
+        found = version or self._highest + 1
+        if found >= _END_OF_VERSIONS and found > self._highest + 1:
+            raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {found}")
+        return found
+
     def _set_version(self, version: int) -> None:
         if not hasattr(self._engine, "weight_version"):
             raise ValueError("weight_version: none with this engine")
-        if version >= _END_OF_VERSIONS or self._highest + 1 >= _END_OF_VERSIONS:
-            raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {version or self._highest + 1}")
-        self._engine.weight_version = version or self._highest + 1
+        self._engine.weight_version = self._next_version(version)
         self._highest = max(self._highest, self.weight_version)
         _log.info("weights changed", weight_version=self.weight_version)
 
