@@ -76,6 +76,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"logprob_token_ids": [1], "logprobs": 1, "echo": True}, "logprob_token_ids: only without echo, got it with"),
         ({"logprob_token_ids": [1], "logprobs": 1, "return_columns": True}, "return_columns: none beside logprob_token_ids, got it"),  # noqa: E501
         ({"return_logprob": True}, "return_logprob: no such field (did you mean return_logprobs_of?), got True"),
+        ({"logits_probs": 5}, "logits_probs: no such field, got 5"),
+        ({"extra_body": {"logprobs": 5}}, "extra_body: not offered, got {'logprobs': 5}"),
         ({"top_logprobs_num": 5}, "top_logprobs_num: no such field, got 5"),
         ({f"a{number}": 1 for number in range(65)}, "the body: at most 64 unknown fields, got more"),
         ({"suffix": "a"}, "suffix: not offered, got 'a'"),
@@ -161,9 +163,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"max_output_tokens": 13}, "max_output_tokens: expected int <= 12, got 13"),
         ({"input": []}, "input: expected array of length >= 1, got a length of 0"),
         (heard(type="item_reference"), "input[0].type: one of 'message', 'function_call', 'function_call_output', 'reasoning', got 'item_reference'"),  # noqa: E501
-        (heard(type="message", role="user", content=[{"type": "input_image"}]), "input[0].content[0].type: one of 'input_text', 'output_text', 'reasoning_text', got 'input_image'"),  # noqa: E501
+        (heard(type="message", role="user", content=[{"type": "input_image"}]), "input[0].content[0].type: one of 'input_text', 'output_text', 'refusal', 'reasoning_text', got 'input_image'"),  # noqa: E501
         ({"top_logprobs": 2}, f"top_logprobs: only with {LOGPROBS} in include, got 2 without"),
         ({"include": ["message.output_text.logprob"]}, f"include[0]: {LOGPROBS} is the one with logprobs, got 'message.output_text.logprob'"),  # noqa: E501
+        ({"include": ["message.output_text.log_probs"]}, f"include[0]: {LOGPROBS} is the one with logprobs, got 'message.output_text.log_probs'"),  # noqa: E501
         ({"logprobs": True}, "logprobs: no such field, got True"),
         ({"previous_response_id": "r"}, "previous_response_id: not offered, got 'r'"),
         ({"stop": [LARGE]}, "stop[0]: at most 4096 bytes, got 4098"),

@@ -260,11 +260,11 @@ def test_unknown_fields_of_a_conversation_have_one_name() -> None:
     calls = [{"id": "1", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}, "index": 0}] * 2
     read(READER, "chat", messages=[{"role": "assistant", "tool_calls": calls, "a\nb": 1}, {"role": "user"}] * 3)
     names = ["messages.a\\nb", "messages.tool_calls.index", "messages.tool_calls.function.parsed_arguments"]
-    assert READER.types.ignored == names
+    assert sorted(READER.types.ignored) == sorted(names)
 
 
 OTHERS_NAMES = (
-    *("return_prompt_token_ids", "extra_body", "truncation", "input_ids", "rid", "sampling_seed", "ignore_eos_token"),
+    *("return_prompt_token_ids", "truncation", "input_ids", "rid", "sampling_seed", "ignore_eos_token"),
     *("stop_sequences", "stop_reason", "stream_interval", "top_a", "typical_p", "tfs", "prompt_cache_retention"),
     *("service_tier", "prediction", "audio_config", "max_tool_calls", "reasoning", "thinking", "session_id"),
     *("include_reasoning", "mm_processor_kwargs", "media_io_kwargs", "return_token_offsets", "mm_payload", "model_id"),

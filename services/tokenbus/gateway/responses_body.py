@@ -1,5 +1,6 @@
 """Bodies of OpenAI's /v1/responses: their types, and the chats that they are."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,8 @@ FIELDS: Mapping[str, str] = {
     "reasoning_effort": "reasoning.effort",
 }
 """By a chat's name of a field, this body's, where they differ."""
-_LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS, _NEAR = "message.output_text.logprobs", 0.85
+"""What includes logprobs; a text that is so near, of difflib's ratio, is this one misspelt."""
 _Kind = Literal["function"]
 _WhichTools = Literal["none", "auto", "required"]
 _Status = Literal["in_progress", "completed", "incomplete"]
@@ -40,6 +42,12 @@ class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
     text: Annotated[Content, says("The text.")]
 
 
+class Refusal(Body, kw_only=True, tag_field="type", tag="refusal"):
+    """A text with which the model refused."""
+
+    refusal: Annotated[Content, says("The text.")]
+
+
 class Thought(Body, kw_only=True):
     """What the model thought."""
 
@@ -47,8 +55,8 @@ class Thought(Body, kw_only=True):
     text: Annotated[Content, says("The text.")]
 
 
-_Parts = Annotated[list[InputText | OutputText], Meta(min_length=1, max_length=64)]
-_Results = Annotated[list[InputText], Meta(max_length=1024)]
+_Parts = Annotated[list[InputText | OutputText | Refusal], Meta(max_length=1024)]
+_Results = Annotated[list[InputText | OutputText], Meta(max_length=1024)]
 _Thoughts = Annotated[list[Thought], Meta(max_length=64)]
 
 
@@ -174,7 +182,7 @@ def chat_of(body: Responses) -> bodies.Chat:
     included = body.include or ()
     has_logprobs = _LOGPROBS in included
     for place, each in enumerate(included):
-        if "logprob" in each and each != _LOGPROBS:
+        if each != _LOGPROBS and difflib.SequenceMatcher(None, each, _LOGPROBS).ratio() > _NEAR:
             raise invalid(f"include[{place}]", f"{_LOGPROBS} is the one with logprobs, got {shown(each)}")
     if body.top_logprobs and not has_logprobs:
         raise invalid("top_logprobs", f"only with {_LOGPROBS} in include, got {body.top_logprobs} without")
@@ -264,10 +272,11 @@ def _begun(messages: list[bodies.Message]) -> bodies.Message:
     return messages[-1]
 
 
-def _content(given: str | Sequence[InputText | OutputText]) -> str | list[bodies.ContentPart | str]:
+def _content(given: str | Sequence[InputText | OutputText | Refusal]) -> str | list[bodies.ContentPart | str]:
     if isinstance(given, str):
         return given
-    return given[0].text if len(given) == 1 else [part.text for part in given]
+    texts = [part.refusal if isinstance(part, Refusal) else part.text for part in given]
+    return texts[0] if len(texts) == 1 else [*texts]
 
 
 def _tool(tool: ResponsesTool) -> bodies.Tool:
