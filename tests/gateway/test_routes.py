@@ -200,6 +200,21 @@ async def test_tokens_have_the_extras_that_were_asked_for(names: list[str]) -> N
             assert said.get("mask") == (None if extras.mask is None else list(extras.mask))
 
 
+async def test_generate_has_the_given_tokens_as_alternatives() -> None:
+    """Their ranks are null; that ids are named asks for logprobs, as in vLLM."""
+    given = [300, 9, 4]
+    async with answering() as app:
+        body = await _post(app, "/v1/completions/render", **BODY, logprobs=1, logprob_token_ids=given)
+        assert body[0]["sampling_params"]["logprobs"] is None
+        whole = await _post(app, GENERATE, **body[0])
+    (choice,) = whole["choices"]
+    for token_id, entry in zip(choice["token_ids"], choice["logprobs"]["content"], strict=True):
+        own, *others = entry["top_logprobs"]
+        assert own == {name: entry[name] for name in ("token_id", "logprob", "rank")}
+        assert [other["token_id"] for other in others] == [each for each in given if each != token_id]
+        assert all(other["rank"] is None and other["logprob"] <= 0 for other in others)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_alternatives_are_the_given_tokens(path: str) -> None:
     """As vLLM has them: the token itself, then those of `logprob_token_ids` in their order, and no others."""

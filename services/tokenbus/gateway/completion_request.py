@@ -386,7 +386,13 @@ def rendered(body: Chat | Completion, request: CompletionRequest, models: Mappin
     same = (each for each in generate_body.SamplingParams.__struct_fields__ if each in body.__struct_fields__)
     params = {name: value for name in same if (value := getattr(body, name)) is not None}
     form = request.sampling.get("structured_output")
-    params |= {"logprobs": request.top_logprobs, "structured_outputs": None if form is None else form_of_vllm(form)}
+    params |= {
+        "logprobs": None if request.names_alternatives else request.top_logprobs,
+        "structured_outputs": None if form is None else form_of_vllm(form),
+    }
+    if body.prompt_logprob_token_ids is not None:
+        raise invalid("prompt_logprob_token_ids", "none where a body is rendered, got some")
+    scoring = {name: value for name in generate_body.SCORING if (value := getattr(body, name))}
     if body.vllm_xargs:
         params["extra_args"] = body.vllm_xargs
     base = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{request.name or uuid.uuid4().hex}"
@@ -404,6 +410,7 @@ def rendered(body: Chat | Completion, request: CompletionRequest, models: Mappin
                 "stream_options": None if body.stream_options is None else msgspec.to_builtins(body.stream_options),
                 "cache_salt": body.cache_salt,
                 "priority": body.priority or 0,
+                **scoring,
                 **dict.fromkeys(
                     ("features", "content_parts", "token_offsets", "kv_transfer_params", "ec_transfer_params")
                 ),

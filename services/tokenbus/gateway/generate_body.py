@@ -23,6 +23,7 @@ class SamplingParams(EngineSampling, kw_only=True):
     n: Annotated[int | None, says("How many choices the answer has.")] = 1
     max_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
+    logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
     extra_args: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
     detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
@@ -54,16 +55,16 @@ FIELDS: Mapping[str, str] = {
     "vllm_xargs": "sampling_params.extra_args",
 }
 """By a completion's field this body's, where they differ."""
-_BESIDE = (
-    *("model", "stream", "stream_options", "cache_salt", "priority", "request_id"),
-    *("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask"),
-)
+SCORING = ("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask")
+_BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", *SCORING)
 _SAMPLING = tuple(name for name in Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 
 
 def completion_of(body: Generate) -> Completion:
     """Return the completion that a body is."""
     given = {name: getattr(body.sampling_params, name) for name in _SAMPLING}
+    if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM they ask for logprobs
+        given["logprobs"] = 0
     return Completion(
         prompt=[body.token_ids],
         return_token_ids=True,

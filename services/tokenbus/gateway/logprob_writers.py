@@ -243,18 +243,22 @@ class IdEntries(Entries):
         ranks = (
             [b"%d" % rank for rank in view.ranks[scored : scored + count]] if view.scored[place] else [_NULL] * count
         )
-        written = view.alternatives(place, view.vocabulary.numbers) if top_k else []
+        numbers = view.vocabulary.numbers
+        written = view.alternatives(place, numbers) if top_k else []
         others = list(zip(map(int, written[0::2]), written[1::2], strict=True))
+        given = _given(view, place, count, numbers) if self._are_given else [None] * count
         entries: list[bytes] = []
-        for token_id, logprob, rank in zip(
-            view.ids[begin : begin + count], _logprobs(view, place, count), ranks, strict=True
+        for token_id, logprob, rank, named in zip(
+            view.ids[begin : begin + count], _logprobs(view, place, count), ranks, given, strict=True
         ):
             own, at = _ID_ENTRY % (token_id, logprob, rank), top_k * len(entries)
             tops = [own]
             for number, (other, value) in enumerate(others[at : at + top_k], 1):
                 if other != token_id:
                     tops.append(_ID_ENTRY % (other, value, b"%d" % number))
-            entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops[: top_k or 1])))
+            # Of a token that was named, nobody has asked for its rank.
+            tops = tops[: top_k or 1] + [_ID_ENTRY % (int(other), value, _NULL) for other, value in named or ()]
+            entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops)))
         return b",".join(entries)
 
 

@@ -277,7 +277,8 @@ class GenerateFormat(Envelope):
         parts = super().parts(progress)
         if self._request.wants_text:
             return parts
-        return tuple(IdEntries() if isinstance(part, Entries) else part for part in parts)
+        are_given = self._request.names_alternatives
+        return tuple(IdEntries(are_given=are_given) if isinstance(part, Entries) else part for part in parts)
 
     def beginnings(self) -> bytes:
         """Return the chunk before all rows, with the prompt's ids if requested."""

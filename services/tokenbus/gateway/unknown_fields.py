@@ -13,17 +13,17 @@ NOT_OFFERED = frozenset({
     *("background", "chat_template", "content_parts", "conversation", "custom_logit_processor", "ebnf"),
     *("ec_transfer_params", "echo", "extra_body", "features", "guided_choice", "guided_grammar", "guided_json"),
     *("guided_regex", "input_embeds", "json_schema", "kv_transfer_params", "lora_path", "mcp_servers"),
-    *("previous_response_id", "prompt", "prompt_embeds", "regex", "repetition_detection"),
+    *("parameters", "previous_response_id", "prompt", "prompt_embeds", "regex", "repetition_detection"),
     *("return_hidden_states", "return_prompt_text", "sampling_params", "stop_regex", "suffix", "thinking_token_budget"),
     *("trace_decode_token_ids", "use_beam_search", "watermarking", "web_search_options"),
 })  # fmt: skip
 """Fields of OpenAI's API, vLLM's and SGLang's without which an answer would be another one."""
 MOST_UNKNOWN = 64
 """Different unknown fields of a body: each is compared with all known ones."""
-LOGPROBS = ("logprobs", "toplogprobs")
+_LOGPROBS = ("logprobs", "toplogprobs")
 """Names that are taken for an option that asks for logprobs where they are less near, too."""
 _MAX_NAME = 64
-_NEAR = 0.85
+_NEAR, _LESS_NEAR = 0.85, 0.75
 """Of difflib's ratio: one wrong letter in a short name, or two in a long one."""
 
 
@@ -74,10 +74,7 @@ class _Search:
             raise invalid(f"{place}{name}", f"not offered, got {shown(value)}")
         if len(self._checked) > MOST_UNKNOWN:
             raise invalid("", f"at most {MOST_UNKNOWN} unknown fields, got more")
-        letters = _letters(name)
-        asks_logprobs = "logprob" in letters or bool(
-            is_option and difflib.get_close_matches(letters, LOGPROBS, 1, 0.75)
-        )
+        asks_logprobs = _asks_logprobs(name)
         meant = _meant(kind, name)
         if not (asks_logprobs and value is False) and (meant is not None or (is_option and asks_logprobs)):
             hint = "" if meant is None else f" (did you mean {meant}?)"
@@ -105,6 +102,12 @@ def _meant(kind: type[Struct], name: str) -> str | None:
     alike = [each for each in alike if 2 * min(len(each), len(letters)) >= _NEAR * (len(each) + len(letters))]
     near = difflib.get_close_matches(letters, alike, n=1, cutoff=_NEAR)
     return known[near[0]] if near else None
+
+
+@lru_cache(maxsize=4096)
+def _asks_logprobs(name: str) -> bool:
+    letters = _letters(name)
+    return "logprob" in letters or bool(difflib.get_close_matches(letters, _LOGPROBS, 1, _LESS_NEAR))
 
 
 @cache
