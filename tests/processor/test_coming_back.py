@@ -162,16 +162,16 @@ def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
     """More frames waiting than may end the client's requests, also one whose last row was among what was dropped."""
     bench, worker, client = serving(clients__send_queue_frames=2)
     client.reconnect(window_frames=2 if is_sent else 1)
-    for key in (1, 2):
+    for key in (1, 2, 3):
         client.ask(generate_of(key))
     client.heard()
-    worker.publish([RowShape(1, 0, 1), RowShape(2, 0, 1, FINISHED)])
+    worker.publish([RowShape(1, 0, 1), RowShape(2, 0, 1, FINISHED), RowShape(3, 0, 1)])
     for position in (1, 2):
-        worker.publish(row_shapes([1], position=position))
+        worker.publish(row_shapes([1, 3], position=position))
     told = client.errors()
     client.ack()
     client.reconnect()
-    assert told | client.errors() == {1: SLOW, 2: SLOW}
+    assert told | client.errors() == {1: SLOW, 2: SLOW, 3: SLOW}
     bench.advance(0.0)
     assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")][-1] == 3
 

@@ -11,10 +11,11 @@ from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.processor import client_frames, send_queue
 from tokenbus.processor.requests import UNCLAIMED, Deadline, RequestTable, Source
 from tokenbus.testing import RowShape, row_shapes
-from tokenbus_contracts import Limits, LogprobBatch, decode
+from tokenbus_contracts import Limits, LogprobBatch, RowStatus, decode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
+FINISHED = RowStatus.FINISHED_LENGTH
 OVERLOADED = ErrorCode.ERROR_CODE_OVERLOADED
 
 
@@ -104,6 +105,32 @@ def test_all_clients_together_are_bounded() -> None:
     assert SLOW in big.errors().values()
     assert small.errors() == {}
     assert bench.core.registry.table.get(2) is not None
+
+
+def test_requests_that_fill_a_clients_queue_end_alone() -> None:
+    """A gateway is one client: what waits for one of its users ends that user's requests, and no other's."""
+    bench, worker, client = serving(1, 2, 3, clients__send_queue_bytes=2**18)
+    client.reconnect(window_frames=4)
+    client.heard()
+    worker.publish([RowShape(key, 0) for key in (1, 2, 3)])
+    position = 1
+    while bench.core.clients.evicted == 0:
+        for key in (2, 3):
+            worker.publish([RowShape(key, position, 8, top_k=20)])
+        worker.publish([RowShape(1, 1 + position // 8)])
+        position += 8
+    assert bench.core.clients.sessions[5].send_queue.bytes <= 2**17
+    worker.publish([RowShape(1, 1 + position // 8, 1, FINISHED)])
+    rows, errors = list[int](), dict[int, int]()
+    while len(bench.core.clients.sessions[5].send_queue):
+        heard = client.heard()
+        client.ack()
+        errors |= {each.frame.error.request_key: each.frame.error.code for each in heard if each.body == "error"}
+        rows += [row.position for each in heard for batch in each.batches for row in batch.rows() if row.key == 1]
+    assert rows == list(range(2 + position // 8))
+    assert errors
+    assert set(errors.values()) == {SLOW}
+    assert 1 not in errors
 
 
 def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,26 @@ class ClientConnections(Connections[Session]):
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
-        """End the requests of a client that reads too slowly, or is away for too long, and drop what waits for it."""
+        """End requests of a client that reads too slowly, or is away for too long, and drop what waits for it.
+
+        A client may be a gateway, whose requests are many users': where some have most of what waits, they end alone.
+        """
+        if session.peer is not None and (largest := session.send_queue.largest()):
+            self._end_largest(session, largest)
+        else:
+            self._end_all(session)
+
+    def _end_largest(self, session: Session, request_ids: set[int]) -> None:
+        waiting, size = len(session.send_queue), session.send_queue.bytes
+        self.evicted += 1
+        reached = reached_in(session.send_queue.drop_own(request_ids), session.limits)
+        reason = (
+            f"{len(request_ids)} requests have most of the {waiting} frames with {size} bytes that wait for its client"
+        )
+        self._fail_slow(session, request_ids & session.requests, reached, reason)
+        _log.warning("slow requests", client=session.name, ended=len(request_ids), frames=waiting, bytes=size)
+
+    def _end_all(self, session: Session) -> None:
         waiting, size = len(session.send_queue), session.send_queue.bytes
         self.evicted += 1
         self.watchers.remove(session)
@@ -317,8 +336,13 @@ class ClientConnections(Connections[Session]):
         # A client that was killed may have another life, which resumes the request: that life is not slow.
         is_away = session.peer is None
         reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
-        ended = [*session.requests, *reached]
-        for request_id in list(session.requests):
+        self._fail_slow(session, set(session.requests), reached, reason)
+        _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
+
+    def _fail_slow(self, session: Session, request_ids: set[int], reached: dict[int, int], reason: str) -> None:
+        """End requests, and those that had their last row in what was dropped, which `reached` has."""
+        ended = [*request_ids, *reached]
+        for request_id in request_ids:
             request = self._registry.table.get(request_id)
             if request is not None:
                 self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
@@ -331,7 +355,6 @@ class ClientConnections(Connections[Session]):
         if session.looks_elsewhere:  # its worker may have gone, and send again what was dropped here
             for request_id in ended:
                 self._registry.table.forget_end(request_id)
-        _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
 
     def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:
         """End the requests of the clients that have not acknowledged a step, those with most first.

@@ -20,6 +20,7 @@ _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3
 
 _HEADER_BYTES = 512
 """More than a header has, and each column before its elements."""
+_ID_BYTES = 8
 _OVERHEAD = 512
 """What a frame costs in memory beside its bytes, in bytes, measured."""
 
@@ -27,7 +28,7 @@ _OVERHEAD = 512
 class Frame:
     """One frame and its parts, encoded once; its number is put before it when it is sent."""
 
-    __slots__ = ("body", "cost", "ids", "parts", "pending_ack", "size")
+    __slots__ = ("body", "cost", "ids", "number", "ordinal", "parts", "pending_ack", "size")
 
     def __init__(
         self, body: bytes, parts: Sequence[bytes] = (), pending_ack: PendingAck | None = None, ids: bytes = b""
@@ -42,11 +43,18 @@ class Frame:
         """What it takes of a client's window, in bytes."""
         self.cost = len(self.body) + sum(map(len, parts)) + len(ids) + _OVERHEAD
         """What it is charged with, in bytes."""
+        self.ordinal = self.number = 0
+        """Its numbers, each counted from one: in its queue, and in the connection that it was sent in."""
 
     @property
     def is_output(self) -> bool:
         """Whether it has what an engine made; others say how requests ended."""
         return self.pending_ack is not None
+
+    @property
+    def owner(self) -> int:
+        """The one request that what an engine made in it is of; 0: it is of several."""
+        return int.from_bytes(self.ids, "little") if self.is_output and len(self.ids) == _ID_BYTES else 0
 
     def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
         """Return the rows of some requests in it, and what was drafted for them."""

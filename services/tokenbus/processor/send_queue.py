@@ -49,8 +49,9 @@ class SendQueue:
         return self.outputs > self._max_frames or self.bytes > self._max_bytes
 
     def still_holds(self, ordinal: int) -> bool:
-        """Tell whether the frame with a number is not acknowledged yet; nothing was dropped since it was put."""
-        return ordinal > self.last_ordinal - len(self)
+        """Tell whether the frame with a number, which was not dropped, is not acknowledged yet."""
+        frames = self._sent or self._waiting
+        return bool(frames) and ordinal >= frames[0].ordinal
 
     @property
     def has_room_in_window(self) -> bool:
@@ -60,8 +61,7 @@ class SendQueue:
     def connect(self, window_frames: int, window_bytes: int) -> None:
         """Begin a connection: what was not acknowledged is sent again, numbered from one."""
         self._window_frames, self._window_bytes = window_frames, window_bytes
-        self._sent.extend(self._waiting)
-        self._waiting, self._sent = self._sent, deque()
+        self._waiting, self._sent = deque(self.frames()), deque()
         self._next_number = 1
         self._sent_bytes = 0
 
@@ -72,6 +72,7 @@ class SendQueue:
             frame.pending_ack.holders.append(self)
         self._waiting.append(frame)
         self.last_ordinal += 1
+        frame.ordinal = self.last_ordinal
         self.outputs += frame.is_output
         self.bytes += frame.cost
         self._budget.bytes += frame.cost
@@ -86,6 +87,7 @@ class SendQueue:
     def sent(self) -> None:
         """Count the frame that `next_message` returned as sent."""
         frame = self._waiting.popleft()
+        frame.number = self._next_number
         self._next_number += 1
         self._sent_bytes += frame.size
         self._sent.append(frame)
@@ -94,8 +96,7 @@ class SendQueue:
         """Remove the frames up to a number; False if no such number was sent."""
         if through >= self._next_number:
             return False
-        kept_from = self._next_number - len(self._sent)
-        for _ in range(through - kept_from + 1):
+        while self._sent and self._sent[0].number <= through:
             frame = self._sent.popleft()
             self._sent_bytes -= frame.size
             self._let_go(frame)
@@ -117,6 +118,37 @@ class SendQueue:
             if not frame.is_output:
                 self.put(frame)
         return [frame for frame in frames if frame.is_output]
+
+    def largest(self) -> set[int]:
+        """Return the requests without whose own frames the queue is half full, the largest first; empty: none are.
+
+        A step's rows of several requests are no request's own.
+        """
+        most_bytes, most_outputs = min(self._max_bytes, self.bytes) / 2, min(self._max_frames, self.outputs) / 2
+        own: dict[int, list[int]] = {}
+        for frame in self.frames():
+            if frame.owner:
+                sums = own.setdefault(frame.owner, [0, 0])
+                sums[0] += frame.cost
+                sums[1] += 1
+        size, outputs, found = self.bytes, self.outputs, set[int]()
+        is_of_bytes = self.bytes / self._max_bytes > self.outputs / self._max_frames
+        for request_id, sums in sorted(own.items(), key=lambda each: each[1][not is_of_bytes], reverse=True):
+            found.add(request_id)
+            size, outputs = size - sums[0], outputs - sums[1]
+            if size <= most_bytes and outputs <= most_outputs:
+                return found
+        return set()
+
+    def drop_own(self, request_ids: set[int]) -> list[Frame]:
+        """Remove and return the frames that are some requests' own."""
+        dropped = [frame for frame in self.frames() if frame.owner in request_ids]
+        for frame in dropped:
+            self._let_go(frame)
+        self._sent_bytes -= sum(frame.size for frame in self._sent if frame.owner in request_ids)
+        self._sent = deque(frame for frame in self._sent if frame.owner not in request_ids)
+        self._waiting = deque(frame for frame in self._waiting if frame.owner not in request_ids)
+        return dropped
 
     def frames(self) -> list[Frame]:
         """Return all frames, oldest first."""
