@@ -143,3 +143,21 @@ class _Holder(Answer):
 
     def evict(self, _size: int) -> None:
         self.evictions += 1
+
+
+async def test_scores_are_charged_before_they_are_asked_for() -> None:
+    """Scores may hold a quarter of what answers may; what is reserved is free again once it is written or dropped."""
+    buffers = Buffers(4000)
+    async with _running(buffers) as (processor, dispatcher, caller):
+        first = Answer(10, buffers)
+        first.listeners = (_Listener(),)
+        dispatcher.open([generate_of(5)], first, caller, 900)
+        assert (first.error, first.outbox.size, buffers.reserved) == (None, 900, 900)
+        with pytest.raises(ApiError, match=r"at most 1000 bytes at once .*, got 900 and 101 more") as refused:
+            dispatcher.open([generate_of(6)], _answer(_Listener()), caller, 101)
+        assert refused.value.status == 429
+        await processor.body("generate")
+        first.outbox.drop()
+        assert (buffers.size, buffers.reserved) == (0, 0)
+        dispatcher.open([generate_of(6)], _answer(_Listener()), caller, 101)
+        await processor.body("generate")

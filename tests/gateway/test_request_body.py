@@ -402,3 +402,44 @@ def test_texts_that_are_json_are_not_nested_too_deep_either() -> None:
     calls = [{"function": {"name": "f", "arguments": deep}}]
     called = {"role": "assistant", "content": "a", "tool_calls": calls}
     assert READER.tokenization({"messages": [called]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"n": 100, "allowed_token_ids": [*range(6000)]},
+            "allowed_token_ids: at most 2097152 bytes of all choices together, got 2400000 of 100",
+        ),
+        (
+            {"n": 100, "logit_bias": {str(each): 1 for each in range(1024)}},
+            "logit_bias: at most 2097152 bytes of all choices together, got 6553600 of 100",
+        ),
+        (
+            {"n": 100, "structured_outputs": {"grammar": "a" * 30_000}},
+            "structured_outputs: at most 2097152 bytes of all choices together, got 3009600 of 100",
+        ),
+        (
+            {"prompt": [1] * 5000, "prompt_logprob_token_ids": [*range(256)]},
+            "prompt_logprob_token_ids: at most 1048576 logprobs of all choices' prompts together, got 1285000",
+        ),
+        (
+            {"prompt": [1] * 5000, "n": 10, "prompt_logprobs": 20},
+            "prompt_logprobs: at most 1048576 logprobs of all choices' prompts together, got 1050000 of 50000 tokens",
+        ),
+        (
+            {"prompt": [[1] * 5000] * 40, "echo": True, "logprobs": 20},
+            "echo: at most 4194304 logprobs of all choices' prompts together, got 4200000 of 200000 tokens",
+        ),
+    ],
+)
+def test_work_of_all_choices_together_is_bounded(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        READER.completion({"prompt": "a", **fields})
+    assert refused.value.status == 400
+    assert refused.value.message.startswith(message)
+
+
+def test_choices_have_the_same_requests_but_for_their_seeds() -> None:
+    request = READER.completion({"prompt": ["a", "b"], "n": 3, "seed": 5, "allowed_token_ids": [1, 2], "logprobs": 1})
+    assert [*request.generates()] == [request.generate(index) for index in range(6)]

@@ -13,6 +13,7 @@ from tests.support.waiting import soon, until
 from tests.system.bytewise import asked, not_reading, serving
 from tests.system.deployment import Deployment
 from tests.system.serving import asking, is_true, plainly, served
+from tokenbus.engines.synthetic import true_tokens
 from tokenbus.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
@@ -104,3 +105,32 @@ async def _holds(client: httpx.AsyncClient, size: int) -> bool:
     page = (await client.get("/metrics")).text
     (line,) = [each for each in page.splitlines() if each.startswith(_FILL)]
     return float(line.split()[1]) * 2**28 > size
+
+
+async def test_scores_of_prompts_end_no_other_stream() -> None:
+    """Scores that fill what may wait for a gateway at its processor end their own requests, if any."""
+    bounds: dict[str, Any] = {"gateway__tokenizer": "numbers", "clients__send_queue_bytes": 2**18}
+    scored = {"prompt": [1] * 1000, "max_tokens": 1, "prompt_logprob_token_ids": list(range(256))}
+    with served(**bounds) as system:
+        system.start_worker()
+        async with asking(system.url) as client, plainly(system.url) as plain:
+            given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "logprobs": 0}
+            stream = await client.completions.create(**given, max_tokens=100_000, stream=True)
+            chunks = [await anext(stream)]
+            attack = [asyncio.create_task(plain.post("/v1/completions", json=scored)) for _ in range(16)]
+            reading = asyncio.create_task(_read(stream, chunks))
+            answers = await soon(asyncio.gather(*attack))
+            before = len(chunks)
+            await until(lambda: len(chunks) > before + 10 or reading.done())
+            assert not reading.done()
+            reading.cancel()
+    assert {answer.status_code for answer in answers} <= {200, 429, 503}
+    assert system.processor.lines("slow requests")
+    tokens = [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens]
+    true = true_tokens(int(chunks[0].id.rpartition("-")[2], 16), 0, len(tokens))
+    assert "".join(tokens) == "".join(f" {token}" for token in true.ids.tolist())
+
+
+async def _read(stream: Any, chunks: list[Any]) -> None:  # noqa: ANN401 - OpenAI's stream
+    async for chunk in stream:
+        chunks.append(chunk)  # noqa: PERF401 - read while they come

@@ -94,6 +94,9 @@ class Format(Protocol):
         """Write the scores of a choice's prompt, where the answer has them; yield what memory each part took."""
         return ()
 
+    def drop(self) -> None:
+        """Free what was written of prompts, and of which nothing is sent any more."""
+
     def beginnings(self) -> bytes:
         """Return a stream's events before all rows."""
 
@@ -217,6 +220,9 @@ class ChoicesAnswer(Answer, ABC):
 
     def end(self, error: ApiError) -> None:
         """End with an error, which names the field that the client sent."""
+        self._format.drop()
+        for choice in self._choices:  # answers and choices refer to each other, and would keep the scores for a while
+            choice.drop()
         super().end(error.renamed(self._request.fields))
 
     def outcomes(self) -> Iterator[Outcome]:
@@ -264,15 +270,21 @@ class Choice:
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
         """Take the scores of its prompt."""
-        self._scores = scores
+        if self._echo is not None:
+            self._scores = scores
         if self._request.wants_prompt_logprobs:
             self._answer.write_prompt(self._form.scored(self.index, scores, vocabulary))
+
+    def drop(self) -> None:
+        """Free the scores of its prompt."""
+        self._scores = None
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
         self._echo = None
         prompt = self._request.prompts[self.index // self._request.n]
         rows = zip_longest(*(part.echo(prompt, self._scores, vocabulary) for part in self.parts))
         first = next(rows, (None,) * len(self.parts))
+        self._scores = None
         self._answer.begin_with(self, text, map(list, chain([first], rows)))
 
     def take(self, view: RenderedStep, place: int) -> bool:
@@ -355,7 +367,7 @@ class WholeAnswer(ChoicesAnswer):
             if self.outbox.is_closed:  # it has failed
                 return
         if not self.outbox.is_closed:
-            self._kept = []
+            self._kept, self._writing = [], []
             self.outbox.settle()
             self.outbox.close()
 

@@ -40,6 +40,8 @@ class Buffers:
     def __init__(self, most: int) -> None:
         self.most = most
         self.size = 0
+        self.reserved = 0
+        """How much of the size is for what is still to come."""
         self.evicted = 0
         self.turns = AdmissionLimiter(1)
         """Turns to write a part of a large answer: one in each turn of the event loop, so that streams go on."""
@@ -192,6 +194,7 @@ class Outbox:
         self._gathered: list[tuple[bytes, int]] | None = None
         """Chunks that go to the socket together; None: each goes alone."""
         self._is_full = False
+        self._reserved = 0
         self._waiter: asyncio.Future[None] | None = None
         self.is_closed = False
         self.write: Write | None = None
@@ -275,6 +278,7 @@ class Outbox:
 
     def settle(self) -> None:
         """Count what waits, and nothing else."""
+        self._free_reserved()
         self.hold(sum(chunk.size for chunk in self._chunks) - self.size)
 
     def hold(self, count: int) -> None:
@@ -291,16 +295,25 @@ class Outbox:
         self.hold(count)
 
     def reserve(self, count: int) -> None:
-        """Count what will come before it does (or no more of it, if negative), which does not make the outbox full."""
+        """Count what is still to come, until the answer is written or dropped; it does not make the outbox full."""
+        self._reserved += count
+        self._buffers.reserved += count
         self._most += count
         self.hold(count)
 
     def drop(self) -> None:
         """Throw away what waits."""
+        self._free_reserved()
         self._chunks.clear()
         if self._gathered is not None:
             self._gathered.clear()
         self.hold(-self.size)
+
+    def _free_reserved(self) -> None:
+        reserved, self._reserved = self._reserved, 0
+        self._buffers.reserved -= reserved
+        self._most -= reserved
+        self.hold(-reserved)
 
     def close(self) -> None:
         """Add nothing more; what waits is still sent."""

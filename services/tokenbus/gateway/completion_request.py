@@ -1,7 +1,7 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -64,6 +64,19 @@ _TOKEN_SCORING = {
     "return_logprobs_of": "token_ids",
     "return_mask": "mask_bound",
 }
+
+
+_BODY_FIELDS = {
+    **{name: member for member, name in (_SAMPLING | _TOKEN_SCORING).items()},
+    "structured_output": "response_format",
+    "engine_arguments": "vllm_xargs",
+}
+"""By a parameter on the bus the body's field."""
+_COPY_BYTES = 16
+"""Of one field in all choices' requests, for each of gateway.max_prompt_tokens: as much as prompts may have."""
+_MESSAGE_BYTES = 48
+_ECHO_BYTES, _SCORE_BYTES = 16, 64
+"""A logprob of a prompt rarely takes fewer bytes in an echo, and in `prompt_logprobs`."""
 
 
 class Ending(NamedTuple):
@@ -131,6 +144,32 @@ class CompletionRequest:
         given = self.sampling
         stops, least = tuple(given.get("stop", ())), given.get("min_tokens", 0)
         return Stopping(stops, least, "include_stop_string" in given, "include_special_tokens" in given)
+
+    @property
+    def scored_values(self) -> int:
+        """How many logprobs the scores of all choices' prompts have, those of alternatives included."""
+        if self.prompt_scoring is None:
+            return 0
+        alternatives = self.prompt_scoring.get("top_logprobs", 0) or len(self.prompt_scoring.get("token_ids", ()))
+        return self.n * self.prompt_tokens * (1 + alternatives)
+
+    @property
+    def scored_bytes(self) -> int:
+        """How many bytes of memory these take: an id and a logprob each, and a prompt's own tokens a rank."""
+        return 8 * self.scored_values + 4 * self.n * self.prompt_tokens * (self.prompt_scoring is not None)
+
+    def generates(self) -> Iterator[Generate]:
+        """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message."""
+        seed = self.sampling.get("seed")
+        for place in range(len(self.prompts)):
+            first = self.generate(place * self.n)
+            yield first
+            for number in range(1, self.n):
+                generate = Generate()
+                generate.CopyFrom(first)
+                if seed is not None:
+                    generate.sampling.seed = (seed + number) % _SEEDS
+                yield generate
 
     def generate(self, index: int) -> Generate:
         """Return the request on the bus for a choice."""
@@ -363,10 +402,32 @@ class Reader:
         context, tokens = self.models.get(request.model, 0), request.sampling.get("max_tokens", 0)
         if context and tokens > context:
             raise invalid(tokens_field, f"at most {context}, the model's context, got {tokens}")
+        self._check_copies(request)
+        self._check_scores(request)
         longest = max(map(len, request.prompts))
         if context and longest >= context:
             raise too_long("messages" if request.is_chat else "prompt", context, longest)
         return request
+
+    def _check_copies(self, request: CompletionRequest) -> None:
+        """Raise an ApiError for a field that is too long to be sent to the workers for each choice."""
+        given = {**request.sampling, **request.token_scoring}
+        name = max(given, key=lambda each: _bytes_of(given[each]), default="")
+        size, most = request.choices * _bytes_of(given.get(name)), _COPY_BYTES * self._settings.max_prompt_tokens
+        if size > most:
+            name = _BODY_FIELDS.get(name, name)
+            name = request.fields.get(name, name)
+            raise invalid(name, f"at most {most} bytes of all choices together, got {size} of {request.choices}")
+
+    def _check_scores(self, request: CompletionRequest) -> None:
+        """Raise an ApiError for prompts whose scores are more than an answer has room for."""
+        is_shown, values = request.wants_prompt_logprobs, request.scored_values
+        most = self._settings.answer_bytes // (_SCORE_BYTES if is_shown else _ECHO_BYTES)
+        if values > most:
+            is_named = bool((request.prompt_scoring or {}).get("token_ids"))
+            name = "prompt_logprob_token_ids" if is_named else "prompt_logprobs" if is_shown else "echo"
+            limit = f"at most {most} logprobs of all choices' prompts together"
+            raise invalid(name, f"{limit}, got {values} of {request.n * request.prompt_tokens} tokens")
 
     def _cut(self, body: Generation, model: str) -> Cut | None:
         most, context = body.truncate_prompt_tokens, self.models.get(model, 0)
@@ -417,6 +478,17 @@ def rendered(body: Chat | Completion, request: CompletionRequest, models: Mappin
             }
         )
     return answers
+
+
+def _bytes_of(value: object) -> int:
+    """Return about how many bytes a parameter takes in a request on the bus; an object costs more time than those."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, dict):
+        return _MESSAGE_BYTES + sum(map(_bytes_of, value.values()))
+    if isinstance(value, list):
+        return 4 * len(value) if value and isinstance(value[0], int) else sum(map(_bytes_of, value))
+    return 8
 
 
 def _prompt_scoring(body: Generation) -> dict[str, Any] | None:

@@ -36,6 +36,8 @@ _MOST_TURNS = 64
 """How many steps are taken at most before rows are handed out again."""
 _UNREAD_SHARE = 16
 """An answer that holds this part of its buffer counts as one whose HTTP client does not read."""
+_SCORES_SHARE = 4
+"""Scores of prompts may hold this part of what answers may: less than waits for this gateway at its processor."""
 _BACKLOG_SHARE = 8
 """The backlog may hold this part of `gateway.buffer_bytes`."""
 
@@ -210,21 +212,17 @@ class Dispatcher:
         self._buffers.evict(self.backlog.size // 2, beside=beside)
         self.backlog.keep(self._opened)
 
-    def open(self, generates: Sequence[Generate], answer: Answer, caller: Caller) -> list[int]:
-        """Send an answer's requests to the bus, all or none, and return their ids; an ApiError says why not."""
-        most = self._settings.max_requests
+    def open(self, generates: Sequence[Generate], answer: Answer, caller: Caller, scored_bytes: int = 0) -> list[int]:
+        """Send an answer's requests to the bus, all or none, and return their ids; an ApiError says why not.
+
+        The answer is charged with the scores of its prompts, `scored_bytes`, before any of them comes.
+        """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
         if refusal := self._client.refusal:  # else they would wait for a processor that will not take them
             raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
         caller.check_room(len(generates))
-        if len(generates) > most:  # to wait would not help
-            message = f"n: at most {most} choices (gateway.max_requests), got {len(generates)}"
-            raise ApiError(400, message, param="n", code="invalid_value")
-        opened = len(self)
-        if opened + len(generates) > most:
-            message = f"open requests: at most {most}, got {opened} and {len(generates)} more"
-            raise self._refusal(429, message, "overloaded")
+        self._check_room(len(generates), scored_bytes)
         caller.open([generate.request_key for generate in generates])
         keys: list[int] = []
         try:
@@ -237,7 +235,21 @@ class Dispatcher:
             if isinstance(error, RequestFailedError):
                 raise of_request(error, self._settings.retry_after_ms) from None
             raise ApiError(400, str(error), code="invalid_value") from None
+        answer.outbox.reserve(scored_bytes)
         return keys
+
+    def _check_room(self, requests: int, scored_bytes: int) -> None:
+        most, opened = self._settings.max_requests, len(self)
+        if requests > most:  # to wait would not help
+            message = f"n: at most {most} choices (gateway.max_requests), got {requests}"
+            raise ApiError(400, message, param="n", code="invalid_value")
+        if opened + requests > most:
+            message = f"open requests: at most {most}, got {opened} and {requests} more"
+            raise self._refusal(429, message, "overloaded")
+        held, room = self._buffers.reserved, self._buffers.most // _SCORES_SHARE
+        if scored_bytes and held + scored_bytes > room:
+            message = f"prompts' scores: at most {room} bytes at once (gateway.buffer_bytes)"
+            raise self._refusal(429, f"{message}, got {held} and {scored_bytes} more", "overloaded")
 
     def close(self, keys: Sequence[int]) -> None:
         """Forget requests, and abort those that have not ended."""

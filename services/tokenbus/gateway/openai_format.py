@@ -114,6 +114,10 @@ class Envelope(Format):
         for part in prompt_logprobs(scores, vocabulary):
             yield written.add(part)
 
+    def drop(self) -> None:
+        """Free the scores of prompts that were written."""
+        self._prompt_logprobs.clear()
+
     def parts(self, progress: EventStream) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
         request = self._request

@@ -67,6 +67,8 @@ _OF_MODEL_BYTES = 2_048
 """What a model's tokenizer reads within a millisecond or two, whichever it is."""
 _ADMITTED_AT_ONCE = 4
 """Requests a loop tick: beginning one costs as much as writing about 30 rows."""
+_CHOICES_OF_A_TURN = 32
+"""A request with many choices takes so many turns more."""
 
 
 class Routes:
@@ -123,7 +125,10 @@ class Routes:
         """Return the handler of a route: `kind` is the reader's method for its bodies."""
 
         async def handle(request: Request) -> Response:
-            return self._answer(request, await self._read(request, kind, _DECODER.decode), form)
+            asked = await self._read(request, kind, _DECODER.decode)
+            for _ in range(asked.choices // _CHOICES_OF_A_TURN):
+                await self._limiter.next()
+            return self._answer(request, asked, form)
 
         return handle
 
@@ -199,14 +204,12 @@ class Routes:
 
     def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
         feed = self._gateway.feed
-        generates = []
-        for index, key in enumerate(keys):
-            generate = asked.generate(index)
+        generates = list(asked.generates())
+        for generate, key in zip(generates, keys, strict=True):
             generate.request_key = key
-            generates.append(generate)
         caller = visitor_of(request.scope).caller
         try:
-            feed.open(generates, answer, caller)
+            feed.open(generates, answer, caller, asked.scored_bytes)
         except ApiError as error:
             self.access.limited(request.scope, error, caller)
             raise
