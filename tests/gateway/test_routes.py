@@ -356,7 +356,7 @@ async def test_models_health_and_documents() -> None:
             "id": MODEL, "root": MODEL, "parent": None, "max_model_len": None
         }  # fmt: skip
         assert (await openais.models.retrieve(MODEL)).id == MODEL
-        assert (await client.get("/readyz")).json() == {"status": "ready", "problems": []}
+        assert (await client.get("/readyz")).json() == {"status": "ready", "problems": [], "paused": []}
         assert (await client.get("/healthz")).json()["connection"] == "open"
         for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
             answer = await client.request(method, path)

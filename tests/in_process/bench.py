@@ -25,7 +25,7 @@ class Bench:
 
     def __init__(self, overrides: dict[str, object] | None = None) -> None:
         """Begin without peers; what the core defers runs at once."""
-        self.settings = settings({"processor.id": "bench"} | (overrides or {}))
+        self.settings = settings({"processor.id": "bench", "gateway.control": True} | (overrides or {}))
         self.clock = ManualClock()
         self.sent: defaultdict[bytes, deque[Message]] = defaultdict(deque)
         self.outcomes: dict[bytes, Outcome] = {}

@@ -62,6 +62,40 @@ async def test_paused_engine_computes_nothing(bus: tokenbus.testing.Bus) -> None
     assert ids == true_tokens(late.request_id, 0, 3).ids.tolist()
 
 
+async def paused(bus: tokenbus.testing.Bus) -> set[tuple[str, bool]]:
+    """Return who paused the engines as the processor says, and whether it says since when."""
+    await bus.advance(0.2)  # until a status is made anew
+    status = await bus.until(bus.client.status())
+    return {(each.paused_by, each.paused_since_unix_ms > 0) for each in status.workers}
+
+
+async def test_pause_with_a_lease_ends_by_itself_unless_it_is_renewed(bus: tokenbus.testing.Bus) -> None:
+    operator = Operator(bus.client, on_behalf_of="trainer")
+    await bus.until(operator.pause(lease_seconds=3))
+    waiting = asyncio.create_task(_read(bus.client.generate([1], max_tokens=3)))
+    assert await paused(bus) == {("client: trainer", True)}
+    await bus.advance(2)
+    await bus.until(operator.pause(lease_seconds=3))
+    await bus.advance(2)
+    assert not waiting.done()
+    await bus.advance(2)
+    assert len(await bus.until(waiting)) == 3
+    assert await paused(bus) == {("", False)}
+
+
+async def test_lease_shortens_no_pause_of_another(bus: tokenbus.testing.Bus) -> None:
+    """A processor that comes anew hears of it, too."""
+    await bus.until(Operator(bus.client).pause())
+    await bus.until(Operator(bus.client).pause(lease_seconds=1))
+    await bus.advance(3)
+    assert await paused(bus) == {("client", True)}
+    await bus.restart_processor()
+    await bus.advance(3)
+    assert await paused(bus) == {("client", True)}
+    await bus.until(Operator(bus.client).resume())
+    assert await paused(bus) == {("", False)}
+
+
 async def test_aborted_requests_end_with_what_they_have(bus: tokenbus.testing.Bus) -> None:
     generation = bus.client.generate([1], max_tokens=100_000)
     first = await bus.until(anext(generation))

@@ -23,8 +23,8 @@ def names_in(query: str) -> set[str]:
 
 
 def test_families_stay_few() -> None:
-    """There is one family for each thing that an operator asks: at most 80 in all."""
-    assert len(FAMILIES) + len(VLLM) <= 80
+    """There is one family for each thing that an operator asks: at most 81 in all."""
+    assert len(FAMILIES) + len(VLLM) <= 81
 
 
 def test_every_metric_is_on_the_page() -> None:

@@ -93,6 +93,14 @@ def test_what_cannot_be_passed_on_is_answered() -> None:
     assert answers(other) == {64: "control_key: one that is not in use, got another client's"}
 
 
+def test_without_keys_commands_are_given_where_the_settings_say_so() -> None:
+    bench = Bench({"gateway.control": False})
+    worker, client = bench.worker(takes_control=True), bench.client()
+    give(client, 3)
+    assert answers(client) == {3: "not to a peer without a key, as gateway.control is false"}
+    assert commands(worker) == []
+
+
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.OBSERVER, Role.OPERATOR])
 def test_operators_alone_give_commands(role: Role) -> None:
     bench = Bench()

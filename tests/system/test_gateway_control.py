@@ -199,6 +199,25 @@ async def test_wrong_wishes_are_refused(client: httpx.AsyncClient) -> None:
         assert (answer.status_code, error_of(answer.text)["message"]) == (400, line)
 
 
+async def test_pause_is_told(client: httpx.AsyncClient, system: Served) -> None:
+    """Requests wait as with vLLM, so the gateway stays ready, and says why they do."""
+    assert (await client.post("/pause?lease_s=soon")).status_code == 400
+    await _said(client, "/pause?lease_s=3600")
+    await until(lambda: _is_told(client))
+    told = (await client.get("/readyz")).json()
+    assert {each["worker"] for each in told["paused"]} == {"worker-0", "worker-1"}
+    assert all(each["since"] > 0 and each["by"] == "client: 127.0.0.1" for each in told["paused"]), told
+    assert {each["paused_by"] for each in (await client.get("/bus")).json()["workers"]} == {told["paused"][0]["by"]}
+    async with plainly(f"http://{system.metrics}") as processor:
+        page = (await processor.get("/metrics")).text
+        assert page.count('tokenbus_worker_paused_since_seconds{client="client: 127.0.0.1"') == 2
+
+
+async def _is_told(client: httpx.AsyncClient) -> bool:
+    answer = await client.get("/readyz")
+    return bool(answer.status_code == 200 and answer.json()["status"] == "paused")
+
+
 async def test_what_changes_state_is_posted(client: httpx.AsyncClient) -> None:
     """A page elsewhere can have a browser get any address, as an image's."""
     changing = [route.path for route in ControlRoutes(Any).routes() if route.methods == {"POST"}]  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from tokenbus_contracts.generated import bounds_pb2 as tokenbus_dot_v1_dot_bound
 from tokenbus_contracts.generated import logprob_batch_pb2 as tokenbus_dot_v1_dot_logprob__batch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenbus/v1/control.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\x1a\x1ftokenbus/v1/logprob_batch.proto\"\x84\x05\n\x07\x43ontrol\x12\x1b\n\x0b\x63ontrol_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x1b\n\tworker_id\x18\x02 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12/\n\x08\x64\x65scribe\x18\x03 \x01(\x0b\x32\x1b.tokenbus.v1.DescribeEngineH\x00\x12)\n\x05pause\x18\x04 \x01(\x0b\x32\x18.tokenbus.v1.PauseEngineH\x00\x12+\n\x06resume\x18\x05 \x01(\x0b\x32\x19.tokenbus.v1.ResumeEngineH\x00\x12\x30\n\x0cload_weights\x18\x06 \x01(\x0b\x32\x18.tokenbus.v1.LoadWeightsH\x00\x12\x38\n\x10transfer_weights\x18\x07 \x01(\x0b\x32\x1c.tokenbus.v1.TransferWeightsH\x00\x12;\n\x12set_weight_version\x18\x08 \x01(\x0b\x32\x1d.tokenbus.v1.SetWeightVersionH\x00\x12)\n\x05sleep\x18\t \x01(\x0b\x32\x18.tokenbus.v1.SleepEngineH\x00\x12\'\n\x04wake\x18\n \x01(\x0b\x32\x17.tokenbus.v1.WakeEngineH\x00\x12;\n\x12reset_prefix_cache\x18\x0b \x01(\x0b\x32\x1d.tokenbus.v1.ResetPrefixCacheH\x00\x12\x30\n\x0cload_adapter\x18\x0c \x01(\x0b\x32\x18.tokenbus.v1.LoadAdapterH\x00\x12\x34\n\x0eunload_adapter\x18\r \x01(\x0b\x32\x1a.tokenbus.v1.UnloadAdapterH\x00:\t\xea\xe1\x18\x05\x08\x80\x80\x80\x04\x42\t\n\x07\x63ommand\"\x10\n\x0e\x44\x65scribeEngine\"=\n\x0bPauseEngine\x12.\n\x04mode\x18\x01 \x01(\x0e\x32\x16.tokenbus.v1.PauseModeB\x08\xea\xe1\x18\x04\x08\x01X\x01\"\x0e\n\x0cResumeEngine\"@\n\x0bLoadWeights\x12\x19\n\x06\x66older\x18\x01 \x01(\tB\t\xea\xe1\x18\x05\x30\x80 8\x01\x12\x16\n\x0eweight_version\x18\x02 \x01(\x04\"\x82\x01\n\x0fTransferWeights\x12\x39\n\x05stage\x18\x01 \x01(\x0e\x32 .tokenbus.v1.WeightTransferStageB\x08\xea\xe1\x18\x04\x08\x01X\x01\x12\x1c\n\targuments\x18\x02 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x80\x80\x02\x12\x16\n\x0eweight_version\x18\x03 \x01(\x04\"2\n\x10SetWeightVersion\x12\x1e\n\x0eweight_version\x18\x01 \x01(\x04\x42\x06\xea\xe1\x18\x02\x08\x01\"T\n\x0bSleepEngine\x12\x15\n\x05level\x18\x01 \x01(\rB\x06\xea\xe1\x18\x02\x10\x02\x12.\n\x04mode\x18\x02 \x01(\x0e\x32\x16.tokenbus.v1.PauseModeB\x08\xea\xe1\x18\x04\x08\x01X\x01\"&\n\nWakeEngine\x12\x18\n\x04tags\x18\x01 \x03(\tB\n\xea\xe1\x18\x06 \x10\x30@8\x01\"\x12\n\x10ResetPrefixCache\"R\n\x0bLoadAdapter\x12\x17\n\x04name\x18\x01 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x02\x38\x01\x12\x19\n\x06\x66older\x18\x02 \x01(\tB\t\xea\xe1\x18\x05\x30\x80 8\x01\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"(\n\rUnloadAdapter\x12\x17\n\x04name\x18\x01 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x02\x38\x01\"m\n\rControlAnswer\x12\x1b\n\x0b\x63ontrol_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x16\n\x05\x65rror\x18\x02 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x08\x12\'\n\x05state\x18\x03 \x01(\x0b\x32\x18.tokenbus.v1.EngineState\"\xdf\x02\n\x0b\x45ngineState\x12\x16\n\x0eweight_version\x18\x01 \x01(\x04\x12\x11\n\tis_paused\x18\x02 \x01(\x08\x12\x13\n\x0bis_sleeping\x18\x03 \x01(\x08\x12\x1b\n\x13weights_are_damaged\x18\x04 \x01(\x08\x12\x1e\n\x16highest_weight_version\x18\x07 \x01(\x04\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x15\n\x05\x64type\x18\x08 \x01(\tB\x06\xea\xe1\x18\x02\x30@\x12\x32\n\nvalue_kind\x18\t \x01(\x0e\x32\x16.tokenbus.v1.ValueKindB\x06\xea\xe1\x18\x02X\x01\x12\x1f\n\x0fweight_transfer\x18\n \x01(\tB\x06\xea\xe1\x18\x02\x30@\x12\x14\n\x0cmax_adapters\x18\x0b \x01(\r\x12\x18\n\x10max_adapter_rank\x18\x0c \x01(\r\x12#\n\rlora_adapters\x18\x06 \x03(\tB\x0c\xea\xe1\x18\x08 \x80\x02\x30\x80\x02\x38\x01*g\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x03*\xe5\x01\n\x13WeightTransferStage\x12%\n!WEIGHT_TRANSFER_STAGE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aWEIGHT_TRANSFER_STAGE_INIT\x10\x01\x12\x1f\n\x1bWEIGHT_TRANSFER_STAGE_START\x10\x02\x12 \n\x1cWEIGHT_TRANSFER_STAGE_UPDATE\x10\x03\x12 \n\x1cWEIGHT_TRANSFER_STAGE_FINISH\x10\x04\x12\"\n\x1eWEIGHT_TRANSFER_STAGE_SHUTDOWN\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenbus/v1/control.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\x1a\x1ftokenbus/v1/logprob_batch.proto\"\x9d\x05\n\x07\x43ontrol\x12\x1b\n\x0b\x63ontrol_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x1b\n\tworker_id\x18\x02 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12\x17\n\x06\x63lient\x18\x0e \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x12/\n\x08\x64\x65scribe\x18\x03 \x01(\x0b\x32\x1b.tokenbus.v1.DescribeEngineH\x00\x12)\n\x05pause\x18\x04 \x01(\x0b\x32\x18.tokenbus.v1.PauseEngineH\x00\x12+\n\x06resume\x18\x05 \x01(\x0b\x32\x19.tokenbus.v1.ResumeEngineH\x00\x12\x30\n\x0cload_weights\x18\x06 \x01(\x0b\x32\x18.tokenbus.v1.LoadWeightsH\x00\x12\x38\n\x10transfer_weights\x18\x07 \x01(\x0b\x32\x1c.tokenbus.v1.TransferWeightsH\x00\x12;\n\x12set_weight_version\x18\x08 \x01(\x0b\x32\x1d.tokenbus.v1.SetWeightVersionH\x00\x12)\n\x05sleep\x18\t \x01(\x0b\x32\x18.tokenbus.v1.SleepEngineH\x00\x12\'\n\x04wake\x18\n \x01(\x0b\x32\x17.tokenbus.v1.WakeEngineH\x00\x12;\n\x12reset_prefix_cache\x18\x0b \x01(\x0b\x32\x1d.tokenbus.v1.ResetPrefixCacheH\x00\x12\x30\n\x0cload_adapter\x18\x0c \x01(\x0b\x32\x18.tokenbus.v1.LoadAdapterH\x00\x12\x34\n\x0eunload_adapter\x18\r \x01(\x0b\x32\x1a.tokenbus.v1.UnloadAdapterH\x00:\t\xea\xe1\x18\x05\x08\x80\x80\x80\x04\x42\t\n\x07\x63ommand\"\x10\n\x0e\x44\x65scribeEngine\"Z\n\x0bPauseEngine\x12.\n\x04mode\x18\x01 \x01(\x0e\x32\x16.tokenbus.v1.PauseModeB\x08\xea\xe1\x18\x04\x08\x01X\x01\x12\x1b\n\x08lease_ms\x18\x02 \x01(\rB\t\xea\xe1\x18\x05\x10\x80\xb8\x99)\"\x0e\n\x0cResumeEngine\"@\n\x0bLoadWeights\x12\x19\n\x06\x66older\x18\x01 \x01(\tB\t\xea\xe1\x18\x05\x30\x80 8\x01\x12\x16\n\x0eweight_version\x18\x02 \x01(\x04\"\x82\x01\n\x0fTransferWeights\x12\x39\n\x05stage\x18\x01 \x01(\x0e\x32 .tokenbus.v1.WeightTransferStageB\x08\xea\xe1\x18\x04\x08\x01X\x01\x12\x1c\n\targuments\x18\x02 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x80\x80\x02\x12\x16\n\x0eweight_version\x18\x03 \x01(\x04\"2\n\x10SetWeightVersion\x12\x1e\n\x0eweight_version\x18\x01 \x01(\x04\x42\x06\xea\xe1\x18\x02\x08\x01\"T\n\x0bSleepEngine\x12\x15\n\x05level\x18\x01 \x01(\rB\x06\xea\xe1\x18\x02\x10\x02\x12.\n\x04mode\x18\x02 \x01(\x0e\x32\x16.tokenbus.v1.PauseModeB\x08\xea\xe1\x18\x04\x08\x01X\x01\"&\n\nWakeEngine\x12\x18\n\x04tags\x18\x01 \x03(\tB\n\xea\xe1\x18\x06 \x10\x30@8\x01\"\x12\n\x10ResetPrefixCache\"R\n\x0bLoadAdapter\x12\x17\n\x04name\x18\x01 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x02\x38\x01\x12\x19\n\x06\x66older\x18\x02 \x01(\tB\t\xea\xe1\x18\x05\x30\x80 8\x01\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"(\n\rUnloadAdapter\x12\x17\n\x04name\x18\x01 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x02\x38\x01\"m\n\rControlAnswer\x12\x1b\n\x0b\x63ontrol_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x16\n\x05\x65rror\x18\x02 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x08\x12\'\n\x05state\x18\x03 \x01(\x0b\x32\x18.tokenbus.v1.EngineState\"\x99\x03\n\x0b\x45ngineState\x12\x16\n\x0eweight_version\x18\x01 \x01(\x04\x12\x11\n\tis_paused\x18\x02 \x01(\x08\x12\x1c\n\x14paused_since_unix_ms\x18\r \x01(\x04\x12\x1a\n\tpaused_by\x18\x0e \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x12\x13\n\x0bis_sleeping\x18\x03 \x01(\x08\x12\x1b\n\x13weights_are_damaged\x18\x04 \x01(\x08\x12\x1e\n\x16highest_weight_version\x18\x07 \x01(\x04\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x15\n\x05\x64type\x18\x08 \x01(\tB\x06\xea\xe1\x18\x02\x30@\x12\x32\n\nvalue_kind\x18\t \x01(\x0e\x32\x16.tokenbus.v1.ValueKindB\x06\xea\xe1\x18\x02X\x01\x12\x1f\n\x0fweight_transfer\x18\n \x01(\tB\x06\xea\xe1\x18\x02\x30@\x12\x14\n\x0cmax_adapters\x18\x0b \x01(\r\x12\x18\n\x10max_adapter_rank\x18\x0c \x01(\r\x12#\n\rlora_adapters\x18\x06 \x03(\tB\x0c\xea\xe1\x18\x08 \x80\x02\x30\x80\x02\x38\x01*g\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x03*\xe5\x01\n\x13WeightTransferStage\x12%\n!WEIGHT_TRANSFER_STAGE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aWEIGHT_TRANSFER_STAGE_INIT\x10\x01\x12\x1f\n\x1bWEIGHT_TRANSFER_STAGE_START\x10\x02\x12 \n\x1cWEIGHT_TRANSFER_STAGE_UPDATE\x10\x03\x12 \n\x1cWEIGHT_TRANSFER_STAGE_FINISH\x10\x04\x12\"\n\x1eWEIGHT_TRANSFER_STAGE_SHUTDOWN\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,10 +38,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROL'].fields_by_name['control_key']._serialized_options = b'\352\341\030\002\010\001'
   _globals['_CONTROL'].fields_by_name['worker_id']._loaded_options = None
   _globals['_CONTROL'].fields_by_name['worker_id']._serialized_options = b'\352\341\030\0040@8\001'
+  _globals['_CONTROL'].fields_by_name['client']._loaded_options = None
+  _globals['_CONTROL'].fields_by_name['client']._serialized_options = b'\352\341\030\0030\200\002'
   _globals['_CONTROL']._loaded_options = None
   _globals['_CONTROL']._serialized_options = b'\352\341\030\005\010\200\200\200\004'
   _globals['_PAUSEENGINE'].fields_by_name['mode']._loaded_options = None
   _globals['_PAUSEENGINE'].fields_by_name['mode']._serialized_options = b'\352\341\030\004\010\001X\001'
+  _globals['_PAUSEENGINE'].fields_by_name['lease_ms']._loaded_options = None
+  _globals['_PAUSEENGINE'].fields_by_name['lease_ms']._serialized_options = b'\352\341\030\005\020\200\270\231)'
   _globals['_LOADWEIGHTS'].fields_by_name['folder']._loaded_options = None
   _globals['_LOADWEIGHTS'].fields_by_name['folder']._serialized_options = b'\352\341\030\0050\200 8\001'
   _globals['_TRANSFERWEIGHTS'].fields_by_name['stage']._loaded_options = None
@@ -66,6 +70,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTROLANSWER'].fields_by_name['control_key']._serialized_options = b'\352\341\030\002\010\001'
   _globals['_CONTROLANSWER'].fields_by_name['error']._loaded_options = None
   _globals['_CONTROLANSWER'].fields_by_name['error']._serialized_options = b'\352\341\030\0030\200\010'
+  _globals['_ENGINESTATE'].fields_by_name['paused_by']._loaded_options = None
+  _globals['_ENGINESTATE'].fields_by_name['paused_by']._serialized_options = b'\352\341\030\0030\200\002'
   _globals['_ENGINESTATE'].fields_by_name['dtype']._loaded_options = None
   _globals['_ENGINESTATE'].fields_by_name['dtype']._serialized_options = b'\352\341\030\0020@'
   _globals['_ENGINESTATE'].fields_by_name['value_kind']._loaded_options = None
@@ -74,36 +80,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINESTATE'].fields_by_name['weight_transfer']._serialized_options = b'\352\341\030\0020@'
   _globals['_ENGINESTATE'].fields_by_name['lora_adapters']._loaded_options = None
   _globals['_ENGINESTATE'].fields_by_name['lora_adapters']._serialized_options = b'\352\341\030\010 \200\0020\200\0028\001'
-  _globals['_PAUSEMODE']._serialized_start=1833
-  _globals['_PAUSEMODE']._serialized_end=1936
-  _globals['_WEIGHTTRANSFERSTAGE']._serialized_start=1939
-  _globals['_WEIGHTTRANSFERSTAGE']._serialized_end=2168
+  _globals['_PAUSEMODE']._serialized_start=1945
+  _globals['_PAUSEMODE']._serialized_end=2048
+  _globals['_WEIGHTTRANSFERSTAGE']._serialized_start=2051
+  _globals['_WEIGHTTRANSFERSTAGE']._serialized_end=2280
   _globals['_CONTROL']._serialized_start=102
-  _globals['_CONTROL']._serialized_end=746
-  _globals['_DESCRIBEENGINE']._serialized_start=748
-  _globals['_DESCRIBEENGINE']._serialized_end=764
-  _globals['_PAUSEENGINE']._serialized_start=766
-  _globals['_PAUSEENGINE']._serialized_end=827
-  _globals['_RESUMEENGINE']._serialized_start=829
-  _globals['_RESUMEENGINE']._serialized_end=843
-  _globals['_LOADWEIGHTS']._serialized_start=845
-  _globals['_LOADWEIGHTS']._serialized_end=909
-  _globals['_TRANSFERWEIGHTS']._serialized_start=912
-  _globals['_TRANSFERWEIGHTS']._serialized_end=1042
-  _globals['_SETWEIGHTVERSION']._serialized_start=1044
-  _globals['_SETWEIGHTVERSION']._serialized_end=1094
-  _globals['_SLEEPENGINE']._serialized_start=1096
-  _globals['_SLEEPENGINE']._serialized_end=1180
-  _globals['_WAKEENGINE']._serialized_start=1182
-  _globals['_WAKEENGINE']._serialized_end=1220
-  _globals['_RESETPREFIXCACHE']._serialized_start=1222
-  _globals['_RESETPREFIXCACHE']._serialized_end=1240
-  _globals['_LOADADAPTER']._serialized_start=1242
-  _globals['_LOADADAPTER']._serialized_end=1324
-  _globals['_UNLOADADAPTER']._serialized_start=1326
-  _globals['_UNLOADADAPTER']._serialized_end=1366
-  _globals['_CONTROLANSWER']._serialized_start=1368
-  _globals['_CONTROLANSWER']._serialized_end=1477
-  _globals['_ENGINESTATE']._serialized_start=1480
-  _globals['_ENGINESTATE']._serialized_end=1831
+  _globals['_CONTROL']._serialized_end=771
+  _globals['_DESCRIBEENGINE']._serialized_start=773
+  _globals['_DESCRIBEENGINE']._serialized_end=789
+  _globals['_PAUSEENGINE']._serialized_start=791
+  _globals['_PAUSEENGINE']._serialized_end=881
+  _globals['_RESUMEENGINE']._serialized_start=883
+  _globals['_RESUMEENGINE']._serialized_end=897
+  _globals['_LOADWEIGHTS']._serialized_start=899
+  _globals['_LOADWEIGHTS']._serialized_end=963
+  _globals['_TRANSFERWEIGHTS']._serialized_start=966
+  _globals['_TRANSFERWEIGHTS']._serialized_end=1096
+  _globals['_SETWEIGHTVERSION']._serialized_start=1098
+  _globals['_SETWEIGHTVERSION']._serialized_end=1148
+  _globals['_SLEEPENGINE']._serialized_start=1150
+  _globals['_SLEEPENGINE']._serialized_end=1234
+  _globals['_WAKEENGINE']._serialized_start=1236
+  _globals['_WAKEENGINE']._serialized_end=1274
+  _globals['_RESETPREFIXCACHE']._serialized_start=1276
+  _globals['_RESETPREFIXCACHE']._serialized_end=1294
+  _globals['_LOADADAPTER']._serialized_start=1296
+  _globals['_LOADADAPTER']._serialized_end=1378
+  _globals['_UNLOADADAPTER']._serialized_start=1380
+  _globals['_UNLOADADAPTER']._serialized_end=1420
+  _globals['_CONTROLANSWER']._serialized_start=1422
+  _globals['_CONTROLANSWER']._serialized_end=1531
+  _globals['_ENGINESTATE']._serialized_start=1534
+  _globals['_ENGINESTATE']._serialized_end=1943
 # @@protoc_insertion_point(module_scope)

@@ -37,9 +37,10 @@ WEIGHT_TRANSFER_STAGE_FINISH: WeightTransferStage
 WEIGHT_TRANSFER_STAGE_SHUTDOWN: WeightTransferStage
 
 class Control(_message.Message):
-    __slots__ = ("control_key", "worker_id", "describe", "pause", "resume", "load_weights", "transfer_weights", "set_weight_version", "sleep", "wake", "reset_prefix_cache", "load_adapter", "unload_adapter")
+    __slots__ = ("control_key", "worker_id", "client", "describe", "pause", "resume", "load_weights", "transfer_weights", "set_weight_version", "sleep", "wake", "reset_prefix_cache", "load_adapter", "unload_adapter")
     CONTROL_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +54,7 @@ class Control(_message.Message):
     UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     control_key: int
     worker_id: str
+    client: str
     describe: DescribeEngine
     pause: PauseEngine
     resume: ResumeEngine
@@ -64,17 +66,19 @@ class Control(_message.Message):
     reset_prefix_cache: ResetPrefixCache
     load_adapter: LoadAdapter
     unload_adapter: UnloadAdapter
-    def __init__(self, control_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., describe: _Optional[_Union[DescribeEngine, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., transfer_weights: _Optional[_Union[TransferWeights, _Mapping]] = ..., set_weight_version: _Optional[_Union[SetWeightVersion, _Mapping]] = ..., sleep: _Optional[_Union[SleepEngine, _Mapping]] = ..., wake: _Optional[_Union[WakeEngine, _Mapping]] = ..., reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ...) -> None: ...
+    def __init__(self, control_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., client: _Optional[str] = ..., describe: _Optional[_Union[DescribeEngine, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., transfer_weights: _Optional[_Union[TransferWeights, _Mapping]] = ..., set_weight_version: _Optional[_Union[SetWeightVersion, _Mapping]] = ..., sleep: _Optional[_Union[SleepEngine, _Mapping]] = ..., wake: _Optional[_Union[WakeEngine, _Mapping]] = ..., reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ...) -> None: ...
 
 class DescribeEngine(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class PauseEngine(_message.Message):
-    __slots__ = ("mode",)
+    __slots__ = ("mode", "lease_ms")
     MODE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     mode: PauseMode
-    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
+    lease_ms: int
+    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class ResumeEngine(_message.Message):
     __slots__ = ()
@@ -149,9 +153,11 @@ class ControlAnswer(_message.Message):
     def __init__(self, control_key: _Optional[int] = ..., error: _Optional[str] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("weight_version", "is_paused", "is_sleeping", "weights_are_damaged", "highest_weight_version", "world_size", "dtype", "value_kind", "weight_transfer", "max_adapters", "max_adapter_rank", "lora_adapters")
+    __slots__ = ("weight_version", "is_paused", "paused_since_unix_ms", "paused_by", "is_sleeping", "weights_are_damaged", "highest_weight_version", "world_size", "dtype", "value_kind", "weight_transfer", "max_adapters", "max_adapter_rank", "lora_adapters")
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_BY_FIELD_NUMBER: _ClassVar[int]
     IS_SLEEPING_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_ARE_DAMAGED_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +170,8 @@ class EngineState(_message.Message):
     LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     weight_version: int
     is_paused: bool
+    paused_since_unix_ms: int
+    paused_by: str
     is_sleeping: bool
     weights_are_damaged: bool
     highest_weight_version: int
@@ -174,4 +182,4 @@ class EngineState(_message.Message):
     max_adapters: int
     max_adapter_rank: int
     lora_adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, weight_version: _Optional[int] = ..., is_paused: bool = ..., is_sleeping: bool = ..., weights_are_damaged: bool = ..., highest_weight_version: _Optional[int] = ..., world_size: _Optional[int] = ..., dtype: _Optional[str] = ..., value_kind: _Optional[_Union[_logprob_batch_pb2.ValueKind, str]] = ..., weight_transfer: _Optional[str] = ..., max_adapters: _Optional[int] = ..., max_adapter_rank: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, weight_version: _Optional[int] = ..., is_paused: bool = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., is_sleeping: bool = ..., weights_are_damaged: bool = ..., highest_weight_version: _Optional[int] = ..., world_size: _Optional[int] = ..., dtype: _Optional[str] = ..., value_kind: _Optional[_Union[_logprob_batch_pb2.ValueKind, str]] = ..., weight_transfer: _Optional[str] = ..., max_adapters: _Optional[int] = ..., max_adapter_rank: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from math import ceil
 from typing import Any
 
 from tokenbus.client.client import Client
@@ -32,6 +33,8 @@ States = dict[str, EngineState]
 """How each worker's engine is, by the workers' ids."""
 MODES = {"abort": PauseMode.PAUSE_MODE_ABORT, "wait": PauseMode.PAUSE_MODE_WAIT, "keep": PauseMode.PAUSE_MODE_KEEP}
 _END_OF_VERSIONS = 2**63
+_MOST_LEASE_SECONDS = 86_400
+_MOST_NAME_BYTES = 128
 STAGES = ("init", "start", "update", "finish", "shutdown")
 
 
@@ -69,10 +72,14 @@ class Operator:
                 print(worker_id, state.weight_version, state.is_paused)
     """
 
-    def __init__(self, client: Client, model: str = "", *, timeout_seconds: float = 600.0) -> None:
+    def __init__(
+        self, client: Client, model: str = "", *, timeout_seconds: float = 600.0, on_behalf_of: str = ""
+    ) -> None:
+        """Command the workers of a model; `on_behalf_of` names for people who asks this client to."""
         self._client = client
         self._model = model
         self._seconds = timeout_seconds
+        self._on_behalf_of = on_behalf_of.encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
 
     async def workers(self) -> list[str]:
         """Return the ids of the workers that are meant, in order; a ControlError says that there is none."""
@@ -91,12 +98,15 @@ class Operator:
         """Return how each engine is."""
         return await self._tell("describe", DescribeEngine())
 
-    async def pause(self, mode: str = "abort") -> States:
+    async def pause(self, mode: str = "abort", *, lease_seconds: float = 0) -> States:
         """Pause each engine. Its requests end at once (`abort`), or are waited for (`wait`), or stay (`keep`).
 
-        New requests wait until the engines are resumed.
+        New requests wait until the engines are resumed. With a lease the engines go on by themselves after so many
+        seconds; another pause with a lease renews it, and ends no requests.
         """
-        return await self._tell("pause", PauseEngine(mode=_mode(mode)))
+        if not 0 <= lease_seconds <= _MOST_LEASE_SECONDS:
+            raise ValueError(f"lease_seconds: 0 to {_MOST_LEASE_SECONDS}, got {lease_seconds}")
+        return await self._tell("pause", PauseEngine(mode=_mode(mode), lease_ms=ceil(1000 * lease_seconds)))
 
     async def resume(self) -> States:
         """Let each engine compute tokens again."""
@@ -116,7 +126,9 @@ class Operator:
         command = LoadWeights(folder=folder, weight_version=target)
         for worker in workers:  # what breaks a bound pauses nobody
             write_frame(ClientFrame(control=Control(control_key=1, worker_id=worker.worker_id, load_weights=command)))
-        await self._tell("pause", PauseEngine(mode=_mode("keep")), workers)
+        # A pause that has a lease keeps it.
+        running = [each for each in workers if not before[each.worker_id].is_paused]
+        await self._tell("pause", PauseEngine(mode=_mode("keep")), running)
         states = await self._tell("load_weights", command, workers)
         ran = {
             name
@@ -178,7 +190,10 @@ class Operator:
         asked = [
             self._client.control(
                 Control(
-                    control_key=secrets.randbits(64) or 1, worker_id=each.worker_id, **{name: make(each.worker_id)}
+                    control_key=secrets.randbits(64) or 1,
+                    worker_id=each.worker_id,
+                    client=self._on_behalf_of,
+                    **{name: make(each.worker_id)},
                 ),
                 each.processor_id,
                 timeout_seconds=self._seconds,

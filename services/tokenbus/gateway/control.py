@@ -83,7 +83,9 @@ class ControlRoutes:
                 arguments["tags"] = tags
             if has_body:
                 arguments |= await self._body(request)
-            operator = Operator(self._gateway.client, timeout_seconds=_SECONDS)
+            peer = "" if request.client is None else request.client.host
+            caller = visitor_of(request.scope).caller.name or peer
+            operator = Operator(self._gateway.client, timeout_seconds=_SECONDS, on_behalf_of=caller)
             try:
                 # What is begun is ended, whether or not its client waits for that.
                 answer = await asyncio.shield(asyncio.ensure_future(self._done(do, operator, arguments)))
@@ -203,7 +205,12 @@ def _processes(states: States) -> int:
 
 
 async def _pause(operator: Operator, arguments: _Arguments) -> object:
-    await operator.pause(_mode(arguments))
+    lease = arguments.get("lease_s", 0)
+    try:
+        seconds = float(lease)
+    except (TypeError, ValueError):
+        raise invalid("lease_s", f"a number of seconds, got {shown(lease)}") from None
+    await operator.pause(_mode(arguments), lease_seconds=seconds)
     return {"status": "paused"}
 
 

@@ -16,7 +16,7 @@ from tokenbus.gateway.dispatcher import Dispatcher
 from tokenbus.gateway.encoder_pool import EncoderPool, encoders_of
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import BodyRoom
-from tokenbus.gateway.processor_status import StatusCache, takes_requests
+from tokenbus.gateway.processor_status import StatusCache, paused, takes_requests
 from tokenbus.gateway.tls import Certificate
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.logs import DeduplicatedLog, logger
@@ -189,6 +189,12 @@ class Gateway:
         if takes_requests(same, models):
             return []
         return [f"no worker has the tokenizer that gateway.tokenizer names{self._difference(status)}"]
+
+    async def pauses(self) -> list[dict[str, object]]:
+        """Return which workers are paused, since when, and by which client: requests wait there."""
+        with contextlib.suppress(TimeoutError):
+            return paused(await self.status.get())
+        return []
 
     async def explained(self, error: ApiError) -> ApiError:
         """Return an error of a request, with more words if it says that the tokenizers differ."""

@@ -56,6 +56,15 @@ def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bo
     )
 
 
+def paused(status: ProcessorStatus) -> list[dict[str, object]]:
+    """Return which workers are paused, since when, in seconds since 1970-01-01 UTC, and by which client."""
+    return [
+        {"worker": each.worker_id, "since": each.paused_since_unix_ms / 1000, "by": each.paused_by}
+        for each in status.workers
+        if each.paused_since_unix_ms
+    ]
+
+
 def bus_panel(status: ProcessorStatus, at: float) -> dict[str, Any]:
     """Return the status as JSON for the page; `at` is when it was asked for, in seconds since 1970-01-01 UTC."""
     return {
@@ -81,6 +90,8 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "processor": worker.processor_id,
         "connected": worker.is_connected,
         "stalled": worker.is_stalled,
+        "paused_since": worker.paused_since_unix_ms / 1000 or None,
+        "paused_by": worker.paused_by or None,
         "open_requests": worker.open_requests,
         "lag": worker.lag_items,
         "gaps": worker.gaps,

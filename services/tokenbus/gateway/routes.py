@@ -275,9 +275,10 @@ class Routes:
 
     async def _readyz(self, request: Request) -> Response:
         problems = await self._gateway.why_not_ready()
-        status: dict[str, object] = {"status": "not ready" if problems else "ready"}
+        pauses = await self._gateway.pauses() if not problems else []
+        status: dict[str, object] = {"status": "not ready" if problems else "paused" if pauses else "ready"}
         if visitor_of(request.scope).is_known:
-            status["problems"] = problems
+            status |= {"problems": problems, "paused": pauses}
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:

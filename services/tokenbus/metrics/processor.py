@@ -171,6 +171,11 @@ def _assigned(view: ProcessorView) -> Samples:
     return found
 
 
+def _paused(view: ProcessorView) -> Samples:
+    hellos = [worker.stream.hello for worker in view.workers if worker.stream.hello.paused_since_unix_ms]
+    return {(hello.worker_id, hello.paused_by): hello.paused_since_unix_ms / 1000 for hello in hellos}
+
+
 def _refused_peers(processor: Processor) -> Samples:
     return {
         (side, reason): refused
@@ -269,6 +274,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         lambda view: {**_by_presence("worker", view.workers), **_by_presence("client", view.sessions)},
     ),
     Family("tokenbus_worker_assigned_requests{worker, role, model, epoch, state}", "Its open requests.", _assigned),
+    Family("tokenbus_worker_paused_since_seconds{worker, client}", "Since when who paused its engine.", _paused),
     _of_processor("tokenbus_gone_workers_total", "Workers that left or were given up.", lambda of: of.workers.lost),
     _of_processor("tokenbus_refused_peers_total{side, reason}", "Refused workers and clients.", _refused_peers),
     _of_processor(

@@ -138,6 +138,9 @@ class ClientConnections(Connections[Session]):
             return
         try:
             _check_role(session.may_control, Role.OPERATOR)
+            if not session.is_proven and not self._settings.gateway.control:
+                message = "not to a peer without a key, as gateway.control is false"
+                raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)  # noqa: TRY301
         except RefusedError as refused:
             # An answer, and no refusal of the whole client: its requests go on, and the command is not waited for.
             self._count_refused(session, refused)

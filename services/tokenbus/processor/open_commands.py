@@ -17,6 +17,7 @@ from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
 _log = logger("processor")
 _MOST_OPEN = 64
 """How many commands may wait for one worker's answers."""
+_MOST_CLIENT_BYTES = 256
 
 
 class OpenCommands:
@@ -50,7 +51,9 @@ class OpenCommands:
         else:
             self._open[key] = session, worker, control
             name = control.WhichOneof("command")
-            _log.info("command", client=session.name, worker=control.worker_id, command=name)
+            asking = f"{session.name}: {control.client}" if control.client else session.name
+            control.client = asking.encode()[:_MOST_CLIENT_BYTES].decode(errors="ignore")
+            _log.info("command", client=control.client, worker=control.worker_id, command=name)
             self._workers.send(worker, ProcessorFrame(control=control))
             return
         self.refuse(session, control, refusal)
@@ -66,12 +69,15 @@ class OpenCommands:
                 self._workers.send(worker, ProcessorFrame(control=control))
 
     def answered(self, worker: Worker, answer: ControlAnswer) -> None:
-        """Pass a worker's answer on to who asked, if they are still here, and learn which adapters it has."""
+        """Pass a worker's answer on to who asked, if they are still here, and learn how its engine is."""
         known_adapters = worker.stream.hello.lora_adapters
         if answer.HasField("state") and known_adapters != answer.state.lora_adapters:
             del known_adapters[:]
             known_adapters.extend(answer.state.lora_adapters)
             self._on_adapters()
+        if answer.HasField("state"):
+            worker.stream.hello.paused_since_unix_ms = answer.state.paused_since_unix_ms
+            worker.stream.hello.paused_by = answer.state.paused_by
         known = self._open.get(answer.control_key)
         if known is not None and known[1] is worker:
             session, _, control = self._open.pop(answer.control_key)

@@ -79,6 +79,8 @@ def _worker_status(worker: Worker, table: RequestTable, processor_id: str) -> Wo
         model=stream.hello.model,
         is_connected=worker.peer is not None,
         is_stalled=worker.is_stalled,
+        paused_since_unix_ms=stream.hello.paused_since_unix_ms,
+        paused_by=stream.hello.paused_by,
         open_requests=table.load_of(worker.source.stream),
         lag_items=stream.lag,
         pending_items=len(stream.acks),

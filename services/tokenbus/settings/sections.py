@@ -235,8 +235,8 @@ class GatewaySettings(Section):
         "asked for"
     )
     control: bool = choice(
-        "whether clients without an API key may pause engines and change their weights, by vLLM's routes; a key may if "
-        "it was made with --operator",
+        "whether clients without an API key may pause engines and change their weights, by vLLM's routes, and at a "
+        "processor those without a key of the bus; an API key may if it was made with --operator",
         default=False,
     )
     key_requests_per_minute: int = count(

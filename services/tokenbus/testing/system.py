@@ -76,7 +76,7 @@ async def bus(
 
 def _settings(values: Mapping[str, object]) -> Settings:
     """Return settings from these values and the defaults, with nothing that waits or writes when it ends."""
-    loaded = Settings.load(environment={}, overrides={"worker.drain_timeout_ms": 0, **values})
+    loaded = Settings.load(environment={}, overrides={"worker.drain_timeout_ms": 0, "gateway.control": True, **values})
     processor, client = replace(loaded.processor, drain_timeout_ms=0), replace(loaded.client, drain_timeout_ms=0)
     return replace(loaded, processor=processor, client=client)
 

@@ -11,6 +11,7 @@ from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.handoff import HandoffReceiver
 from tokenbus.worker.run import on_this_loop
 
+_IDLE_SECONDS = 0.1
 _FULL = 0.5
 """With policy `block`, a worker computes no step while its retention is at least this full.
 
@@ -63,8 +64,9 @@ class Worker:
     async def _run(self) -> None:
         try:
             while True:
-                if not self.engine.has_work:
-                    await self._came.wait()
+                if not self.engine.has_work and not await self._clock.wait(self._came, _IDLE_SECONDS):
+                    self._loop.turn()  # a paused engine has requests and no work
+                    continue
                 self._came.clear()
                 if self.step_seconds:
                     await self._clock.wait(self._never, self.step_seconds)

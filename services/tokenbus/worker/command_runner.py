@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +40,13 @@ class CommandRunner:
     half-way leaves it paused, and its weights damaged, until others are loaded.
     """
 
-    def __init__(self, engine: Engine, end_all: Callable[[], None], answer: Callable[[ControlAnswer], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        end_all: Callable[[], None],
+        answer: Callable[[ControlAnswer], None],
+        unix_ms: Callable[[], int],
+    ) -> None:
         self._engine = cast("ControlledEngine", engine)
         """It may lack any of these methods."""
         self._end_all = end_all
@@ -52,6 +59,11 @@ class CommandRunner:
         self._is_paused = False
         """Whether the engine computes nothing, or will not once it has no work."""
         self._operator_paused = False
+        self._paused_by, self._paused_since = "", 0
+        """Who paused it last, and when, in milliseconds since 1970-01-01 UTC."""
+        self._lease_ends, self._lease_key = inf, 0
+        """When an operator's pause ends by itself, and the command that said so."""
+        self._unix_ms = unix_ms
         self._is_sleeping = self._has_freed = False
         """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
         self._is_updating = self._is_damaged = self._has_updated = False
@@ -84,6 +96,8 @@ class CommandRunner:
 
     def turn(self) -> None:
         """Do what was asked, as far as the engine is ready for it; raises EngineBrokenError if it breaks."""
+        if self._operator_paused and self._unix_ms() >= self._lease_ends:
+            self._end_lease()
         while True:
             for describe in [each for each in self._waiting if _name(each) == "describe"]:
                 self._waiting.remove(describe)
@@ -129,9 +143,12 @@ class CommandRunner:
         if name == "sleep" and self._is_sleeping:
             raise ValueError("sleep: an engine that is awake, got one that sleeps")
         mode = getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP
+        is_renewal = self._operator_paused and bool(control.pause.lease_ms)
         pause(running=mode == PauseMode.PAUSE_MODE_KEEP)
+        if not self._is_paused:
+            self._paused_by, self._paused_since = control.client, self._unix_ms()
         self._is_paused = True
-        if mode == PauseMode.PAUSE_MODE_ABORT:
+        if mode == PauseMode.PAUSE_MODE_ABORT and not is_renewal:
             self._end_all()
 
     def _method(self, name: str, asked: str) -> Callable[..., Any]:
@@ -160,8 +177,19 @@ class CommandRunner:
     def _describe(self, _: Control) -> None:
         """Change nothing: the answer says how the engine is."""
 
-    def _pause(self, _: Control) -> None:
+    def _pause(self, control: Control) -> None:
+        lease, now = control.pause.lease_ms, self._unix_ms()
+        ends = now + lease if lease else inf
+        self._lease_ends = max(self._lease_ends, ends) if self._operator_paused else ends
+        self._lease_key = control.control_key
         self._operator_paused = True
+
+    def _end_lease(self) -> None:
+        """Go on after a pause that nobody renewed, and say so; else the engine is as it was."""
+        self._operator_paused, self._lease_ends = False, inf
+        error = _raised_by(self._go_on)
+        _log.warning("pause ended: its lease was not renewed", client=self._paused_by, error=error)
+        self._answer(ControlAnswer(control_key=self._lease_key, state=self.state))
 
     def _resume(self, _: Control) -> None:
         if self._is_damaged:
@@ -277,6 +305,8 @@ class CommandRunner:
         return EngineState(
             weight_version=self.weight_version,
             is_paused=self._is_paused,
+            paused_since_unix_ms=self._paused_since if self._is_paused else 0,
+            paused_by=self._paused_by if self._is_paused else "",
             is_sleeping=self._is_sleeping,
             weights_are_damaged=self._is_damaged,
             highest_weight_version=self._highest,

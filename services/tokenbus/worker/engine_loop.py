@@ -49,7 +49,7 @@ class EngineLoop:
         self._client = client
         self._out = out or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
-        self._commands = CommandRunner(engine, self._abort_all, self._out.controlled)
+        self._commands = CommandRunner(engine, self._abort_all, self._out.controlled, self._unix_ms)
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
         """The ids of the requests that were admitted since the last step that succeeded."""

@@ -331,7 +331,7 @@ class Publisher:
         """Publish what became of a command; return the event's sequence, or 0 as above."""
         if answer.HasField("state"):
             with self._room:
-                self.session.set_adapters(answer.state.lora_adapters)
+                self.session.set_engine_state(answer.state)
         return self._publish_event(None, RequestEvent(control_answer=answer))
 
     def _publish_event(self, key: int | None, event: RequestEvent) -> int:

@@ -5,7 +5,7 @@
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from tokenbus.worker.engine import DescribesModel
 from tokenbus.worker.retention import Dropped, Retained, Retention
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.control_pb2 import Control
+from tokenbus_contracts.generated.control_pb2 import Control, EngineState
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.generated.stream_pb2 import (
     Gap,
@@ -127,10 +127,12 @@ class WorkerSession(ReconnectingSession):
         if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
             self._owners = {key: owner for key, owner in self._owners.items() if key in self.requests}
 
-    def set_adapters(self, names: Iterable[str]) -> None:
-        """Learn which LoRA adapters requests may name from now on; the next hello says so."""
+    def set_engine_state(self, state: EngineState) -> None:
+        """Learn which LoRA adapters requests may name, and who paused the engine; the next hello says so."""
         del self._introduction.lora_adapters[:]
-        self._introduction.lora_adapters.extend(names)
+        self._introduction.lora_adapters.extend(state.lora_adapters)
+        self._introduction.paused_since_unix_ms = state.paused_since_unix_ms
+        self._introduction.paused_by = state.paused_by
 
     # What comes in.
 

@@ -75,10 +75,9 @@ class PublisherProcess(Handover):
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
 
     def controlled(self, answer: ControlAnswer) -> None:
-        """Hand over what became of a command; a later publisher says what adapters there are since."""
-        if answer.HasField("state") and self._introduction["model"] is not None:
-            model = cast("dict[str, object]", self._introduction["model"])
-            self._introduction["model"] = {**model, "lora_adapters": list(answer.state.lora_adapters)}
+        """Hand over what became of a command; a later publisher says how the engine is since."""
+        if answer.HasField("state"):
+            self._introduction["engine_state"] = answer.state.SerializeToString().hex()
         super().controlled(answer)
 
     def __enter__(self) -> "PublisherProcess":

@@ -35,7 +35,7 @@ from tokenbus.worker.process.records import (
 from tokenbus.worker.process.ring import Record
 from tokenbus.worker.publisher import Publisher
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer, EngineState
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
 
 _log = logger("worker")
@@ -64,6 +64,8 @@ class Introduction:
     takes_control: bool = False
     engine: int = 0
     """The engine's process, which started this one; 0: they are one."""
+    engine_state: str = ""
+    """An EngineState in hexadecimal digits, once an operator has asked for anything."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Introduction":
@@ -109,6 +111,8 @@ class _Publisher(Publisher):
         for record in memory.requests.waiting(given.requests_tail):
             if record.kind == Brought.GENERATE:
                 self.session.add_request(Generate.FromString(bytes(record.data)))
+        if given.engine_state:
+            self.session.set_engine_state(EngineState.FromString(bytes.fromhex(given.engine_state)))
         if given.takes_no_more:
             self.take_no_more()
 

@@ -33,7 +33,7 @@ def test_loop_on_the_page_trains(model: Path) -> None:
     """The reward rises; each batch is of the newest weights, by which the trainer's logprobs are the engine's."""
     assert sum(bool(line.strip()) for line in LOOP.text.splitlines()) <= 50
     with deployed() as deployment:
-        deployment.start_processor()
+        deployment.start_processor(gateway__control=True)
         options = arguments({**WHOLE, "token_scores": True})
         command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--", *options]
         deployment.start("worker", command).wait_for('"connected"')
