@@ -34,7 +34,9 @@ from tokenbus_contracts import PromptScores
 
 DONE = b"data: [DONE]\n\n"
 _NO_END = b'"finish_reason":null,"stop_reason":null'
-_NULLS_OF_ANSWER = b',"service_tier":null,"system_fingerprint":null,"kv_transfer_params":null,"ec_transfer_params":null'
+_NULLS_OF_ANSWER = (
+    b',"service_tier":null,"system_fingerprint":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null'
+)
 _NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _NULLS_OF_USAGE = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
 """What vLLM's answers have and these never, as null: OpenAI's client has an attribute for what is there alone."""
@@ -199,7 +201,7 @@ class Envelope(Format):
         yield b'],"usage":' + self._usage(self._request.prompt_tokens, tokens)
         if self._has_one_prompt:
             yield from self._of_prompt(0)
-        yield self._nulls_of_answer + b"}"
+        yield self._nulls_of_answer + (b',"prompt_text":null}' if self._request.is_chat else b"}")
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
         """Yield a whole choice."""

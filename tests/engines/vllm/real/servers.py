@@ -204,7 +204,7 @@ def joined(parts: list[tuple[dict[str, Any], dict[str, Any]]]) -> Choice:
             assert entry["token"] == END or entry["bytes"] == list(entry["token"].encode())
         tokens += zip(found.get("tokens") or (), map(single, found.get("token_logprobs") or ()), strict=True)
         tops = [top or {} for top in found.get("top_logprobs") or ()]  # of a prompt's first token nothing is said
-        alternatives += [tuple(sorted((name, single(value)) for name, value in top.items())) for top in tops]
+        alternatives += [tuple((name, single(value)) for name, value in top.items()) for top in tops]
         offsets += found.get("text_offset") or ()
     return Choice(
         text, tuple(calls), ends, tuple(ids), tuple(prompt), tuple(tokens), tuple(alternatives), tuple(offsets)

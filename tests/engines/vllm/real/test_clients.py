@@ -249,6 +249,40 @@ def test_same_tokens(servers: Servers, path: str, body: dict[str, Any]) -> None:
     assert ours.json() == theirs.json()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "the cat"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/inference/v1/generate", {"token_ids": [5, 80], "sampling_params": {"max_tokens": 2}}),
+    ],
+)
+def test_ours_has_every_member_of_theirs(servers: Servers, path: str, body: dict[str, Any]) -> None:
+    """Also those that are null: a client's object has an attribute only for what is there."""
+    theirs, ours = (each.json() for each in servers.posted(path, {"max_tokens": 2, **body}))
+    never = {"prompt_token_id_logprobs", "mm_placeholders"}
+    assert theirs.keys() - ours.keys() <= never
+    assert theirs["usage"].keys() <= ours["usage"].keys()
+    choices = theirs["choices"][0], ours["choices"][0]
+    assert choices[0].keys() - choices[1].keys() <= {"routed_experts", "sampling_mask", "weight_versions"}
+    assert choices[0].get("message", {}).keys() <= choices[1].get("message", {}).keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("completions", {"prompt": ["the cat", "a mat"]}), ("chat/completions", {"messages": MESSAGES})]
+)
+def test_same_requests_are_rendered(servers: Servers, path: str, body: dict[str, Any]) -> None:
+    asked = {**GREEDY, "max_tokens": 7, "stop": ["zz"], "logprobs": 2 if path == "completions" else True, **body}
+    theirs, ours = (each.json() for each in servers.posted(f"/v1/{path}/render", asked))
+    lists = (each if isinstance(each, list) else [each] for each in (theirs, ours))
+    for their, our in zip(*lists, strict=True):
+        assert our["token_ids"] == their["token_ids"]
+        names = our["sampling_params"].keys() & their["sampling_params"].keys()
+        assert {"temperature", "max_tokens", "stop", "logprobs"} <= names
+        for name in names:
+            assert our["sampling_params"][name] == their["sampling_params"][name], name
+
+
 def test_same_models(servers: Servers) -> None:
     """The model and its adapter, which answers otherwise; of an adapter vLLM does not say how long its context is."""
     theirs, ours = (
@@ -737,7 +771,8 @@ def test_what_the_model_writes_is_the_assistants(servers: Servers) -> None:
 @pytest.mark.parametrize(
     ("fields", "of_vllm", "of_ours"),
     [
-        ({"no_such_field": 1}, 200, 400),
+        ({"no_such_field": 1}, 200, 200),
+        ({"logprob": True}, 200, 400),
         ({"messages": [{"role": "king", "content": "a"}]}, 200, 400),
         ({"n": 2, **GREEDY}, 400, 200),
     ],
