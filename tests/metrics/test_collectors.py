@@ -115,8 +115,8 @@ async def test_errors_are_told_by_code(watched: Watched) -> None:
 async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
     processor = watched.bus.processor
     async with watched.bus.running():
-        processor.clients.receive(b"peer", [b"\xff"], 0.0)
-        processor.worker_connections.receive(b"peer", [b"\xff"], 0.0)
+        for connections in (processor.clients, processor.worker_connections):
+            connections.receive(next(iter(connections.peers._by_connection)), [b"\xff"], 0.0)
     processor._transport_refused("1.2.3.4:5: cut off")
     told = watched.processor()
     assert told("refused_messages_total", rule="malformed") == 2

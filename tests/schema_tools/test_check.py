@@ -22,7 +22,7 @@ REQUEST = "proto/tokenbus/v1/request.proto"
 BASELINE = "contracts/baseline/v1.binpb"
 GENERATED = "contracts/tokenbus_contracts/generated"
 VECTORS = "contracts/vectors/v1"
-LOAD = "  // How busy the sender is, in requests. Zero: idle. Invalid above the bound.\n  uint32 load = 5"
+LOAD = "  // How busy the sender is, in requests. Zero: idle. Invalid above the bound.\n  uint32 load = 99"
 NESTED = "  // Inner.\n  message Inner {\n    // Text.\n    string text = 1;\n  }\n"
 CHANGES = {
     "bounds: Hello.schema_minor.max: 9 is in the schema, and Hello.schema_minor was released without": (
