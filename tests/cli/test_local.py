@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import socket
 import stat
 import threading
@@ -56,6 +57,8 @@ async def test_log_lines_make_state_and_news() -> None:
         ("log", "step failed: ValueError: rows: at most 4, got 5", True),
     ]
     assert child.last_line == ": step failed: ValueError: rows: at most 4, got 5"
+    child.status = -signal.SIGKILL  # somebody killed it: the line before does not say why
+    assert not child.last_line
 
 
 async def test_anything_can_be_read() -> None:

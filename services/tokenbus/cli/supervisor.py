@@ -27,6 +27,7 @@ _LAST_LINES = 20
 _LONGEST_LINE = 1_048_576
 """A longer one is taken in pieces."""
 _ERROR = "tokenbus: "
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM}
 """Begins the line of an error that ends a command."""
 _SHOWN_LEVELS = ("warning", "error", "critical")
 _OF_EVERY_LINE = ("timestamp", "level", "event", "logger", "exception")
@@ -112,10 +113,12 @@ class Child:
 
     @property
     def last_line(self) -> str:
-        """The error that it ended with, else the last line that it wrote, after a colon; empty if there is none.
+        """The error of the process, or its last output line, after a colon; empty where there is none.
 
-        Libraries may write behind the error, as they end.
+        Libraries may write after the error. The last line of a process that somebody killed does not say why it ended.
         """
+        if self.status in _KILLED:
+            return ""
         lines = [line for line in reversed(self._last) if line]
         line = next((line for line in lines if line.startswith(_ERROR)), "".join(lines[:1]))
         return line and f": {line.removeprefix(_ERROR)}"

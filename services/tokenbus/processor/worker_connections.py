@@ -147,7 +147,7 @@ class WorkerConnections(Connections[Worker]):
         if epoch == known.stream.epoch:
             is_same_key = known.identity.name == self._workers.listener.identity(peer).name
             if not (is_same_key and self._is_same_life(known, peer, hello.proof, now)):
-                message = f"worker {name}: epoch {epoch} of it is another connection's"
+                message = f"worker {name}: another process has this id; give one of them another worker.id (--id)"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
             if hello.processors == known.stream.hello.processors:
                 return known
@@ -155,7 +155,7 @@ class WorkerConnections(Connections[Worker]):
             return None
         self._check_epoch(name, epoch, known.stream.epoch)
         if self._is_alive(known, now):
-            message = f"worker {name}: epoch {known.stream.epoch} of it is alive"
+            message = f"worker {name}: a live process has this id; give one of them another worker.id (--id)"
             raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
         self._lose(known, "a new life of it said hello")
         return None
