@@ -32,6 +32,7 @@ _OVERRIDES: dict[str, object] = {
     "limits.max_rows": 4,
     "worker.max_requests": _MAX_REQUESTS,
     "worker.retention_items": 4096,
+    "worker.longest_step_ms": 0,
     "worker.retention_bytes": 200_000,
     "clients.detached_timeout_ms": 30_000,
     "client.resume_timeout_ms": 1_200_000,

@@ -103,7 +103,7 @@ async def test_engine_that_is_stopped_is_lost_until_it_goes_on(deployment: Deplo
 async def test_engine_that_died_is_noticed_though_a_child_holds_its_files(deployment: Deployment) -> None:
     """The child was forked in C, so it has not let go of the bell by whose silence the publisher hears of an end."""
     deployment.start_processor()
-    worker = deployment.start_module("forking_worker", worker__drain_timeout_ms=0)
+    worker = deployment.start_module("forking_worker")
     async with Client(deployment.settings()) as client:
         await asyncio.to_thread(worker.wait_for, '"connected"')
         asked = ask(client, 4, LONG)
