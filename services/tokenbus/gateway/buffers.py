@@ -111,16 +111,19 @@ class Buffers:
 class Collected:
     """Bytes that are collected in buffers whose capacity is counted: nothing is kept of the objects that were added."""
 
-    __slots__ = ("_buffers", "_separator", "size")
+    __slots__ = ("_buffers", "_counted", "_has_begun", "_last", "_separator", "size")
 
     def __init__(self, separator: bytes = b",") -> None:
         self._separator = separator
-        self._buffers = [bytearray()]
+        self._has_begun = False
+        self._last, self._counted = bytearray(), _NO_BYTES
+        """The last buffer, and its size when something was added last."""
+        self._buffers = [self._last]
         self.size = _COLLECTED_BYTES
         """What it takes in memory."""
 
     def __bool__(self) -> bool:
-        return bool(self._buffers[0])
+        return self._has_begun
 
     @property
     def length(self) -> int:
@@ -131,32 +134,34 @@ class Collected:
         """Copy a piece, with a separator before it; return how much memory that took, in bytes."""
         if not data:
             return 0
-        last, before = self._buffers[-1], getsizeof(self._buffers[-1])
-        if self._separator and last:
+        last = self._last
+        if self._has_begun:
             last += self._separator
-        if len(last) >= _CHUNK_BYTES:
-            before -= getsizeof(last)
-            last = bytearray()
-            self._buffers.append(last)
+        self._has_begun = True
         last += data
-        grown = getsizeof(last) - before
+        grown = getsizeof(last) - self._counted
+        self._counted += grown
+        if len(last) >= _CHUNK_BYTES:
+            self._last, self._counted = bytearray(), _NO_BYTES
+            self._buffers.append(self._last)
+            grown += _NO_BYTES
         self.size += grown
         return grown
 
     def begin_with(self, other: "Collected") -> None:
         """Take what another one has, to stand before what is here."""
         before = list(other.taken())
-        if self and before[0]:
+        if before and self:
             before[-1] += self._separator
-            before += self._buffers
-        if before[0]:
-            self._buffers = before
+        self._buffers = before + self._buffers
 
     def taken(self) -> Iterator[bytearray]:
-        """Yield the buffers, which are then kept here no longer."""
-        buffers, self._buffers = self._buffers[::-1], [bytearray()]
+        """Yield the buffers that are not empty; each is kept here no longer, and nothing may be added."""
+        buffers, self._buffers = self._buffers[::-1], []
+        self._last = bytearray()
         while buffers:
-            yield buffers.pop()
+            if buffer := buffers.pop():
+                yield buffer
 
 
 class Sending(NamedTuple):
@@ -256,12 +261,13 @@ class Outbox:
     def _queue(self, data: bytes | bytearray, produced_at_ns: int) -> None:
         held = 0
         for begin in range(0, len(data), _CHUNK_BYTES):  # a whole answer is freed as it is sent
-            part = data[begin : begin + _CHUNK_BYTES]
+            part = data if len(data) <= _CHUNK_BYTES else data[begin : begin + _CHUNK_BYTES]
             if not self._chunks or len(self._chunks[-1].data) + len(part) > _CHUNK_BYTES:
                 self._chunks.append(_Chunk(bytearray(), []))
-            held -= self._chunks[-1].size
-            self._chunks[-1].data.extend(part)
-            held += self._chunks[-1].size
+            last = self._chunks[-1].data
+            held -= getsizeof(last)
+            last += part
+            held += getsizeof(last)
         if produced_at_ns and held:
             self._chunks[-1].produced_at_ns.append(produced_at_ns)
             held += _TIME_BYTES
