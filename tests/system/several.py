@@ -1,7 +1,6 @@
 """Two processors and more of a test's own: workers and clients have a list of them."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from tests.support.waiting import until
@@ -23,35 +22,22 @@ SHORT: Overrides = {
 class Several:
     """The processors of a deployment, each at addresses of its own."""
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        count: int = 2,
-        addresses: Sequence[Sequence[str]] = (),
-        **own: Any,  # noqa: ANN401 - settings
-    ) -> None:
-        """Take how many there are; they are started one by one.
-
-        `addresses` has each one's addresses for workers and for clients, in the place of sockets in the deployment's
-        folder, and `own` what the processors alone are started with.
-        """
+    def __init__(self, deployment: Deployment) -> None:
+        """Choose addresses; the processors are started one by one."""
         self._deployment = deployment
         folder = deployment.folder
-        self._places = addresses or [[f"ipc://{folder}/{place}{kind}" for kind in "wc"] for place in range(count)]
-        self._own = own
+        self._places = [[f"ipc://{folder}/{place}{kind}" for kind in "wc"] for place in range(2)]
         workers, clients = (",".join(each) for each in zip(*self._places, strict=True))
         self._all = {"bus__workers_address": workers, "bus__clients_address": clients}
         self.processors: dict[int, Program] = {}
 
-    def start(self, place: int, *, is_awaited: bool = True) -> Program:
+    def start(self, place: int) -> Program:
         workers, clients = self._places[place]
         program = self._deployment.start_processor(
-            is_awaited=is_awaited,
             processor__id=f"processor-{place}",
             bus__workers_address=workers,
             bus__clients_address=clients,
             **SHORT,
-            **self._own,
         )
         self.processors[place] = program
         return program
