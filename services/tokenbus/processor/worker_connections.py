@@ -304,8 +304,7 @@ class WorkerConnections(Connections[Worker]):
         self._proceed(known, now)
         self._workers.acknowledge(known, at_once=True)
         if now >= known.next_heartbeat:
-            if self._send_heartbeat(known, now) is Outcome.GONE:
-                self._workers.disconnect(known)
+            known.is_cut_off = self._send_heartbeat(known, now) is Outcome.GONE
             # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
             self._workers.send(known, ProcessorFrame(credit=known.stream.credit))
@@ -318,7 +317,7 @@ class WorkerConnections(Connections[Worker]):
         silent = now - worker.last_heard
         has_requests = self._intake.registry.table.load_of(worker.source.stream)
         patience = self._timeout + worker.stream.hello.longest_step_ms / 1000
-        if silent > self._timeout and (worker.peer is None or not has_requests):
+        if silent > self._timeout and (worker.is_cut_off or worker.peer is None or not has_requests):
             return f"silent for {self._settings.bus.heartbeat_timeout_ms} ms"
         if silent + worker.stalled > patience:
             shown = "its engine made no progress" if worker.stalled else "silent"

@@ -35,6 +35,8 @@ class Worker(KnownPeer):
     """For how many seconds its engine had made no progress, as its last heartbeat says, if it was heard since."""
     is_stalled: bool = False
     """Whether nothing has shown progress of it for longer than the heartbeat's timeout: it gets no new requests."""
+    is_cut_off: bool = False
+    """Whether the last heartbeat to it found its connection broken."""
     takes_no_more: bool = False
     """Whether it gets no new requests, because it leaves when those it has are done."""
     held_back: tuple[PendingAck, float] | None = None
