@@ -1,21 +1,12 @@
-"""The differential run: random calls to the drop-in and to FastDeploy's ops, and the same tensors out.
+"""The differential run: random calls to the drop-in and to FastDeploy's ops, and the same tensors out."""
 
-`python -m tests.engines.fastdeploy.campaign --steps 100000` is the long form, which `make soak` runs.
-"""
-
-import argparse
-import logging
 import os
-import secrets
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import Beside, speaking
+from tests.engines.fastdeploy.bus import Beside
 from tests.engines.fastdeploy.engine import Steps
 from tests.engines.fastdeploy.kernel import Saved
 from tests.engines.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, has_op, takes_preempted
@@ -29,7 +20,6 @@ _IDLE_RANKS = ("get_output", "speculate_get_output")
 _MESSAGE_IDS = (1, 1, 1, 3, 2**31 - 1)
 _MOST_WAITING = 12
 _STRUCT_COLUMNS = 21
-_ROUND = 1000
 
 
 def spoken(form: str) -> str:
@@ -37,7 +27,7 @@ def spoken(form: str) -> str:
     return "2.4" if form == FLAT_FORM else form
 
 
-def run(form: str, steps: int, seed: int, *, most_slots: int = 512) -> None:
+def run(form: str, steps: int, seed: int, *, most_slots: int) -> None:
     """Do so many random steps to the drop-in and to FastDeploy's ops of a form, and compare each."""
     draw, engine = np.random.default_rng(seed), Steps(seed)
     ops = [op for op in GETS if has_op(form, op)]
@@ -103,33 +93,3 @@ def drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_slo
 
 def _slots(draw: np.random.Generator, most: int) -> int:
     return int(draw.choice([0, 1, 2, 3, int(draw.integers(1, 33)), int(draw.integers(1, most + 1)), most]))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.engines.fastdeploy.campaign", description=__doc__)
-    parser.add_argument("--steps", type=int, default=100_000, help="of all forms together")
-    parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="repeat a run that differed")
-    parser.add_argument("--form", choices=ALL_FORMS, action="append", help="only this form; may be repeated")
-    options = parser.parse_args()
-    if options.steps < 1:
-        parser.error(f"--steps: at least 1, got {options.steps}")
-    forms = options.form or ALL_FORMS
-    each = -(-options.steps // len(forms))
-    os.environ[kernel.NEEDED] = "1"
-    logging.disable()  # the bus would log each step that breaks the contract
-    for form in forms:
-        for done in range(0, each, _ROUND):
-            seed, steps = options.seed + done, min(_ROUND, each - done)
-            again = f"--form {form} --steps {steps} --seed {seed}"
-            with tempfile.TemporaryDirectory(prefix="tb") as folder, speaking(spoken(form), Path(folder)):
-                try:
-                    run(form, steps, seed)
-                except BaseException:
-                    sys.stdout.write(f"to repeat it: python -m tests.engines.fastdeploy.campaign {again}\n")
-                    raise
-        sys.stdout.write(f"{form}: {each} steps, no difference\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -13,25 +13,27 @@ from tests.engines.fastdeploy import campaign, kernel
 from tests.engines.fastdeploy.bus import Beside, Getter, same_bytes, save, speaking, stained
 from tests.engines.fastdeploy.engine import FIRST, PLAIN, TOPK, Steps, whole
 from tests.engines.fastdeploy.theirs import FORMS, GETS
+from tests.support.campaigns import IS_SOAK, many
 from tokenbus.engines import fastdeploy
 
 MOST = {op: 256 if get == "speculate_get_output" else 512 for op, get in GETS.items()}
 
 
-@pytest.mark.parametrize("form", campaign.ALL_FORMS)
+@pytest.mark.parametrize("form", campaign.ALL_FORMS * many(50, 1))
 def test_random_steps_come_as_the_kernels_queue_has_them(
     form: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is saved, by every op of every release, is got as from the kernel's queue.
 
-    `make soak` does 100,000 such steps.
+    `make soak` does 100,000 such steps, most of them with more slots.
     """
     seed = secrets.randbits(31)
+    steps, most_slots = (300, 512) if IS_SOAK else (30, 32)
     for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
         monkeypatch.setenv(name, "1")  # the run changes both
-    sys.stdout.write(f"--form {form} --steps 1000 --seed {seed}\n")
+    sys.stdout.write(f"to repeat it: campaign.run({form!r}, {steps}, {seed}, most_slots={most_slots})\n")
     with speaking(campaign.spoken(form), folder):
-        campaign.run(form, 30, seed, most_slots=32)
+        campaign.run(form, steps, seed, most_slots=most_slots)
 
 
 @pytest.mark.usefixtures("bus")

@@ -22,8 +22,6 @@ FLAT_FORM = "2.4-before-5927"
 """The form whose ops all read sampled tokens as a flat array."""
 FORMS = ("2.4", "2.5", "2.6-before-7861", "2.6-before-7884", "2.6", "develop")
 _FORM_CODES = {form: code for code, form in enumerate((FLAT_FORM, *FORMS))}
-PACKS_SLOTS = frozenset({"2.6-before-7884", "2.6", "develop"})
-"""The forms in which save_output_topk packs the number of columns, and uses it as the stride."""
 PACKS_FLAG = frozenset({"2.6", "develop"})
 """The forms in which the speculative ops with scores pack the number of columns."""
 GETS = {
