@@ -1,6 +1,5 @@
 """OpenAI's client and plain requests against vLLM's own server and against `tokenbus up`: the same answers."""
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel
 
 from tests.engines.vllm.real.servers import (
     CONTEXT,
@@ -379,16 +377,6 @@ def test_prompt_is_scored_alone(servers: Servers, logprobs: int | None) -> None:
     assert [joined([(choice, choice)]) for choice in ours] == [joined([(choice, choice)]) for choice in theirs]
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/load"])
-def test_same_routes(servers: Servers, path: str) -> None:
-    theirs, ours = (server.plain.get(path) for server in servers[:2])
-    assert ours.status_code == theirs.status_code == 200
-    if theirs.content:
-        assert ours.json().keys() == theirs.json().keys()
-    else:
-        assert not ours.content
-
-
 def test_same_metrics_under_their_names(servers: Servers) -> None:
     """Each of vLLM's names that we have counts the same requests the same way, in the same buckets."""
     counted = []
@@ -423,14 +411,6 @@ def _metrics(server: Server) -> dict[tuple[str, str], float]:
         for sample in metric.samples
         if not sample.name.endswith("_created") and sample.labels["model_name"] != "ada"
     }
-
-
-def test_refusals_are_the_clients_own_errors(servers: Servers) -> None:
-    for server in servers[:2]:
-        with pytest.raises(openai.NotFoundError):
-            server.openai.completions.create(model="other", prompt="a")
-        with pytest.raises(openai.BadRequestError):
-            server.openai.completions.create(model=servers.model, prompt="a", max_tokens=-1)
 
 
 ASKED: list[Any] = [{"role": "user", "content": "sat on a mat"}]
@@ -491,13 +471,6 @@ def _events(server: Server, path: str, body: dict[str, Any]) -> Iterator[dict[st
         for line in sent.iter_lines():
             if line.startswith("data: {"):
                 yield json.loads(line.removeprefix("data: "))
-
-
-@pytest.mark.parametrize("name", ["system in blocks", "calls and results", "no thinking"])
-def test_same_counts_of_messages_tokens(servers: Servers, name: str) -> None:
-    given = {"model": servers.model, "messages": ASKED, **TO_MESSAGES[name]}
-    theirs, ours = (answer.json() for answer in servers.posted("/v1/messages/count_tokens", given))
-    assert ours["input_tokens"] == theirs["input_tokens"]
 
 
 RESPONSES_TOOLS: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
@@ -645,13 +618,6 @@ def test_same_in_other_dialects(
     assert ours == theirs
 
 
-def test_same_prompt_logprobs_of_token_ids(servers: Servers) -> None:
-    body = {"token_ids": [5, 80, 300], "sampling_params": {**GREEDY, "max_tokens": 2, "prompt_logprobs": 3}}
-    answers = servers.both(lambda server: server.plain.post("/inference/v1/generate", json=body).json())
-    theirs, ours = (_prompt_logprobs({"object": "chat.completion", **answer}) for answer in answers)
-    assert ours == theirs
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -705,150 +671,9 @@ def test_part_of_a_character_is_named_by_its_bytes(servers: Servers) -> None:
     assert ours.offsets == (0, 1, 1, 1, 1, 2, 2, 6)
 
 
-def test_character_that_is_cut_off_has_no_text(servers: Servers) -> None:
-    extra = {"structured_outputs": {"choice": ["a🦊"]}, "return_token_ids": True}
-    given = {"model": servers.model, "prompt": "a", "max_tokens": 3, **GREEDY, "extra_body": extra}
-    for ask in (answers, streams):
-        theirs, ours = servers.both(ask, completions, **given)
-        assert ours == theirs
-        assert (ours.choices[0].text, len(ours.choices[0].token_ids)) == ("a", 3)
-
-
-def test_same_echo_of_several(servers: Servers) -> None:
-    """Streamed, vLLM 0.32 fails at the second choice of a prompt; ours are the same streamed."""
-    given = {"model": servers.model, "prompt": ["the cat", "a mat and"], "n": 2, "max_tokens": 5, **seeded(4)}
-    given |= {"echo": True, "logprobs": 1}
-    theirs, ours = servers.both(answers, completions, **given)
-    assert ours == theirs
-    assert streams(servers.ours, completions, **given).choices == ours.choices
-
-
 def test_echo_has_the_text_beside_the_ids(servers: Servers) -> None:
     """In vLLM an echo has no text of the prompt where ids are asked for, too."""
     body = TEXT | {"prompt": "the cat", "echo": True, "return_token_ids": True, **GREEDY}
     theirs, ours = servers.choices("/v1/completions", body)
     assert ours["text"] == "the cat" + theirs["text"]
     assert (ours["token_ids"], ours["prompt_token_ids"]) == (theirs["token_ids"], theirs["prompt_token_ids"])
-
-
-@pytest.mark.parametrize("ask", [answers, streams])
-@pytest.mark.parametrize("others", [None, {}, {"include_stop_str_in_output": True}, {"stop_token_ids": [80]}])
-def test_special_tokens_are_shown_where_they_are_wanted(
-    servers: Servers, ask: Callable[..., Answer], others: dict[str, Any] | None
-) -> None:
-    """Elsewhere they take no place in the text."""
-    given = {"model": servers.model, "prompt": "a", "max_tokens": 20, **seeded(1, temperature=2.0), "logprobs": 1}
-    extra = {"allowed_token_ids": [0, 80, 81], "ignore_eos": True, "skip_special_tokens": others is None}
-    extra |= others or {}
-    theirs, ours = (each.choices[0] for each in servers.both(ask, completions, **given, extra_body=extra))
-    if others is not None:
-        assert ours == theirs
-        assert END in ours.text or others
-        return
-    assert ours._replace(offsets=()) == theirs._replace(offsets=())
-    names = [name for name, _ in ours.tokens]
-    assert END in names[:-1]
-    lengths = [0 if name == END else len(name) for name in names]
-    assert list(ours.offsets) == [sum(lengths[:place]) for place in range(len(names))]
-
-
-def test_special_token_of_a_chat_has_no_bytes(servers: Servers) -> None:
-    body = {**USER, "max_tokens": 1, "logprobs": True, **GREEDY, "allowed_token_ids": [0]}
-    theirs, ours = servers.choices("/v1/chat/completions", body)
-    assert (ours["message"]["content"], theirs["message"]["content"]) == ("", "")
-    found = [
-        [(each["token"], bytes(each["bytes"])) for each in choice["logprobs"]["content"]] for choice in (theirs, ours)
-    ]
-    assert found == [[(END, END.encode())], [(END, b"")]]
-
-
-def test_what_the_model_writes_is_the_assistants(servers: Servers) -> None:
-    body = {"messages": MESSAGES, "add_generation_prompt": False, "max_tokens": 2, **GREEDY}
-    theirs, ours = (choice["message"] for choice in servers.choices("/v1/chat/completions", body))
-    assert (ours["content"], ours["role"], theirs["role"]) == (theirs["content"], "assistant", "user")
-
-
-@pytest.mark.parametrize(
-    ("fields", "of_vllm", "of_ours"),
-    [
-        ({"no_such_field": 1}, 200, 200),
-        ({"logprob": True}, 200, 400),
-        ({"messages": [{"role": "king", "content": "a"}]}, 200, 400),
-        ({"n": 2, **GREEDY}, 400, 200),
-    ],
-)
-def test_other_requests_are_refused(servers: Servers, fields: dict[str, Any], of_vllm: int, of_ours: int) -> None:
-    theirs, ours = servers.posted("/v1/chat/completions", {**USER, "max_tokens": 1, **fields})
-    assert (theirs.status_code, ours.status_code) == (of_vllm, of_ours)
-
-
-# What the client has beside plain calls.
-
-Client = Any  # OpenAI's, whose overloads take no mapping of parameters
-THREE_WORDS: dict[str, Any] = {"prompt": "the cat sat", "max_tokens": 6, "temperature": 0}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "sat on"}], "max_tokens": 60, "temperature": 0}
-ANSWER: dict[str, Any] = {"input": "sat on", "max_output_tokens": 60, "temperature": 0}
-NO_SPACES = dict.fromkeys(("198", "199", "202", "221"), -100)
-"""Without these tokens of white space, the model hardly ever ends an object of JSON."""
-
-
-class Place(BaseModel):
-    """What a model is to write."""
-
-    sea: bool
-
-
-def text(whole: Any) -> list[tuple[str, str]]:  # noqa: ANN401 - an answer of the client's
-    return [(choice.text, choice.finish_reason) for choice in whole.choices]
-
-
-def chat_stream(client: Client, model: str) -> object:
-    form = {"structured_outputs": {"choice": ["by the bus"]}}  # whole: the client refuses what its length ended
-    with client.chat.completions.stream(model=model, **CHAT, extra_body=form) as stream:
-        deltas = [event.delta for event in stream if event.type == "content.delta"]
-        (choice,) = stream.get_final_completion().choices
-        return "".join(deltas), choice.message.content, choice.finish_reason
-
-
-def response_stream(client: Client, model: str) -> object:
-    bias = {"logit_bias": NO_SPACES}
-    with client.responses.stream(model=model, **ANSWER, text_format=Place, extra_body=bias) as stream:
-        kinds = {event.type for event in stream}
-        return kinds, stream.get_final_response().output_parsed
-
-
-def lines_of_stream(client: Client, model: str) -> object:
-    with client.completions.with_streaming_response.create(model=model, **THREE_WORDS, stream=True) as answer:
-        lines = [line for line in answer.iter_lines() if line]
-    return answer.status_code, lines[-1]
-
-
-def several_at_once(client: Client, model: str) -> object:
-    async def ask() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none") as several:
-            prompts = ("the cat", "a mat", "the bus", "words")
-            return await asyncio.gather(
-                *(several.completions.create(model=model, **THREE_WORDS | {"prompt": prompt}) for prompt in prompts)
-            )
-
-    return [text(whole) for whole in asyncio.run(ask())]
-
-
-CHECKS: dict[str, Callable[[Client, str], object]] = {
-    "chat's stream": chat_stream,
-    "parsed": lambda c, m: c.chat.completions.parse(
-        model=m, **CHAT, response_format=Place, logit_bias=NO_SPACES
-    ).choices[0].message.parsed,
-    "response": lambda c, m: c.responses.create(model=m, **ANSWER).output_text,
-    "response's stream": response_stream,
-    "raw answer": lambda c, m: text(c.completions.with_raw_response.create(model=m, **THREE_WORDS).parse()),
-    "lines of a stream": lines_of_stream,
-    "several at once": several_at_once,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_same_by_openais_client(servers: Servers, name: str) -> None:
-    theirs, ours = (CHECKS[name](server.openai, servers.model) for server in servers[:2])
-    assert ours == theirs
-    assert ours
