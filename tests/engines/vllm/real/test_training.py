@@ -88,8 +88,6 @@ class Trained(NamedTuple):
     tokens: Sequence[tuple[int, int, int]]
     """Each with its request and the version of the weights, in the order in which they were published."""
     weight_info: Mapping[str, Any]
-    configuration: Mapping[str, Any]
-    """What TRL's client reads of vLLM's."""
 
 
 def train(url: str, folder: Path) -> list[Mapping[str, float]]:
@@ -125,7 +123,6 @@ def train(url: str, folder: Path) -> list[Mapping[str, float]]:
 def trained(host: Host) -> Iterator[Trained]:
     """Train with a system of ours, whose stream is recorded."""
     from trl.chat_template_utils import qwen2_5_chat_template  # noqa: PLC0415 - only where vLLM is
-    from trl.experimental.async_grpo.vllm_client import VLLMClient  # noqa: PLC0415
 
     with deployed() as deployment:
         folder = deployment.folder
@@ -146,29 +143,15 @@ def trained(host: Host) -> Iterator[Trained]:
             for row in batch.rows()
             for token in row.token_ids.tolist()
         ]
-        configuration = VLLMClient(event["gateway"]).get_server_info()
-        yield Trained(steps, tokens, httpx.get(f"{event['gateway']}/weight_info").json(), configuration)
+        yield Trained(steps, tokens, httpx.get(f"{event['gateway']}/weight_info").json())
 
 
 @pytest.mark.weekly
 def test_trl_has_the_logprobs_that_it_computes_itself(trained: Trained) -> None:
     """Of the first step, which is trained on what its own weights sampled."""
+    assert len(trained.steps) == STEPS
     assert trained.steps[0]["ratio"] == pytest.approx(1, abs=1e-4)
     assert trained.steps[0]["kl"] < 1e-6
-
-
-@pytest.mark.weekly
-def test_trl_reads_vllms_configuration(trained: Trained) -> None:
-    """The dtype and the logprobs' kind that it compares with its own, and that there is no transfer by NCCL."""
-    assert trained.configuration["model_config"] == {"dtype": "torch.float32", "logprobs_mode": "raw_logprobs"}
-    assert (trained.configuration["weight_transfer_config"], trained.configuration["lora_config"]) == (None, None)
-
-
-@pytest.mark.weekly
-def test_trl_trains(trained: Trained) -> None:
-    rewards = [step["reward"] for step in trained.steps]
-    assert len(rewards) == STEPS
-    assert np.mean(rewards[-3:]) > rewards[0] + 0.1, rewards
 
 
 @pytest.mark.weekly
