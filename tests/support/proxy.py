@@ -1,4 +1,4 @@
-"""A TCP proxy on this machine whose link a test can cut, stall and restore."""
+"""A TCP proxy on this machine whose link a test can cut and restore."""
 
 import asyncio
 from contextlib import suppress
@@ -12,8 +12,6 @@ class Proxy:
 
     def __init__(self, target: str) -> None:
         self._target = urlsplit(target)
-        self._flows = asyncio.Event()
-        self._flows.set()
         self._is_cut = False
         self._server: asyncio.Server | None = None
         self._links: set[asyncio.StreamWriter] = set()
@@ -41,13 +39,9 @@ class Proxy:
         self._is_cut = True
         self._drop()
 
-    def stall(self) -> None:
-        self._flows.clear()
-
     def restore(self) -> None:
-        """Let bytes through again: those that were held back first."""
+        """Let connections through again."""
         self._is_cut = False
-        self._flows.set()
 
     def _drop(self) -> None:
         for writer in self._links:
@@ -72,7 +66,6 @@ class Proxy:
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await source.read(_CHUNK):
-                await self._flows.wait()
                 sink.write(data)
                 await sink.drain()
                 self.passed += len(data)
