@@ -54,7 +54,7 @@ NOT_RUN = {
         *("tokenbus processor --workers-address", "tokenbus worker --id worker-1 --workers-address"),
     ),
     "no cluster here; tests/test_kubernetes.py renders the manifests": ("kubectl ",),
-    "no Docker here; tests/test_compose.py runs the services as the file says": ("docker compose ",),
+    "no Docker here; tests/test_compose.py reads the services by our own commands and settings": ("docker compose ",),
 }
 """How the lines begin that no test runs as they are written, by the reason."""
 SERVICES = {

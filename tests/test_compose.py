@@ -1,6 +1,5 @@
-"""The deployment: its files agree with each other and with the code, and its services run as they are written down."""
+"""The deployment: its files agree with each other and with the code, and its script makes the keys that they name."""
 
-import contextlib
 import json
 import os
 import re
@@ -8,27 +7,26 @@ import shlex
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
+import tomllib
 import zipfile
-from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
-from tests.support.ports import reserved_port
-from tests.support.processes import start
-from tests.support.waiting import MOST, wait_until
-from tests.system.programs import Program
+from tests.support.waiting import MOST
+from tokenbus.cli import gateway, processor, worker
+from tokenbus.cli.arguments import Parser
+from tokenbus.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service and name != "keys"}
 """`keys` makes the others' keys at the first start, and ends."""
+COMMANDS = {"processor": processor, "worker": worker, "gateway": gateway}
 # As Docker reads it: comments go first, then lines are joined.
 DOCKERFILE = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
 PROMETHEUS = YAML(typ="safe").load((ROOT / "deploy" / "prometheus.yml").read_text())
@@ -145,122 +143,56 @@ def test_the_image_is_made_of_locked_packages() -> None:
 # The services.
 
 
-class Deployment:
-    """Our services as processes, with hosts and ports that are this machine's own."""
-
-    def __init__(self, folder: Path, cleanup: contextlib.ExitStack) -> None:
-        self._folder = folder
-        self._cleanup = cleanup
-        self._ports: dict[tuple[str, str], int] = {}
-        self.programs: dict[str, Program] = {}
-
-    def start(self, name: str) -> None:
-        entry: list[str] = json.loads(instructions("ENTRYPOINT")[0])
-        program, arguments = entry[0], entry[1:] + SERVICES[name]["command"]
-        assert program == "tokenbus"
-        command = [str(Path(sys.executable).with_name(program)), *(self._here(name, text) for text in arguments)]
-        process = start(command, self.environment(name), is_merged=True, folder=self._folder)
-        self.programs[name] = self._cleanup.enter_context(Program(name, process))
-
-    def environment(self, name: str) -> dict[str, str]:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
-        given = dockerfile_environment() | SERVICES[name]["environment"]
-        return environment | {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
-
-    def make_keys(self) -> None:
-        """Run what makes the keys, after an interrupted start and again, which must change nothing."""
-        service = SERVICES["keys"]
-        (script,) = service["command"]
-        keys = self._folder / "keys"
-        keys.mkdir()
-        for target in [volume.split(":")[1] for volume in service["volumes"]]:
-            (keys / Path(target).name).symlink_to(self._mounted("keys", target))
-        (keys / "processor" / "made.toml").write_text("what was written up to")
-        command = [*service["entrypoint"], script.replace("$$", "$").replace("/keys/", f"{keys}/")]
-        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        before: dict[Path, str] = {}
-        for _ in range(2):
-            subprocess.run(command, env=environment, cwd=self._folder, check=True, capture_output=True, timeout=MOST)
-            made = {path: path.read_text() for path in (self._folder / "volumes").rglob("*") if path.is_file()}
-            assert len(made) == 9
-            assert before in ({}, made)
-            before = made
-
-    def becomes_healthy(self, name: str) -> None:
-        program, *arguments = SERVICES[name]["healthcheck"]["test"][1:]
-        assert program == "python"
-        command = [sys.executable, *(self._here(name, text) for text in arguments)]
-
-        def is_healthy() -> bool:
-            assert self.programs[name].is_running, self.programs[name].output
-            return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-        wait_until(is_healthy)
-
-    def metrics(self, name: str) -> dict[tuple[str, str], float]:
-        target = f"{name}:{_metrics_port(name)}"
-        with urllib.request.urlopen(f"http://{self._here('prometheus', target)}/metrics", timeout=MOST) as answer:
-            families = list(text_string_to_metric_families(answer.read().decode()))
-        return {
-            (sample.name, " ".join(sample.labels.values())): sample.value
-            for family in families
-            for sample in family.samples
-        }
-
-    def until_told(self, service: str, name: str, label: str, value: float) -> None:
-        wait_until(lambda: self.metrics(service).get((name, label)) == value)
-
-    def _here(self, service: str, text: str) -> str:
-        """Return a text with the hosts and ports, and the folder, of this test."""
-        hosts = "|".join(SERVICES)
-
-        def address(match: "re.Match[str]") -> str:
-            host = match[1] if match[1] in SERVICES else service
-            return f"127.0.0.1:{self._port(host, match[2])}"
-
-        text = re.sub(rf"\b({hosts}|0\.0\.0\.0|127\.0\.0\.1):(\d+)", address, text)
-        return re.sub(r'^/\w[^"]*|(?<=")/\w[^"]*', lambda path: self._mounted(service, path[0]), text)
-
-    def _mounted(self, service: str, path: str) -> str:
-        """Return where a path of a service is here: in the folder of the volume that it is mounted from, or its own."""
-        for volume in SERVICES[service].get("volumes", []):
-            source, target, *_ = volume.split(":")
-            if path == target or path.startswith(f"{target}/"):
-                at = self._folder / "volumes" / source
-                at.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return f"{at}{path.removeprefix(target)}"
-        return f"{self._folder / service}{path}"
-
-    def _port(self, host: str, port: str) -> int:
-        if (host, port) not in self._ports:
-            self._ports[host, port] = reserved_port(self._cleanup)
-        return self._ports[host, port]
-
-
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    with contextlib.ExitStack() as cleanup:
-        yield Deployment(tmp_path, cleanup)
+def _made_keys(folder: Path) -> dict[str, str]:
+    """Run what makes the keys, after an interrupted start and again, which must change nothing; return its files."""
+    (script,) = SERVICES["keys"]["command"]
+    for name in OURS:
+        (folder / name).mkdir()
+    (folder / "processor" / "made.toml").write_text("what was written up to")
+    command = [*SERVICES["keys"]["entrypoint"], script.replace("$$", "$").replace("/keys/", f"{folder}/")]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    before: dict[str, str] = {}
+    for _ in range(2):
+        subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True, timeout=MOST)
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        made = {f"/keys/{path.relative_to(folder)}": path.read_text() for path in paths}
+        assert len(made) == 9
+        assert before in ({}, made)
+        before = made
+    return before
 
 
 @pytest.mark.nightly
-def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> None:
-    """Each of our services, run by its own command and variables, passes its own health check, and sees the others.
+def test_services_find_each_other_with_the_keys_that_are_made(tmp_path: Path) -> None:
+    """Each command parses, its settings load, its keys are made and allowed, and it is asked where it tells its health.
 
-    The processor is started last: nothing in the file makes others wait for it. All leave when they are stopped.
+    tests/system starts such processes: what is written down about them is all that the file adds.
     """
-    deployment.make_keys()
-    for name in ("worker", "gateway", "processor"):
-        deployment.start(name)
-    assert set(deployment.programs) == set(OURS)
-    for name in OURS:
-        deployment.becomes_healthy(name)
-    deployment.until_told("processor", "tokenbus_peers", "worker connected", 1.0)
-    deployment.until_told("worker", "tokenbus_worker_connected_processors", "worker-0", 1.0)
-    deployment.until_told("gateway", "tokenbus_gateway_connected_processors", "", 1.0)
-    assert ("tokenbus_stream_tokens_total", "worker-0") in deployment.metrics("processor")
-    for name in ("gateway", "worker", "processor"):
-        assert deployment.programs[name].terminate() == 0, name
+    made = _made_keys(tmp_path)
+    settings: dict[str, Settings] = {}
+    for name, service in OURS.items():
+        command, *arguments = service["command"]
+        parser = Parser(prog=command)
+        COMMANDS[name].declare(parser)
+        parser.options(arguments)
+        given = {key: _filled(value) for key, value in (dockerfile_environment() | service["environment"]).items()}
+        settings[name] = Settings.load(environment=given)
+        assert {value for value in given.values() if value.startswith("/keys/")} <= made.keys()
+        assert f"{name}-keys:/keys/{name}" in SERVICES["keys"]["volumes"]
+        assert any(volume.startswith(f"{name}-keys:/keys/{name}") for volume in service["volumes"])
+        (url,) = re.findall(r"http://127.0.0.1:(\d+)/healthz", service["healthcheck"]["test"][-1])
+        assert url == _metrics_port(name)
+    assert json.loads(instructions("ENTRYPOINT")[0]) == ["tokenbus"]
+    own = settings["processor"].bus
+    here = "//0.0.0.0:"
+    assert settings["worker"].bus.workers_address == own.workers_address.replace(here, "//processor:")
+    assert settings["gateway"].bus.clients_address == own.clients_address.replace(here, "//processor:")
+    allowed = {key["name"]: key for key in tomllib.loads(made["/keys/processor/allowed.toml"])["key"]}
+    names = {"worker": settings["worker"].worker.id, "gateway": settings["gateway"].client.name}
+    for name, called in names.items():
+        assert made[f"/keys/{name}/processor.key"] == made["/keys/processor/processor.key"]
+        assert f'public-key = "{allowed[name]["public"]}"' in made[f"/keys/{name}/{name}.key"]
+        assert any(fnmatch(called, pattern) for pattern in allowed[name]["names"])
 
 
 def _metrics_port(name: str) -> str:
