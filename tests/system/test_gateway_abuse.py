@@ -2,35 +2,19 @@
 
 import asyncio
 import re
-import resource
 
 import pytest
 
-from tests.support.campaigns import many
 from tests.support.waiting import soon, until
 from tests.system.bytewise import alone, asked, connected, not_reading, serving
 from tests.system.deployment import COMMAND, Deployment
 from tests.system.inprocess import TCP
-from tests.system.serving import asking, error_of, is_true, plainly
+from tests.system.serving import error_of, plainly
 from tokenbus.client import Client
 from tokenbus.gateway import server
 from tokenbus.processor import Processor
 
 pytestmark = pytest.mark.xdist_group("gateway")
-IDLE = many(1000, 200)
-
-
-async def test_many_idle_connections_disturb_nobody(deployment: Deployment) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 3 * IDLE)), hard))
-    async with serving(deployment) as served:
-        idle = [await connected(served.address) for _ in range(IDLE)]
-        await until(lambda: served.gateway.connections >= IDLE)
-        async with asking(served.url) as client:
-            assert is_true(await client.completions.create(model="tokenbus", prompt="a", logprobs=0, max_tokens=40))
-        for reader, writer in idle:
-            assert (reader.at_eof(), reader.exception()) == (False, None)
-            writer.close()
 
 
 async def test_few_open_files_refuse_connections_and_nothing_else(deployment: Deployment) -> None:

@@ -2,10 +2,8 @@
 
 import asyncio
 import socket
-from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.support.campaigns import many
@@ -83,28 +81,6 @@ async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -
 async def _is_served(system: Serving) -> bool:
     async with asking(system.url) as client:
         return is_true(await client.completions.create(model="tokenbus", prompt="a", logprobs=0, max_tokens=40))
-
-
-async def test_answers_that_are_not_whole_yet_outlive_a_restart_of_the_processor() -> None:
-    """What comes at once after it ends none of them, however much is collected: their clients cannot read it yet."""
-    with served(gateway__tokenizer="numbers") as system:
-        system.start_worker()
-        async with asking(system.url) as client, plainly(system.url) as plain:
-            given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 3000, "logprobs": 0, "n": 4}
-            asking_for = [asyncio.create_task(client.completions.create(**given)) for _ in range(3)]
-            await until(partial(_holds, plain, 3 * 200_000))
-            system.processor.kill()
-            await asyncio.sleep(1)  # the worker goes on for that long
-            system.deployment.start_processor(processor__metrics_address="127.0.0.1:0")
-            answers = await soon(asyncio.gather(*asking_for))
-            assert all(is_true(answer, index) for answer in answers for index in range(4))
-
-
-async def _holds(client: httpx.AsyncClient, size: int) -> bool:
-    """Tell whether a gateway's answers hold so many bytes together."""
-    page = (await client.get("/metrics")).text
-    (line,) = [each for each in page.splitlines() if each.startswith(_FILL)]
-    return float(line.split()[1]) * 2**28 > size
 
 
 async def test_scores_of_prompts_end_no_other_stream() -> None:

@@ -31,15 +31,6 @@ def check(beside: Beside, steps: Steps, count: int) -> None:
         beside.get()
 
 
-def test_other_process_saves_and_ends(environment: dict[str, str], beside: Beside) -> None:
-    with start(environment, 21, 30) as saving:
-        check(beside, Steps(21), 30)
-        assert is_empty()
-        _, errors = saving.communicate(timeout=MOST_SECONDS)
-        assert saving.returncode == 0, errors
-        assert "Traceback" not in errors
-
-
 def test_killed_process_loses_nothing_that_it_saved(environment: dict[str, str], beside: Beside) -> None:
     """Every save that returned is got, though its process was killed with -9 right after (case 21)."""
     Getter("get_output").get(wait=False)
