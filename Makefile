@@ -2,7 +2,6 @@
 
 PYTHON ?= python3
 MESSAGES ?= 2000000
-KILLS ?= 200
 SOAK ?= 1
 # Loops that keep processors busy beside the tests, once a night.
 BUSY ?= 20
@@ -197,16 +196,14 @@ mutants: setup ## Make each small fault of tests/mutants/mutants.toml: one of it
 	@echo "==> mutants"
 	@$(BIN)/python -m tests.sabotage --table tests/mutants/mutants.toml $(LINES)
 
-soak: fuzz sabotage ## Run the long campaigns (KILLS=200; SOAK=1 is the share of the tests' own)
+soak: fuzz sabotage ## Run the long campaigns (SOAK=1 is the share of the tests' own)
 	@echo "==> soak: the tests' campaigns in their long form, and new examples of every property, SEED=$(SEED)"
 	@SOAK=$(SOAK) NEEDS_SYSV=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
-	@echo "==> soak: $(KILLS) kills of processors, publishers, engines, workers and clients, SEED=$(SEED)"
-	@$(BIN)/python -m tests.system.campaign --kills $(KILLS) --seed $(SEED)
 
 nightly: check ## Run what `make test` leaves out, a part of `make soak`, and the tests on a busy machine
 	@echo "==> nightly: pytest"
 	@$(TESTS) -m nightly
-	@$(MAKE) --no-print-directory soak KILLS=20 MESSAGES=50000 SOAK=0.01 SEED=$(SEED)
+	@$(MAKE) --no-print-directory soak MESSAGES=50000 SOAK=0.01 SEED=$(SEED)
 	@echo "==> nightly: the tests of make test beside $(BUSY) busy loops"
 	@$(BIN)/python -m tests.support.busy $(BUSY) -- $(TESTS) -m "not nightly"
 

@@ -63,6 +63,7 @@ LONG = (
     "gateway/test_routes.py",
     "in_process/test_failover.py",
     "in_process/test_state_machine.py",
+    "system/test_campaign.py",
     "test_api.py",
     "testing/test_bus.py",
 )
