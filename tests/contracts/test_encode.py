@@ -143,6 +143,11 @@ def test_header_value_of_another_type_is_refused(name: str, value: object) -> No
     assert refused.value.field == f"header.{name}"
 
 
+def test_rank_among_the_alternatives_is_the_place_of_the_value() -> None:
+    error = refusal(ranks=[1, 1, 1])
+    assert (error.field, error.rule) == ("ranks[1]", Rule.AGREEMENT)
+
+
 def test_header_of_another_type_is_refused() -> None:
     with pytest.raises(ContractError, match=r"^header: a BatchHeader, got dict"):
         LogprobBatch({"epoch": 1})  # type: ignore[arg-type]
