@@ -347,33 +347,6 @@ def test_extras_of_rows_that_lie_anywhere(torch: Any) -> None:  # noqa: ANN401
         )
 
 
-def test_a_million_tokens(torch: Any) -> None:  # noqa: ANN401
-    """Of 10^6 tokens raw and processed value, rank, entropy and mask are what PyTorch computes in float64."""
-    generator = torch.Generator("cuda").manual_seed(26)
-    wrong = tokens = 0
-    for call in range(62):
-        dtype = getattr(torch, DTYPES[call % 3])
-        raw = (torch.randn(16_384, 2048, device="cuda", generator=generator) * (1 + call % 8)).to(dtype)
-        cut = raw < raw.float().topk(1 + call, -1).values[:, -1:]
-        processed = (raw.float() / 0.7).to(dtype).masked_fill(cut, float("-inf"))
-        ids = processed.float().softmax(-1).multinomial(1, generator=generator)
-        found = token_logprobs(raw, ids[:, 0], other_logits=processed, entropies=True, mask_bounds=64)
-        logs = [each.double().log_softmax(-1) for each in (raw, processed)]
-        exact = [each.gather(-1, ids)[:, 0].cpu().numpy() for each in logs]
-        values = zip((found.logprobs, found.other_logprobs), exact, strict=True)
-        far = [np.abs(ours - theirs) > 1e-5 + 1.2e-7 * np.abs(theirs) for ours, theirs in values]
-        entropies = -(logs[0].exp() * logs[0]).sum(-1).cpu().numpy()
-        far.append(np.abs(found.entropies - entropies) > 1e-5 + 1e-6 * entropies)
-        far.append(found.ranks != (1 + (raw > raw.gather(-1, ids)).sum(-1)).cpu().numpy())
-        sizes = (~cut).sum(-1).cpu().numpy()
-        far.append(found.mask_sizes != sizes)
-        unmasked = (~cut)[torch.from_numpy(sizes <= 64).cuda()].nonzero()[:, 1]
-        assert found.mask_token_ids.tolist() == unmasked.tolist()
-        wrong += int(np.logical_or.reduce(far).sum())
-        tokens += sizes.size
-    assert (wrong, tokens) == (0, 1_015_808)
-
-
 def test_faults_of_either_tensor(torch: Any) -> None:  # noqa: ANN401
     """What is wrong with one tensor's row is said of that one, entropy asked or not, and all else is right."""
     rng = np.random.default_rng(25)
