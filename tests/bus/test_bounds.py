@@ -70,7 +70,15 @@ def _address(kind: str, folder: Path) -> str:
     return f"ipc://{folder}/victim" if kind == "ipc" else "tcp://127.0.0.1:0"
 
 
-@pytest.mark.parametrize(("kind", "attackers", "hello"), [("tcp", 20, True), ("ipc", 1, False)])
+@pytest.mark.parametrize(
+    ("kind", "attackers", "hello"),
+    [
+        ("tcp", 20, True),
+        ("ipc", 1, False),
+        pytest.param("tcp", 20, False, marks=pytest.mark.nightly),
+        pytest.param("ipc", 1, True, marks=pytest.mark.nightly),
+    ],
+)
 async def test_messages_that_never_end(tmp_path: Path, kind: str, hello: bool, attackers: int) -> None:  # noqa: FBT001
     """A peer that sends parts without end is cut off, and the listener's memory stays in bounds; good peers go on.
 

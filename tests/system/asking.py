@@ -84,3 +84,28 @@ async def all_exact_so_far(client: Client, asked: Iterable[Asked]) -> None:
         audit = await each.ended()
         assert audit.error is None, audit.error
         assert audit.is_exact, audit
+
+
+class Witness:
+    """Requests that follow each other beside something else, and must notice nothing of it."""
+
+    def __init__(self, client: Client, count: int = 4) -> None:
+        self._client = client
+        self._over = False
+        self.audits: list[Audit] = []
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(count)]
+
+    async def _ask(self) -> None:
+        while not self._over:
+            self.audits.append(await Asked(self._client.generate(wanted(60))).task)
+
+    async def noticed_nothing(self) -> None:
+        """Stop asking, and fail unless every request got exactly its tokens, some of them after this call."""
+        before = len(self.audits)
+        await until(lambda: len(self.audits) > before or any(task.done() for task in self._tasks))
+        self._over = True
+        await soon(asyncio.gather(*self._tasks))
+        for audit in self.audits:
+            assert audit.error is None, audit.error
+            assert audit.is_exact, audit
+            assert audit.position == 60
