@@ -1,11 +1,7 @@
 """The public names: one import, documented by docstrings whose examples run, and a page made of them."""
 
 import ast
-import asyncio
-import contextlib
 import inspect
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,17 +12,15 @@ import pytest
 import tokenbus
 from schema_tools.api import Documented, documented, page, public_names
 from tests.pages import ROOT
-from tests.support.waiting import soon
 from tokenbus import testing
 
 NAMES = [each for _, names in public_names() for each in names]
 EXAMPLES = [
     each
     for each in [*NAMES, *(documented(f"testing.{name}", getattr(testing, name)) for name in testing.__all__)]
-    if "Example" in each.sections and each.name != "run_engine"
+    if "Example" in each.sections and each.name != "run_engine"  # tests/test_readme.py has a process run it
 ]
 MOST_SECONDS = 60
-_ENGINE = "from tokenbus.engines.synthetic import SyntheticEngine as MyEngine\n"
 
 
 def _own(folder: str) -> dict[str, str]:
@@ -56,27 +50,6 @@ async def test_example_runs_as_it_is_written(each: Documented, folder: str, monk
         found = eval(code, {"tokenbus": tokenbus, "address": bus.address})  # noqa: S307 - our own docstrings
         if inspect.isawaitable(found):
             await bus.until(found)
-
-
-@pytest.mark.process
-async def test_engine_runs_until_a_signal(folder: str) -> None:
-    """The example of `run_engine`, which finds a processor, and ends well at SIGTERM."""
-    (example,) = (each.sections["Example"] for each in NAMES if each.name == "run_engine")
-    async with tokenbus.Processor(tokenbus.Settings.load(environment=_own(folder))):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _ENGINE + example), env=os.environ | _own(folder), stderr=asyncio.subprocess.PIPE
-        )
-        assert process.stderr is not None
-        try:
-            while b'"connected"' not in (line := await soon(process.stderr.readline())):
-                assert line, "it ended without a processor"
-            process.send_signal(signal.SIGTERM)
-            _, rest = await soon(process.communicate())
-            assert process.returncode == 0, rest
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
 
 def test_page_is_what_the_docstrings_say() -> None:

@@ -1,23 +1,16 @@
 """docs/extending.md: the engine there is a worker like any other, and what it says of its tokens is true."""
 
 import asyncio
-import os
-import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.pages import blocks, module_of
-from tests.support.processes import start
 from tests.support.serving import serve
 from tests.support.waiting import MOST, until
-from tests.system.deployment import COMMAND
-from tests.system.programs import Program
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import Step
@@ -120,21 +113,3 @@ async def test_drafts_are_verified_and_shown() -> None:
         counts.append(len(words))
         word = words[-1]
     assert set(counts[:-1]) == {1, 2, 3}  # nothing, one and both of the drafts were right
-
-
-@pytest.mark.nightly
-def test_program_as_it_is_written() -> None:
-    """The page's program, in a file, is a worker of `tokenbus processor`, and SIGTERM ends it with status 0."""
-    with tempfile.TemporaryDirectory(prefix="tb") as folder:
-        program = Path(folder, "words.py")
-        program.write_text(BLOCK.text)
-        own = {
-            "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
-            "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
-            "TOKENBUS_PROCESSOR_METRICS_ADDRESS": "",
-        }
-        processor = Program("processor", start([COMMAND, "processor"], os.environ | own))
-        with processor, Program("worker", start([sys.executable, str(program)], os.environ | own)) as worker:
-            worker.complaint('"engine":"words"')
-            worker.complaint('"connected"')
-            assert worker.terminate() == 0

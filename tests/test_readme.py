@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tokenbus
+from schema_tools.api import public_names
 from tests.pages import ROOT, blocks
 from tests.support.processes import start
 from tests.system.deployment import COMMAND
@@ -25,6 +26,11 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 REQUEST, ENGINE = [block.text for block in blocks("python", of="README.md")]
 (BATCH,) = [block.text for block in blocks("python", of="docs/contract.md")]
 (EMBEDDED,) = [block.text for block in blocks("python", of="docs/extending.md") if "def engine_loop" in block.text]
+
+(WORDS,) = [block.text for block in blocks("python", of="docs/extending.md") if "class WordEngine" in block.text]
+RUN_ENGINE = "from tokenbus.engines.synthetic import SyntheticEngine as MyEngine\n" + next(
+    each.sections["Example"] for _, names in public_names() for each in names if each.name == "run_engine"
+)
 
 
 @pytest.fixture
@@ -69,6 +75,13 @@ async def test_engine_example(environment: dict[str, str]) -> None:
         async with tokenbus.connect(environment["TOKENBUS_BUS_CLIENTS_ADDRESS"]) as client:
             assert [token.id async for token in client.generate([5, 6, 7])] == [7]
         assert await asyncio.to_thread(worker.terminate) == 0
+
+
+@pytest.mark.parametrize("program", [RUN_ENGINE, WORDS], ids=["docstring", "extending"])
+def test_program_of_a_worker(program: str, environment: dict[str, str]) -> None:
+    """The example of `run_engine` and the program of docs/extending.md find a processor, and SIGTERM ends them well."""
+    with _beside_a_processor([sys.executable, "-c", program], environment) as worker:
+        assert worker.terminate() == 0
 
 
 async def test_embedded_example(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

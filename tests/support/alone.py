@@ -34,7 +34,6 @@ PROCESS = (
     "test_again.py",
     "test_commands.py",
     "test_compose.py",
-    "test_extending.py",
     "test_kubernetes.py",
     "test_python310.py",
     "test_readme.py",

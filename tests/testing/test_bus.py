@@ -86,29 +86,6 @@ async def test_requests_go_on_after_a_processor_was_lost(place: int) -> None:
         assert await bus.until(tokens) == [truth(key, 30) for key in range(1, 9)]
 
 
-async def test_faults_of_connections_lose_and_repeat_nothing() -> None:
-    """Whatever is dropped, repeated, cut or held back at either end, the tokens are those of a quiet bus."""
-    async with testing.bus(step_seconds=0.1) as bus:
-        tokens = asyncio.ensure_future(ids_of(bus.client.generate([1], max_tokens=150, request_id=FIRST)))
-        for turn in range(16):
-            line = bus.line(bus.client) if turn % 2 else bus.worker.line
-            match turn // 2 % 4:
-                case 0:
-                    line.drop(received=1)
-                    line.repeat(sent=1)
-                case 1:
-                    line.drop(sent=1)
-                    line.repeat(received=2)
-                case 2:
-                    line.cut()
-                case 3:
-                    line.hold()
-                    await bus.advance(0.5)
-                    line.release()
-            await bus.advance(0.3)
-        assert await bus.until(tokens) == truth(FIRST, 150)
-
-
 async def test_lost_client_is_forgotten() -> None:
     async with testing.bus(step_seconds=0.1) as bus:
         other = await bus.add_client("other")
