@@ -32,6 +32,7 @@ NOT_RUN = {
     "tests/cli/test_export.py and test_inspect.py run such lines": (
         *("tokenbus record 'rollouts/", "tokenbus export rollout.tokenbus", "tokenbus export trainer.tokenbus"),
     ),
+    "tests/system/test_routers.py puts each router in front of a gateway": ("smg launch",),
     "it takes minutes; tests/benchmarks and tests/engines/paddle run something smaller": (
         *(".venv/bin/python -m benchmarks --", "OMP_NUM_THREADS=2 .venv/bin/python -m tests.engines.paddle.training"),
     ),
