@@ -75,7 +75,7 @@ async def test_what_is_held_while_nothing_is_open(make: Make) -> None:
     with sending(b"GET / HTTP/1.1\r\n\r\n")(listener):
         await until(lambda: bool(reasons))
     await bus.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before  # what an earlier test held may be closed meanwhile
 
 
 async def test_close_without_anybody_there(make: Make) -> None:

@@ -175,6 +175,7 @@ CALLS = st.lists(st.tuples(st.sampled_from("fg"), st.dictionaries(st.sampled_fro
     CALLS,
     st.lists(st.integers(1, 9), min_size=1),
 )
+@pytest.mark.long
 def test_calls_are_the_same_however_their_text_is_cut(
     parser: tuple[str, Written], calls: list[tuple[str, dict[str, Any]]], sizes: list[int]
 ) -> None:

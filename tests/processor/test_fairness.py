@@ -344,6 +344,7 @@ def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
     assert bench.core.clients.sessions[6].peer is not None
 
 
+@pytest.mark.long
 def test_client_whose_news_is_too_much_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench({"clients.send_queue_bytes": 2**21})
     attacker = bench.client()

@@ -45,6 +45,7 @@ async def _stores(dies_at: int | None) -> Stores:
     return stores
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, pytest.param(80, marks=pytest.mark.nightly)])
 async def test_publisher_that_dies_at_any_store_loses_nothing(times: int) -> None:
     """Whichever word of the shared memory it was about to store: the next one goes on, with drafts beside the rows."""
