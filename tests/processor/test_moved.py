@@ -187,7 +187,7 @@ def test_what_was_dropped_as_a_slow_clients_is_had_where_its_worker_sends_it_aga
 
     To a client of several processors the request went on elsewhere: it wants what comes again.
     """
-    bench = Bench({"clients.send_queue_frames": 2})
+    bench = Bench({"clients.send_queue_frames": 1})
     worker, client = bench.worker(processors=1, max_requests=9), bench.client(wants_room=True)
     for key in (1, 2):
         client.ask(generate_of(key))

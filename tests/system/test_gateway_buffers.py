@@ -21,7 +21,7 @@ _FILL = 'tokenbus_fill_ratio{of="buffers"}'
 
 async def test_streams_that_are_not_read_end_alone() -> None:
     sockets: list[socket.socket] = []
-    with served(gateway__tokenizer="numbers", gateway__buffer_bytes=UNREAD * 2**15) as system:
+    with served(gateway__tokenizer="numbers", gateway__buffer_bytes=UNREAD * 2**16) as system:
         system.start_worker(
             "worker-0", "--steps-per-second", str(12_500 // max(UNREAD, 100))
         )  # as many as a busy machine writes

@@ -120,23 +120,25 @@ class SendQueue:
         return [frame for frame in frames if frame.is_output]
 
     def largest(self) -> set[int]:
-        """Return the requests without whose own frames the queue is half full, the largest first; empty: none are.
+        """Return the largest requests, without whose own frames the queue is half as full; empty if there are none.
 
-        A step's rows of several requests are no request's own.
+        Only the fuller of its two bounds counts: many small frames do not fill the bytes. A step's rows of several
+        requests are no request's own.
         """
-        most_bytes, most_outputs = min(self._max_bytes, self.bytes) / 2, min(self._max_frames, self.outputs) / 2
+        of = self.bytes / self._max_bytes < self.outputs / self._max_frames
+        left, bound = ((self.bytes, self._max_bytes), (self.outputs, self._max_frames))[of]
+        most = min(left, bound) / 2
         own: dict[int, list[int]] = {}
         for frame in self.frames():
             if frame.owner:
                 sums = own.setdefault(frame.owner, [0, 0])
                 sums[0] += frame.cost
                 sums[1] += 1
-        size, outputs, found = self.bytes, self.outputs, set[int]()
-        is_of_bytes = self.bytes / self._max_bytes > self.outputs / self._max_frames
-        for request_id, sums in sorted(own.items(), key=lambda each: each[1][not is_of_bytes], reverse=True):
+        found = set[int]()
+        for request_id, sums in sorted(own.items(), key=lambda each: each[1][of], reverse=True):
             found.add(request_id)
-            size, outputs = size - sums[0], outputs - sums[1]
-            if size <= most_bytes and outputs <= most_outputs:
+            left -= sums[of]
+            if left <= most:
                 return found
         return set()
 
