@@ -39,7 +39,7 @@ _NULLS_OF_ANSWER = (
 )
 _NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _NULLS_OF_USAGE = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
-"""What vLLM's answers have and these never, as null: OpenAI's client has an attribute for what is there alone."""
+"""Fields of vLLM's answers that the gateway never fills. OpenAI's client lacks attributes for unsent fields."""
 
 
 class Envelope(Format):

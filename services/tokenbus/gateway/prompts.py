@@ -150,7 +150,7 @@ def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = N
 
 
 def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
-    """Return a body's messages as templates have them, those that are called functions as tools."""
+    """Return the messages as chat templates expect them; OpenAI's older functions become tools."""
     messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
     for place, message in enumerate(messages):
         parts = message["content"]

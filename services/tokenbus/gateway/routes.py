@@ -68,7 +68,7 @@ _OF_MODEL_BYTES = 2_048
 _ADMITTED_AT_ONCE = 4
 """Requests a loop tick: beginning one costs as much as writing about 30 rows."""
 _CHOICES_OF_A_TURN = 32
-"""A request with many choices takes so many turns more."""
+"""Choices for each turn of admission: a request with more choices takes more turns."""
 
 
 class Routes:

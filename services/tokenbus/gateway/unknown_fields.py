@@ -1,4 +1,4 @@
-"""Fields that a body has and its type has not: ignored, unless the answer would silently lack what they ask for."""
+"""Unknown fields of request bodies. They are ignored, unless the client would silently miss something in the answer."""
 
 import difflib
 from functools import cache, lru_cache
@@ -39,7 +39,7 @@ def ignored_fields(body: Struct, given: dict[str, Any]) -> list[str]:
 
 
 class _Search:
-    """What was found of a body so far."""
+    """The unknown fields of one body, found object by object."""
 
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
@@ -97,7 +97,7 @@ def _has_object(hint: Any) -> bool:  # noqa: ANN401 - a type
 def _meant(kind: type[Struct], name: str) -> str | None:
     """Return the known field that a name is nearly; underscores and capitals do not count."""
     letters, known = _letters(name), _letters_of(kind)
-    # difflib is slow, so names of quite another length, and those that begin and end otherwise, are not compared.
+    # difflib is slow: compare only names of a similar length with the same first or last letter.
     alike = [each for each in known if each[:1] == letters[:1] or each[-1:] == letters[-1:]]
     alike = [each for each in alike if 2 * min(len(each), len(letters)) >= _NEAR * (len(each) + len(letters))]
     near = difflib.get_close_matches(letters, alike, n=1, cutoff=_NEAR)

@@ -17,7 +17,7 @@ _SYSTEM = ("system", "developer")
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _NO_VARIABLES: Mapping[str, Any] = {}
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
-"""What no text has in UTF-8."""
+"""A lone surrogate, which UTF-8 cannot encode."""
 _MARK = "(the answer goes on here)"
 """Stands where a last message is continued, to find that place again in what the template has made of it."""
 

@@ -309,9 +309,9 @@ class ClientConnections(Connections[Session]):
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
-        """End requests of a client that reads too slowly, or is away for too long, and drop what waits for it.
+        """End requests of a client that reads too slowly or is away for too long, and drop their waiting frames.
 
-        A client may be a gateway, whose requests are many users': where some have most of what waits, they end alone.
+        A gateway is one client with the requests of many users: if a few requests fill the queue, only these end.
         """
         if session.peer is not None and (largest := session.send_queue.largest()):
             self._end_largest(session, largest)
@@ -343,7 +343,7 @@ class ClientConnections(Connections[Session]):
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
 
     def _fail_slow(self, session: Session, request_ids: set[int], reached: dict[int, int], reason: str) -> None:
-        """End requests, and those that had their last row in what was dropped, which `reached` has."""
+        """Fail requests, and the requests of `reached`, whose last row was in a dropped frame."""
         ended = [*request_ids, *reached]
         for request_id in request_ids:
             request = self._registry.table.get(request_id)

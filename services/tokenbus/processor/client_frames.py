@@ -53,7 +53,7 @@ class Frame:
 
     @property
     def owner(self) -> int:
-        """The one request that what an engine made in it is of; 0: it is of several."""
+        """The request of the frame's rows; 0 if they belong to several requests."""
         return int.from_bytes(self.ids, "little") if self.is_output and len(self.ids) == _ID_BYTES else 0
 
     def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:

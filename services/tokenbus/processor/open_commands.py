@@ -69,7 +69,7 @@ class OpenCommands:
                 self._workers.send(worker, ProcessorFrame(control=control))
 
     def answered(self, worker: Worker, answer: ControlAnswer) -> None:
-        """Pass a worker's answer on to who asked, if they are still here, and learn how its engine is."""
+        """Pass a worker's answer on to the operator, if still connected, and note the engine's state."""
         known_adapters = worker.stream.hello.lora_adapters
         if answer.HasField("state") and known_adapters != answer.state.lora_adapters:
             del known_adapters[:]

@@ -61,7 +61,7 @@ class WorkerCounts:
     signs: int = 0
     """How often the engine asked for requests or handed something over: it makes progress when this changes."""
     commands: int = 0
-    """1 while the engine does what an operator asked, which may take any time; else 0."""
+    """1 while the engine runs an operator's command, which may take any time; else 0."""
 
     failed_steps: int = 0
     """Steps that raised."""

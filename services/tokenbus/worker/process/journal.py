@@ -23,7 +23,7 @@ _DROPPED = 255
 """The kind of a run of items that found no room; the others' is their PayloadKind."""
 _LAST = slice(8, 16)
 _COUNT_BITS = 20
-"""What a word has of a count, below a larger number."""
+"""The lower bits of a word hold a count, the upper bits a larger number."""
 
 
 class JournaledRetention(Retention):

@@ -84,7 +84,7 @@ class SharedCounts(WorkerCounts):
     signs, commands = _Shared(Word.SIGNS), _Shared(Word.COMMANDS)
 
     def __init__(self, words: memoryview) -> None:
-        """Take the words, of which another process writes some meanwhile; the rest is counted here, from zero."""
+        """Use the words as they are, since the engine's process writes them too, and begin all other counts at zero."""
         self.words = words
         for count in fields(WorkerCounts):
             if not isinstance(vars(SharedCounts).get(count.name), _Shared):
