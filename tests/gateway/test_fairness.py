@@ -135,7 +135,7 @@ async def test_burst_begins_a_few_at_a_time() -> None:
     limiter, begun = AdmissionLimiter(4), list[int]()
     tasks = [asyncio.create_task(_begin(limiter, number, begun)) for number in range(20)]
     seen = [0]
-    while len(begun) < len(tasks):
+    for _ in tasks:
         await asyncio.sleep(0)
         seen.append(len(begun))
     assert begun == list(range(20))

@@ -141,8 +141,6 @@ class _Publisher(Publisher):
 
     def take_control(self, control: Control) -> None:
         """Bring a command to the engine; a ContractError says that there is no room for it."""
-        if self.engine_is_gone:
-            return
         self._bring(Brought.CONTROL, control, "a command that the engine has room for")
 
     def _bring(self, kind: Brought, message: Generate | Abort | Control, limit: str) -> None:
