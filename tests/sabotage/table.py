@@ -6,6 +6,7 @@ tests/mutants/mutants.toml has the same form: lines of the core without claims, 
 import ast
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,9 +56,12 @@ def faults(line: Line, root: Path = ROOT) -> list[str]:
 
 def _exists(root: Path, test: str) -> bool:
     file, _, name = test.partition("::")
-    path = root / file
+    return name.partition("[")[0] in _functions(root / file)
+
+
+@cache
+def _functions(path: Path) -> frozenset[str]:
     if not path.is_file():
-        return False
-    tree = ast.parse(path.read_text())
+        return frozenset()
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return any(isinstance(node, functions) and node.name == name.partition("[")[0] for node in tree.body)
+    return frozenset(node.name for node in ast.parse(path.read_text()).body if isinstance(node, functions))

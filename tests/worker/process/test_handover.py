@@ -2,12 +2,16 @@
 
 import os
 import threading
+from typing import Any
 
 from tests.in_process.builders import settings
 from tests.support.waiting import MOST
+from tokenbus.worker import StepArrays
+from tokenbus.worker.process import arrays
 from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.records import HandedOver
+from tokenbus_contracts import BatchKind
 
 
 class Starting(threading.Event):
@@ -55,4 +59,18 @@ def test_last_word_waits_for_a_publisher_that_starts() -> None:
         handover.admitted(key, 1)
     handover.leave(MOST)
     assert handover.has_publisher.waits == 1
+    os.close(file)
+
+
+def test_steps_are_numbered_before_a_publisher_takes_them() -> None:
+    """A publisher that dies between two records changes no number: a draft keeps that of its target."""
+    given = settings()
+    file = shared_file(given)
+    memory = SharedMemory(file, given)
+    handover = Handover(given, memory, epoch=7)
+    handover.is_running = True
+    for kind, step in (("TARGET", 0), ("DRAFT", 0), ("TARGET", 0), ("TARGET", 9), ("DRAFT", 0), ("TARGET", 0)):
+        rows: dict[str, Any] = {"request_keys": [1], "positions": [0], "token_counts": [1], "token_ids": [5]}
+        handover.emit(StepArrays(**rows, kind=BatchKind[kind], step=step))
+    assert [arrays.read(record.data).step for record in memory.steps.waiting()] == [1, 1, 2, 9, 9, 10]
     os.close(file)
