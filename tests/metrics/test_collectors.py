@@ -57,6 +57,8 @@ async def test_a_run_is_told_as_it_went(watched: Watched) -> None:
         await watched.bus.serve(requests=10, tokens=30)
         await until(lambda: not len(watched.bus.publisher.retention))
         told, worker = watched.processor(), watched.publisher()
+        watched.bus.processor.workers.by_id[W].is_stalled = True
+        assert watched.processor()("peers", side="worker", state="stalled") == 1
     assert worker("worker_connected_processors", worker=W) == worker("worker_handshakes_total", worker=W) == 1
     assert worker("worker_items_total", worker=W, outcome="published") == 210
     assert worker("worker_items_total", worker=W, outcome="replayed") == worker("fill_ratio", of="retention") == 0

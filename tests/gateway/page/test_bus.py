@@ -1,6 +1,7 @@
 """The bus on the page: its workers, their state, and which were lost."""
 
 import re
+import time
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -71,3 +72,12 @@ def test_lost_worker_is_shown_as_lost(open_page: Open, gateway: ScriptedGateway)
     expect(card(page, "goes").locator(".state")).to_have_text("connected")
     expect(page.locator("#pulse")).to_have_text("2 workers")
     expect(page.locator("#bus .fault")).to_have_count(0)
+
+
+def test_stalled_and_paused_workers_are_told_apart(page: Page, gateway: ScriptedGateway) -> None:
+    """A pause is told with who asked for it and for how long it lasts, but of a worker that is away that it is."""
+    pause = {"paused_by": "client: trainer", "paused_since": time.time() - 600}
+    gateway.bus["workers"] = [worker("a", stalled=True), worker("b", **pause), worker("c", connected=False, **pause)]
+    expect(card(page, "a").locator(".state")).to_have_text("stalled")
+    expect(card(page, "b").locator(".state")).to_have_text("paused by client: trainer for 10 min")
+    expect(card(page, "c").locator(".state")).to_have_text("away")

@@ -159,6 +159,30 @@ async def test_commands_are_done_once_though_publishers_die(tmp_path: Path) -> N
         assert list(state.lora_adapters) == ["first", "second"]
 
 
+async def test_new_publisher_says_who_paused_the_engine_until_the_lease_ends() -> None:
+    async with apart() as worker:
+        bus = worker.bus
+
+        async def paused_by() -> set[str]:
+            await bus.advance(1)  # until a status is made anew
+            return {each.paused_by for each in (await bus.client.status()).workers}
+
+        pausing = asyncio.create_task(Operator(bus.client, on_behalf_of="trainer").pause(lease_seconds=10))
+        await bus.settle()
+        await worker.turn()
+        assert (await pausing)[worker.settings.worker.id].is_paused
+        await worker.lose_publisher()
+        await worker.start_publisher()
+        waiting = Asked(bus.client)
+        await worker.turn(TOKENS)
+        assert await paused_by() == {"client: trainer"}
+        assert not waiting.ids
+        bus.clock.advance(10)
+        await worker.turn(TOKENS + 3)
+        assert all_exact([waiting])
+        assert await paused_by() == {""}
+
+
 async def test_engine_that_makes_no_progress_is_lost_with_its_requests_until_it_does() -> None:
     """The longest step may take its time; what an operator asks, too. One without requests has nothing to do."""
     async with apart(longest_step_ms=5000) as worker:

@@ -103,7 +103,8 @@ function totals(processor, clients) {
 
 function card({ worker, lostAt }, now, isSpread) {
   const state = lostAt ? "lost" : !worker.connected ? "away" : worker.stalled ? "stalled" : "connected";
-  const pause = worker.paused_since ? `paused by ${worker.paused_by} for ${since(now - 1000 * worker.paused_since)}` : state;
+  const isPaused = state === "connected" && worker.paused_since;
+  const pause = isPaused ? `paused by ${worker.paused_by} for ${since(now - 1000 * worker.paused_since)}` : state;
   const word = lostAt ? `lost ${since(now - lostAt)} ago` : pause;
   // What the worker retains until it is acknowledged; absent where the gateway does not report it.
   const figures = [["open", worker.open_requests], ["lag", worker.lag], ["retained", worker.retained], ["gaps", worker.gaps], ["replays", worker.replays], ["tokens", worker.tokens]];

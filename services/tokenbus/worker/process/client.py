@@ -22,7 +22,6 @@ from tokenbus.worker.engine import DescribesModel
 from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.records import READY, WAKE
-from tokenbus_contracts.generated.control_pb2 import ControlAnswer
 
 _log = logger("worker")
 _START_SECONDS = 60.0
@@ -73,12 +72,6 @@ class PublisherProcess(Handover):
         self._given_up = threading.Event()
         """Set when no other is started any more where this one dies."""
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
-
-    def controlled(self, answer: ControlAnswer) -> None:
-        """Hand over what became of a command; a later publisher says how the engine is since."""
-        if answer.HasField("state"):
-            self._introduction["engine_state"] = answer.state.SerializeToString().hex()
-        super().controlled(answer)
 
     def __enter__(self) -> "PublisherProcess":
         _started.add(self)

@@ -69,6 +69,7 @@ class Handover:
         """The requests of what found no room, which the bus has not heard of yet."""
         self._has_lost_all = False
         """Whether they were too many to name: all of them end."""
+        self._engine_state = ""
         self._takes_no_more = self._leaves = False
         self._owes_no_more = False
         """Whether that it takes no more has found no room yet."""
@@ -82,6 +83,7 @@ class Handover:
                 "requests_tail": self._requests.tail,
                 "takes_no_more": self._takes_no_more,
                 "leaves": self._leaves,
+                "engine_state": self._engine_state,
             }
 
     # What the engine hands over.
@@ -95,7 +97,9 @@ class Handover:
         self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_key,))
 
     def controlled(self, answer: ControlAnswer) -> None:
-        """Hand over what became of a command."""
+        """Hand over what became of a command; a later publisher's hello says how the engine is since."""
+        if answer.HasField("state"):
+            self._engine_state = answer.state.SerializeToString().hex()
         self._hand_over(HandedOver.CONTROLLED, answer.SerializeToString(), ())
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
