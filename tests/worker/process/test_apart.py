@@ -160,6 +160,7 @@ async def test_commands_are_done_once_though_publishers_die(tmp_path: Path) -> N
 
 
 async def test_new_publisher_says_who_paused_the_engine_until_the_lease_ends() -> None:
+    """A processor that comes anew hears it from that publisher alone."""
     async with apart() as worker:
         bus = worker.bus
 
@@ -171,8 +172,11 @@ async def test_new_publisher_says_who_paused_the_engine_until_the_lease_ends() -
         await bus.settle()
         await worker.turn()
         assert (await pausing)[worker.settings.worker.id].is_paused
+        assert await paused_by() == {"client: trainer"}  # by now the answer is acknowledged: it is not sent again
         await worker.lose_publisher()
         await worker.start_publisher()
+        await bus.restart_processor()
+        await bus.advance(3)
         waiting = Asked(bus.client)
         await worker.turn(TOKENS)
         assert await paused_by() == {"client: trainer"}
