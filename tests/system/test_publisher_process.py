@@ -5,8 +5,10 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -16,6 +18,7 @@ from tests.support.waiting import MOST, until, wait_until
 from tests.system.asking import all_exact, all_failed, ask, begun
 from tests.system.deployment import Deployment, Overrides
 from tokenbus.bus import AddressError
+from tokenbus.cli import main
 from tokenbus.client import Client
 from tokenbus.worker import StepArrays
 from tokenbus.worker.process.client import PublisherProcess
@@ -131,6 +134,42 @@ def test_it_ends_at_once_when_its_owner_fails(deployment: Deployment) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not is_there(*found)
+
+
+def killed_at_starts(folder: Path, times: int) -> tuple[Path, Path]:
+    """Return a Python that is killed at its first so many starts, and a file with a line for each start."""
+    python, starts = folder / "python", folder / "starts"
+    python.write_text(f"""#!/bin/sh
+echo >> {starts}
+[ $(wc -l < {starts}) -gt {times} ] || kill -9 $$
+exec {sys.executable} "$@"
+""")
+    python.chmod(0o755)
+    return python, starts
+
+
+def test_one_that_is_killed_as_it_starts_first_is_started_again(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, starts = killed_at_starts(tmp_path, 2)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with PublisherProcess(deployment.settings(worker__drain_timeout_ms=0)) as publisher:
+        assert is_there(publisher.pid)
+    assert len(starts.read_text()) == 3
+
+
+def test_worker_whose_publisher_is_killed_at_each_start_ends_with_one_line(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python, starts = killed_at_starts(tmp_path, 100)
+    monkeypatch.setattr(sys, "executable", str(python))
+    settings = deployment.settings(worker__publisher="process", log__level="error")
+    monkeypatch.setattr("tokenbus.cli.worker.load_engine_settings", lambda _: settings)
+    assert main(["worker", "--engine", "synthetic"]) == 1
+    *logged, last = capsys.readouterr().err.splitlines()
+    assert last == "tokenbus: the publisher's process ended with status -9 before it published; its log may say why"
+    assert ["cannot start" in line for line in logged] == [True, True]
+    assert len(starts.read_text()) == 3
 
 
 async def test_in_the_background_it_is_not_waited_for(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from tokenbus.cli.arguments import Parser
 from tokenbus.cli.configuration import declare_settings
 from tokenbus.cli.engines import declare_engine, load_engine_settings, made
 from tokenbus.cli.errors import CommandError
-from tokenbus.worker import EngineBrokenError
+from tokenbus.worker import EngineBrokenError, NotRunningError
 from tokenbus.worker.run import run_engine
 
 _DESCRIPTION = """\
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         run_engine(
             partial(made, options, settings), settings, name=options.engine, steps_per_second=options.steps_per_second
         )
-    except EngineBrokenError as error:
+    except (EngineBrokenError, NotRunningError) as error:
         raise CommandError(str(error)) from None
     return 0
 

@@ -8,7 +8,7 @@ class PublishError(RuntimeError):
 
 
 class NotRunningError(PublishError):
-    """The publisher was not started, or was closed, by its owner."""
+    """The publisher was not started, was closed by its owner, or has a process that cannot start."""
 
 
 class WouldWaitError(PublishError):

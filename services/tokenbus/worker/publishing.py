@@ -20,7 +20,7 @@ def publishing(
 ) -> tuple[PublisherClient, Outbox | PublisherProcess]:
     """Publish until the stack ends: return what the engine asks, and what it hands its steps and errors to.
 
-    Raises an AddressError where metrics cannot be served.
+    Raises an AddressError where metrics cannot be served, and a NotRunningError where its process cannot start.
     """
     client = publisher_client(stack, settings, vocabulary_size, model)
     if isinstance(client, PublisherProcess):
@@ -38,7 +38,7 @@ def publisher_client(
 ) -> Emitter | PublisherProcess:
     """Publish until the stack ends, for a thread that may wait; `in_background` is PublisherProcess's.
 
-    On Linux it publishes in a process. Raises an AddressError as above.
+    On Linux it publishes in a process. Raises as above.
     """
     chosen = settings.worker.publisher
     if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):

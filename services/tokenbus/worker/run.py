@@ -64,6 +64,7 @@ def run_engine(
         EngineBrokenError: The engine's loop failed; its requests ended with an error. `__cause__` is what was raised.
         SettingsError: A setting cannot be used.
         AddressError: The metrics or the hand-off address cannot be used.
+        NotRunningError: The publisher's process cannot start.
 
     Example:
         import tokenbus

@@ -25,6 +25,7 @@ from tokenbus.engines.vllm.request_keys import RequestKeys
 from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus.logs import configure, logger
 from tokenbus.settings import ENTRIES, Settings
+from tokenbus.worker import NotRunningError
 from tokenbus.worker.engine import Model
 from tokenbus.worker.publishing import publishing
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
@@ -51,7 +52,7 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
         check_members(made, _USED_OF_SCHEDULER)
         configure(settings.log)
         Published(vllm, config, settings, tokenizer).observe(made)
-    except (ValueError, ImportError, AddressError) as error:
+    except (ValueError, ImportError, AddressError, NotRunningError) as error:
         raise SystemExit(f"tokenbus: {error}") from None
     return made
 

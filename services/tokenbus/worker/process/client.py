@@ -19,12 +19,14 @@ from tokenbus.bus.link import PROOF_BYTES
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.records import READY, WAKE
 
 _log = logger("worker")
 _START_SECONDS = 60.0
+_FIRST_STARTS = 3
 _LOOK_SECONDS = 0.5
 _ERROR_SECONDS = 1.0
 """How long a publisher has to leave when the engine's owner fails."""
@@ -49,8 +51,9 @@ class PublisherProcess(Handover):
     ) -> None:
         """Take what a Publisher takes.
 
-        In the background, `with` does not wait for the publisher's start: what is handed over meanwhile waits for it,
-        and one that cannot start is tried again.
+        `with` waits for the publisher's start: it raises an AddressError if an address cannot be used, and a
+        NotRunningError if the process ended again and again before it published. In the background it does not wait:
+        what is handed over meanwhile waits for the publisher, and one that cannot start is tried again.
         """
         self._file = shared_file(settings)
         memory = SharedMemory(self._file, settings)
@@ -77,7 +80,7 @@ class PublisherProcess(Handover):
         _started.add(self)
         try:
             if not self._in_background:
-                self._start()
+                self._start_first()
         except BaseException:
             self.let_go()
             raise
@@ -122,6 +125,19 @@ class PublisherProcess(Handover):
         if self._process is not None:
             self._process.kill()
 
+    def _start_first(self) -> None:
+        began = time.monotonic()
+        for _ in range(_FIRST_STARTS - 1):
+            try:
+                self._start()
+            except NotRunningError as error:
+                if time.monotonic() - began > _START_SECONDS:
+                    raise
+                self._log_failed_start(error)
+            else:
+                return
+        self._start()
+
     def _start(self) -> None:
         """Start a publisher, and wait until it publishes; raise what it says is wrong."""
         with _forking:
@@ -158,14 +174,16 @@ class PublisherProcess(Handover):
                 more = bell.recv(4096)
             except TimeoutError:
                 if self._given_up.is_set() or time.monotonic() > deadline:
-                    raise
+                    slow = f"the publisher's process did not publish within {_START_SECONDS:g} s"
+                    raise NotRunningError(slow) from None
                 if process.poll() is None:
                     continue
                 more = b""  # a child of a fork holds its end of the bell
             if not more and said.startswith(b"["):
                 raise AddressError(*json.loads(said))
             if not more:
-                raise RuntimeError("the publisher's process ended before it published; its log says why")
+                ended = f"the publisher's process ended with status {process.wait()} before it published"
+                raise NotRunningError(f"{ended}; its log may say why")
             said += more.strip(WAKE)
         bell.settimeout(0)
 
@@ -192,10 +210,12 @@ class PublisherProcess(Handover):
                 self._start()
                 if self._given_up.is_set():
                     self._kill()
-            except (AddressError, RuntimeError, OSError) as error:
-                worker = self.settings.worker.id
-                _log.error("the publisher's process cannot start", reason=str(error), worker=worker)
+            except (AddressError, NotRunningError, OSError) as error:
+                self._log_failed_start(error)
         return pause
+
+    def _log_failed_start(self, error: Exception) -> None:
+        _log.error("the publisher's process cannot start", reason=str(error), worker=self.settings.worker.id)
 
 
 def _close(bell: socket.socket | None) -> None:
