@@ -52,6 +52,7 @@ def importing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr(PROCESS, "is_xpu", False)
     yield folder / "fastdeploy"
+    fastdeploy.close()  # else this process speaks the form of the package in every later test
     for name in [name for name in sys.modules if name.partition(".")[0] == "fastdeploy"]:
         del sys.modules[name]
 

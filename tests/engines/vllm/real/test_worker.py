@@ -68,7 +68,7 @@ async def test_worker_serves_aborts_and_drains(deployment: Deployment, worker: P
         os.killpg(worker.pid, signal.SIGTERM)
         assert len([token async for token in tokens]) == ENDLESS["max_tokens"] - 1
     assert worker.wait() == 0
-    assert not any(map(is_alive, vllms))
+    await until(lambda: not any(map(is_alive, vllms)), 0.1)
 
 
 async def test_killed_worker_leaves_nothing(deployment: Deployment, worker: Program) -> None:
