@@ -49,7 +49,7 @@ _MAY_IMPORT = {
     "cli": "bus client delivery gateway metrics model_files processor recordings worker",
     "client": "bus delivery recordings",
     "delivery": "",
-    "engines": "bus cli model_files worker",
+    "engines": "bus cli delivery model_files worker",
     "gateway": "bus client delivery metrics model_files",
     "logs": "",
     "metrics": "bus delivery processor worker",

@@ -39,6 +39,7 @@ class Extras(NamedTuple):
     other_logprobs: npt.NDArray[np.float32]
     """Of each token in the other distribution: the sampled one if `logprobs` are the model's own, and the reverse."""
     entropies: npt.NDArray[np.float32]
+    """Of each token, the entropy of the distribution that `logprobs` are of, in nats."""
     given_token_ids: npt.NDArray[np.uint32]
     """The ids that the request gave."""
     given_logprobs: npt.NDArray[np.float32]

@@ -30,9 +30,6 @@ _STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # by value, of which none
 class Row(NamedTuple):
     """One request's share of a batch; the arrays are views of the batch's columns.
 
-    `logprobs` and `ranks` are empty where the row is not scored; the alternatives are one line a token. `stop` says
-    which of its request's own stops ended it, as the column `stops` has it; 0: none, or not known.
-
     Example:
         async with tokenbus.connect(address) as client:
             async for row in client.generate([1, 2, 3], max_tokens=4, top_logprobs=0).rows():
@@ -40,18 +37,31 @@ class Row(NamedTuple):
     """
 
     key: int
+    """The request's id."""
     batch_index: int
+    """Its place in the engine's batch."""
     position: int
+    """The place of its first token among the request's generated tokens, from 0."""
     status: RowStatus
+    """Whether its request goes on, or how it ended."""
     draft_token_count: int
+    """How many draft tokens were verified in this step."""
     scoring: Scoring
+    """Which values its tokens have."""
     token_ids: npt.NDArray[np.uint32]
+    """Of each token that its request got in this step."""
     logprobs: npt.NDArray[np.float32]
+    """Of each token, or empty where the row is not scored."""
     ranks: npt.NDArray[np.uint32]
+    """Of each token, by probability from 1, or empty as logprobs are."""
     alternative_token_ids: npt.NDArray[np.uint32]
+    """A line for each token, the most probable first."""
     alternative_logprobs: npt.NDArray[np.float32]
+    """As alternative_token_ids."""
     proposal_token_ids: npt.NDArray[np.uint32]
+    """The draft tokens that the next step verifies."""
     stop: int
+    """Which of its request's own stops ended it, as the column `stops` has it; 0: none, or not known."""
     extras: Extras | None
     """What its request asked for beyond that; None: nothing."""
 

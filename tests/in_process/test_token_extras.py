@@ -9,9 +9,7 @@ import tokenbus.testing
 from tokenbus.client.parameters import request_of
 from tokenbus.client.tokens import Generation
 from tokenbus.delivery import RequestFailedError, Token
-from tokenbus.delivery.step import extras_by_token
-from tokenbus.engines.synthetic import SyntheticEngine, true_extras
-from tokenbus_contracts.generated.request_pb2 import TokenScoring
+from tokenbus.engines.synthetic import SyntheticEngine, true_extras, true_tokens
 
 WISHES: list[dict[str, Any]] = [
     {},
@@ -31,11 +29,8 @@ WISHES: list[dict[str, Any]] = [
 
 def check(tokens: list[Token], key: int, given: dict[str, Any]) -> None:
     """Compare what came with tokens with what is true of them."""
-    asked = request_of([1], given).token_scoring
-    true = true_extras(key, 0, len(tokens), asked)
-    is_asked = asked != TokenScoring()
-    expected = extras_by_token(true if is_asked else None, len(tokens))
-    assert [token.extras for token in tokens] == expected
+    asked = {name: wish for name, wish in given.items() if name != "top_logprobs"}
+    assert [token.extras for token in tokens] == true_tokens(key, 0, len(tokens), **asked).extras
     assert [token.position for token in tokens] == list(range(len(tokens)))
 
 

@@ -57,6 +57,25 @@ async def test_what_does_not_come_ends_a_wait() -> None:
         assert bus.clock.now() - before == pytest.approx(2.5)
 
 
+async def test_alternatives_are_shed_while_a_client_stands_still() -> None:
+    """A worker with the policy shed drops them once its retention is three quarters full, and then computes no more."""
+    async with testing.bus(settings={"worker.policy": "shed", "worker.retention_bytes": 4_194_304}) as bus:
+        generation = bus.client.generate([1], max_tokens=3000, top_logprobs=2, request_id=FIRST)
+        tokens = [await anext(generation)]
+        line = bus.line(bus.client)
+        line.hold()
+        await bus.settle()
+        line.release()
+
+        async def read() -> list[tokenbus.Token]:
+            return [token async for token in generation]
+
+        tokens += await bus.until(read())
+        assert [token.id for token in tokens] == truth(FIRST, 3000)
+        assert [len(token.alternatives) for token in tokens] == [0 if token.is_shed else 2 for token in tokens]
+        assert {token.is_shed for token in tokens} == {True, False}
+
+
 async def test_lost_worker_ends_its_requests() -> None:
     """It says nothing, so the processor knows by its silence; the next life of it takes requests."""
     async with testing.bus(step_seconds=0.1) as bus:

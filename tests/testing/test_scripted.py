@@ -28,6 +28,29 @@ async def test_answer_is_what_comes() -> None:
     assert generation.status is RowStatus.FINISHED_STOP
 
 
+async def test_extras_come_to_requests_that_ask_for_them() -> None:
+    """A mask above the request's bound has its size alone, and an id that the answer does not have is improbable."""
+    answer = testing.Answer(
+        tokens=[5, 6],
+        tokens_per_step=2,
+        other_logprobs=[-1.0, -2.0],
+        entropies=0.5,
+        given_logprobs={9: -3.0},
+        masks=[[8, 5], [1, 6, 7]],
+    )
+    async with testing.bus(testing.ScriptedEngine(answer, answer, testing.Answer(tokens=[5]))) as bus:
+        asked = bus.client.generate(
+            [1], other_logprobs=True, entropies=True, logprob_token_ids=[9, 4], mask_bound=2, top_logprobs=1
+        )
+        plain, made_up = bus.client.generate([1]), bus.client.generate([1], mask_bound=1)
+        assert [token.extras async for token in asked] == [
+            tokenbus.TokenExtras(-1.0, 0.5, ((9, -3.0), (4, -10.0)), 2, (5, 8)),
+            tokenbus.TokenExtras(-2.0, 0.5, ((9, -3.0), (4, -10.0)), 3, None),
+        ]
+        assert [token.extras async for token in plain] == [None, None]
+        assert [token.extras async for token in made_up] == [tokenbus.TokenExtras(None, None, (), 1, (5,))]
+
+
 @pytest.mark.parametrize("top_k", [0, 1, 2, 5, 20])
 @pytest.mark.parametrize("rank", [1, 2, 4, 50])
 async def test_alternatives_that_are_made_up_agree(top_k: int, rank: int) -> None:
@@ -114,6 +137,7 @@ async def test_aborted_request_ends() -> None:
     [
         (testing.Answer(tokens=[1, 2], logprobs=[-1.0]), "answer.logprobs: 2, one for each token, got 1"),
         (testing.Answer(tokens=[1, 2], ranks=[1, 1, 1]), "answer.ranks: 2, one for each token, got 3"),
+        (testing.Answer(tokens=[1, 2], masks=[[1]]), "answer.masks: 2, one for each token, got 1"),
         (testing.Answer(tokens=[1], alternatives=[]), "answer.alternatives: 1, one for each token, got 0"),
         (
             testing.Answer(tokens=[1, 2, 3], fails_after=3),

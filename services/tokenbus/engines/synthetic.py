@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.delivery.step import TokenExtras, extras_by_token
 from tokenbus.engines.admission import OFFERED, check_offered
 from tokenbus.engines.sampling import Words, mixed
 from tokenbus.worker.step import StepArrays
@@ -35,11 +36,12 @@ _OF_PROMPTS = 0x9E3779B97F4A7C15
 
 
 class TrueTokens(NamedTuple):
-    """Some tokens, and what is true of each."""
+    """Some tokens, and what is true of each; `extras` are as a Token has them."""
 
     ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
     ranks: npt.NDArray[np.uint32]
+    extras: Sequence[TokenExtras | None] = ()
 
 
 def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
@@ -64,9 +66,23 @@ def alternatives(
     return _ids(owners, places), _logprobs(owners, places)
 
 
-def true_tokens(key: int, begin: int, end: int, weight_version: int = 0) -> TrueTokens:
-    """Return the tokens that a request has from one position to before another."""
-    return sampled(_numbers(key, begin, end, weight_version))
+def true_tokens(  # noqa: PLR0913 - each has a name and a default
+    key: int,
+    begin: int,
+    end: int,
+    weight_version: int = 0,
+    *,
+    other_logprobs: bool = False,
+    entropies: bool = False,
+    logprob_token_ids: Sequence[int] = (),
+    mask_bound: int = 0,
+) -> TrueTokens:
+    """Return the tokens that a request has from one position to before another, with the extras that it asked for."""
+    asked = TokenScoring(
+        other_logprobs=other_logprobs, entropies=entropies, token_ids=logprob_token_ids, mask_bound=mask_bound
+    )
+    extras = true_extras(key, begin, end, asked, weight_version) if asked.ListFields() else None
+    return sampled(_numbers(key, begin, end, weight_version))._replace(extras=extras_by_token(extras, end - begin))
 
 
 def _numbers(key: int, begin: int, end: int, weight_version: int) -> Words:

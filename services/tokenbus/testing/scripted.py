@@ -1,15 +1,20 @@
 """ScriptedEngine: answers requests with the tokens, logprobs, drafts and failures that a test wrote down."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any, TypeVar
 
 from tokenbus.worker import EngineBrokenError, EngineStepError, StepArrays
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.extras import Extra
+from tokenbus_contracts.generated.request_pb2 import Generate, TokenScoring
 
+T = TypeVar("T")
 Alternative = tuple[int, float]
 """A token's id and its logprob."""
+_OF_TOKENS = ("logprobs", "ranks", "alternatives", "other_logprobs", "entropies", "given_logprobs", "masks")
+_UNLIKELY = -10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,14 @@ class Answer:
     """Of each token, or of all."""
     alternatives: Sequence[Sequence[Alternative]] | None = None
     """Of each token, the most probable first; None: some that agree with its logprob and rank are made up."""
+    other_logprobs: Sequence[float] | float = -0.5
+    """Of each token, or of all; sent to requests that ask for them, as are entropies, given logprobs and masks."""
+    entropies: Sequence[float] | float = 1.0
+    """Of each token's distribution, or of all."""
+    given_logprobs: Sequence[Mapping[int, float]] | Mapping[int, float] = field(default_factory=dict)
+    """For each token, or for all, by the ids that requests name with `logprob_token_ids`; other ids have -10."""
+    masks: Sequence[Sequence[int]] | None = None
+    """For each token, the ids that sampling could have chosen; None: the token alone."""
     tokens_per_step: int = 1
     drafts: Sequence[Sequence[Alternative]] = ()
     """For each step, the draft model's proposals with their logprobs; sent to requests that ask for drafts."""
@@ -48,6 +61,8 @@ class ScriptedEngine:
         async with tokenbus.testing.bus(engine) as bus:
             assert [token.id async for token in bus.client.generate([1])] == [5, 6, 7]
     """
+
+    token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
 
     def __init__(
         self, *answers: Answer, answer: Callable[[Generate], Answer] | None = None, vocabulary_size: int = 50_000
@@ -115,12 +130,13 @@ class _Row:
         self.key, self.answer = generate.request_key, answer
         self.is_scored = generate.HasField("top_logprobs")
         self.top_k = generate.top_logprobs if self.is_scored else 0
+        self.scoring = generate.token_scoring
         self.position, self.is_aborted = 0, False
         self._vocabulary_size = vocabulary_size
         self._step = 0
         limit = generate.sampling.max_tokens if generate.sampling.HasField("max_tokens") else len(answer.tokens)
         self._size = min(len(answer.tokens), limit)
-        for name in ("logprobs", "ranks", "alternatives"):
+        for name in _OF_TOKENS:
             values = getattr(answer, name)
             if isinstance(values, Sequence) and len(values) != len(answer.tokens):
                 raise ValueError(f"answer.{name}: {len(answer.tokens)}, one for each token, got {len(values)}")
@@ -161,13 +177,15 @@ class _Row:
         self.position += self.count
         self._step += 1
 
+    def places(self) -> range:
+        """Return the positions of the next step's tokens."""
+        return range(self.position, self.position + self.count)
+
     def tokens(self) -> Iterator[tuple[int, float, int, Sequence[Alternative]]]:
         """Yield the id, logprob, rank and alternatives of each token of the next step."""
         answer = self.answer
-        for place in range(self.position, self.position + self.count):
-            token = answer.tokens[place]
-            logprob = answer.logprobs[place] if isinstance(answer.logprobs, Sequence) else answer.logprobs
-            rank = answer.ranks[place] if isinstance(answer.ranks, Sequence) else answer.ranks
+        for place in self.places():
+            token, logprob, rank = answer.tokens[place], _at(place, answer.logprobs), _at(place, answer.ranks)
             given = None if answer.alternatives is None else answer.alternatives[place]
             yield token, logprob, rank, (given or self._made_up(token, logprob, rank))[: self.top_k]
 
@@ -197,7 +215,43 @@ def _target(rows: Sequence[_Row]) -> StepArrays:
         top_ks=[row.top_k for row in rows],
         draft_token_counts=[len(row.draft) for row in rows],
         method=SpeculativeMethod.MTP if any(row.answer.drafts for row in rows) else SpeculativeMethod.NONE,
+        **(_extras(rows) if any(row.scoring.ListFields() for row in rows) else {}),
     )
+
+
+def _extras(rows: Sequence[_Row]) -> dict[str, Any]:
+    """Return the arrays of the extras that some requests asked for."""
+    tokens = [(row.scoring, row.answer, place) for row in rows for place in row.places()]
+    masks = [
+        sorted(answer.masks[place] if answer.masks else answer.tokens[place : place + 1]) for _, answer, place in tokens
+    ]
+    return {
+        "extras": [
+            row.scoring.other_logprobs * Extra.OTHER_LOGPROB + row.scoring.entropies * Extra.ENTROPY for row in rows
+        ],
+        "other_logprobs": [_at(place, answer.other_logprobs) for _, answer, place in tokens],
+        "entropies": [_at(place, answer.entropies) for _, answer, place in tokens],
+        "given_counts": [len(row.scoring.token_ids) for row in rows],
+        "given_token_ids": [each for row in rows for each in row.scoring.token_ids],
+        "given_logprobs": [
+            _at(place, answer.given_logprobs).get(each, _UNLIKELY)
+            for scoring, answer, place in tokens
+            for each in scoring.token_ids
+        ],
+        "mask_bounds": [row.scoring.mask_bound for row in rows],
+        "mask_sizes": [len(mask) for mask in masks],
+        "mask_token_ids": [
+            each
+            for (scoring, *_), mask in zip(tokens, masks, strict=True)
+            if len(mask) <= scoring.mask_bound
+            for each in mask
+        ],
+    }
+
+
+def _at(place: int, values: Sequence[T] | T) -> T:
+    """Return a token's value: its own of a sequence, else that of all."""
+    return values[place] if isinstance(values, Sequence) else values
 
 
 def _draft(rows: Sequence[_Row]) -> StepArrays:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from math import inf
 
 from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
@@ -12,10 +13,10 @@ from tokenbus.worker.handoff import HandoffReceiver
 from tokenbus.worker.run import on_this_loop
 
 _IDLE_SECONDS = 0.1
-_FULL = 0.5
-"""With policy `block`, a worker computes no step while its retention is at least this full.
+_FULL = {"block": 0.5, "shed": 0.9}
+"""By policy, how full retention is when a worker computes no further step.
 
-A real worker would block its thread, and here there is only the test's.
+A real worker would block its thread once nothing fits, and here there is only the test's.
 """
 
 
@@ -86,8 +87,8 @@ class Worker:
             await self._stack.aclose()
 
     async def _wait_for_room(self) -> None:
-        retention = self.publisher.retention
-        while self._settings.worker.policy == "block" and retention.share_used() >= _FULL:
+        full = _FULL.get(self._settings.worker.policy, inf)
+        while self.publisher.retention.share_used() >= full:
             await self._progress()
 
     async def _progress(self) -> None:

@@ -53,7 +53,7 @@ class PublisherProcess(Handover):
 
         `with` waits for the publisher's start: it raises an AddressError if an address cannot be used, and a
         NotRunningError if the process ended again and again before it published. In the background it does not wait:
-        what is handed over meanwhile waits for the publisher, and one that cannot start is tried again.
+        steps that the engine hands over meanwhile wait for the publisher, and a start that failed is tried again.
         """
         self._file = shared_file(settings)
         memory = SharedMemory(self._file, settings)
