@@ -31,7 +31,7 @@ from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import decode, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoring, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 NOW = 10**18 + 10**7 + 2_500_000
@@ -57,6 +57,7 @@ def event(**values: Any) -> bytes:  # noqa: ANN401 - whichever the event is
 
 
 ERROR = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
+CACHED = Admitted(request_key=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=32)
 UNKNOWN: Any = 99
 STEP = "TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens"
 
@@ -67,6 +68,7 @@ STEP = "TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens"
         (first_batch(), BATCH, f"{STEP}, 2.500 ms ago"),
         (with_weights(first_batch()), BATCH, f"{STEP}, weights 12, 2.500 ms ago"),
         (admitted(1, 4), EVENT, "ADMITTED request 0000000000000001, prompt of 1 tokens"),
+        (event(admitted=CACHED), EVENT, "ADMITTED request 0000000000000005, prompt of 48 tokens, 32 of them cached"),
         (event(error=ERROR), EVENT, r"ERROR request 0000000000000005 ENGINE after 3 tokens: out\nof"),
         (first_batch()[:-1], BATCH, "REFUSED "),
         (b"xyz", UNKNOWN, "UNKNOWN payload kind 99, 3 bytes"),

@@ -65,8 +65,13 @@ async def said(
     steps: Steps,
     vocabulary: Vocabulary,
     form: Callable[[CompletionRequest, int], Format] = Envelope,
+    *,
+    cached: int | None = None,
 ) -> bytes:
-    """Return what an answer sends of some steps, of which its requests have the first rows."""
+    """Return what an answer sends of some steps, of which its requests have the first rows.
+
+    Of each prompt so many tokens were cached.
+    """
     maker = StreamedAnswer if asked.is_streamed else WholeAnswer
     answer = maker(asked, form(asked, KEY), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
@@ -74,6 +79,7 @@ async def said(
     keys = steps[0][0].request_keys.tolist()
     wanting = dict(zip(keys, answer.listeners, strict=False))
     for key, listener in wanting.items():
+        listener.cached_tokens = cached
         writer.open(key, listener.stream)
     for target, draft in steps:
         rows = writer.rows_of([RenderedStep(target, vocabulary, draft)])
@@ -110,11 +116,16 @@ def named(data: bytes) -> list[dict[str, Any]]:
 
 
 async def both(
-    asked: CompletionRequest, steps: Steps, output: str, form: Callable[[CompletionRequest, int], Format]
+    asked: CompletionRequest,
+    steps: Steps,
+    output: str,
+    form: Callable[[CompletionRequest, int], Format],
+    cached: int | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return an answer in which a model writes some output, and the events of the same answer as a stream."""
-    whole: dict[str, Any] = json.loads(await said(asked, steps, spelled(output, steps), form))
-    return whole, named(await said(replace(asked, is_streamed=True), steps, spelled(output, steps), form))
+    streamed, vocabulary = replace(asked, is_streamed=True), spelled(output, steps)
+    whole: dict[str, Any] = json.loads(await said(asked, steps, vocabulary, form, cached=cached))
+    return whole, named(await said(streamed, steps, vocabulary, form, cached=cached))
 
 
 def begun(

@@ -31,6 +31,7 @@ class _Listener:
     """Counts the tokens that it takes, at most so many of them."""
 
     stream: EventStream | None = None
+    cached_tokens: int | None = None
 
     def __init__(self, most: int = 1000) -> None:
         self.tokens = 0

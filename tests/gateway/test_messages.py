@@ -165,6 +165,13 @@ async def test_stream_says_what_the_answer_says_at_once(
     assert last == {"type": "message_stop"}
 
 
+async def test_cached_tokens_are_not_among_the_input_tokens() -> None:
+    whole, events = await both(ASKED, three_steps(), "hello world", MessagesFormat, cached=1)
+    assert whole["usage"] == {"input_tokens": 1, "cache_read_input_tokens": 1, "output_tokens": 6}
+    assert events[0]["message"]["usage"] == {"input_tokens": 2, "output_tokens": 0}  # nobody knows yet
+    assert events[-2]["usage"] == whole["usage"]
+
+
 @pytest.mark.parametrize(("name", "output", "calls"), FORCED_CALLS)
 async def test_forced_calls_are_blocks_of_their_own(name: str | None, output: str, calls: list[Any]) -> None:
     asked, steps = replace(ASKED, forced=ForcedCall(name, "")), three_steps(RowStatus.FINISHED_STOP)

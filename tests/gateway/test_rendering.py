@@ -197,11 +197,14 @@ async def test_rows_without_alternatives_or_scores_say_so(scoring: Scoring, is_c
     assert all(not top for top in tops)
 
 
-async def test_usage_counts_prompts_and_all_choices() -> None:
+@pytest.mark.parametrize("cached", [None, 0, 1])
+async def test_usage_counts_prompts_and_all_choices(cached: int | None) -> None:
     steps = _steps()
-    usage = {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14, **NO_DETAILS}
-    assert json.loads(await said(_asked(), steps, VOCABULARIES["ngram"]))["usage"] == usage
-    data = await said(_asked(is_streamed=True, wants_usage=True), steps, VOCABULARIES["ngram"])
+    nulls = {"created_cache_tokens": None, "multimodal_tokens": None}
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached, **nulls}}
+    usage = {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14, **NO_DETAILS, **details}
+    assert json.loads(await said(_asked(), steps, VOCABULARIES["ngram"], cached=cached))["usage"] == usage
+    data = await said(_asked(is_streamed=True, wants_usage=True), steps, VOCABULARIES["ngram"], cached=cached)
     *others, last = chunks(data)
     assert (last["choices"], last["usage"]) == ([], usage)
     assert all(chunk["usage"] is None for chunk in others)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -24,7 +25,8 @@ from tokenbus.engines.synthetic import (
 )
 from tokenbus.gateway.metrics import GATEWAY
 from tokenbus.gateway.vocabulary import vocabulary_of
-from tokenbus_contracts.generated.request_pb2 import PromptScoring, TokenScoring
+from tokenbus.worker import StepArrays
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, TokenScoring
 
 MODEL = "tokenbus"
 PROMPT = "How do you learn a language?"
@@ -343,6 +345,40 @@ async def test_generate_has_scores_of_the_prompt_where_they_are_wanted() -> None
     assert _singles([each[str(token)]["logprob"] for token, each in zip(prompt[1:], scored, strict=True)]) == (
         true_prompt_scores(key, prompt, PromptScoring()).logprobs.tolist()
     )
+
+
+class Remembering(SyntheticEngine):
+    """An engine that has the first half of each prompt in its cache, but of the first."""
+
+    caches_prompts = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._new: list[tuple[int, int, int]] = []
+        self._is_first = True
+
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+        size = super().admit(generate, state)
+        if not self._is_first:
+            self._new.append((generate.request_key, size, size // 2))
+        self._is_first = False
+        return size
+
+    def step(self) -> Sequence[StepArrays]:
+        made = super().step()
+        made[0].cached_prompts, self._new = self._new, []
+        return made
+
+
+async def test_usage_says_how_much_of_all_prompts_was_cached() -> None:
+    body, found = {"max_tokens": 3, "n": 2}, []
+    async with answering(Remembering()) as app:
+        for prompt in ([5, 6, 7, 8], [5, 6, 7, 8], [[5, 6, 7, 8], [9, 9]]):
+            *_, chunk = await _chunks(
+                app, "/v1/completions", **body, prompt=prompt, stream_options={"include_usage": True}
+            )
+            found.append(chunk["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert found == [0, 2, 3]
 
 
 # Facts.

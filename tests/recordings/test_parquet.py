@@ -258,7 +258,7 @@ def test_stream_without_tokens_is_a_table_without_rows(tmp_path: Path) -> None:
 def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
     """Each end is told, and what did not end is last."""
     items = [
-        of_event(1, admitted=Admitted(request_key=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7)),
+        of_event(1, admitted=Admitted(request_key=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7, cached_tokens=5)),
         *of_batches(
             batch([RowShape(9, tokens=2), RowShape(8, tokens=1), RowShape(7, tokens=3)]),
             batch(
@@ -282,6 +282,7 @@ def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
         (7, "ACTIVE", 4),
     ]
     assert [each["prompt_tokens"] for each in found] == [7, None, None, None]
+    assert [each["cached_tokens"] for each in found] == [5, None, None, None]
     assert found[2]["error"] == "DEADLINE: too late"
     for request in found:
         assert_lists(request, tokens_of(items))

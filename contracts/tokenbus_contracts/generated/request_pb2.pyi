@@ -234,18 +234,20 @@ class Abort(_message.Message):
     def __init__(self, request_key: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens", "deadline_unix_ms")
+    __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens", "deadline_unix_ms", "cached_tokens")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     worker_id: str
     epoch: int
     prompt_tokens: int
     deadline_unix_ms: int
-    def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("request_key", "code", "message", "emitted_tokens", "retry_after_ms")

@@ -201,7 +201,8 @@ def _words(values: Values) -> tuple[str, str, str]:
             return "SCORED", "bold", f"request {values['request_key']}, its prompt's {where}"
         case what:
             word, style, text = _WORDS[what]
-            return word, style, text.format_map(values)
+            cached = f", {values['cached_tokens']} of them cached" if "cached_tokens" in values else ""
+            return word, style, text.format_map(values) + cached
 
 
 def _row_line(row: Values) -> str:

@@ -112,6 +112,8 @@ class OpenRequests:
         self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
         self.on_scored: Callable[[PromptScores], None] = lambda _: None
         """Hears the scores of each prompt, before the first row of its request is in the output stream."""
+        self.on_cached: Callable[[int, int | None], None] = lambda _, __: None
+        """Hears how many tokens of a request's prompt were cached, as far as is known, before its first row comes."""
         self._ends: list[RequestEnd] = []
         """Ends that go into the output stream once the rows before them are there."""
         self._ignored_ids: dict[int, None] = {}
@@ -281,8 +283,8 @@ class OpenRequests:
         request.tokens.finish(status, stop)
         if self._on_output is not None:
             tokens = request.tokens
-            end = RequestEnd(tokens.request_id, status, None, stop, tokens.prompt_scores, tokens.weight_spans)
-            self._ends.append(end)
+            known = tokens.prompt_scores, tokens.weight_spans, tokens.cached_tokens
+            self._ends.append(RequestEnd(tokens.request_id, status, None, stop, *known))
 
     def _broken(self, request: OpenRequest, error: RequestError) -> None:
         self._remove(request)
@@ -464,6 +466,8 @@ class OpenRequests:
         if request.home in (None, session):
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
+            if admitted.HasField("cached_tokens"):
+                self._note_cached(request, admitted.cached_tokens)
             if request.closed_at is None:
                 self._progress.set_worker(request.tokens.request_id, worker_hash(admitted.worker_id))
 
@@ -482,6 +486,10 @@ class OpenRequests:
             request.tokens.prompt_scores = scores = request.scoring.scores(request.tokens.request_id)
             self.on_scored(scores)
 
+    def _note_cached(self, request: OpenRequest, cached_tokens: int | None) -> None:
+        request.tokens.cached_tokens = cached_tokens
+        self.on_cached(request.tokens.request_id, cached_tokens)
+
     def _found(self, request: OpenRequest, session: "ClientSession") -> None:
         was_lost = request.home is None
         request.generate, request.is_answered, request.home = None, True, session
@@ -493,6 +501,8 @@ class OpenRequests:
 
     def _forget_answer(self, request: OpenRequest) -> None:
         request.is_answered = False
+        if not request.next_position:  # an Admitted with the final number may be lost
+            self._note_cached(request, None)
         if request.closed_at is None:
             self._progress.set_sender(request.tokens.request_id, NO_SENDER)
 

@@ -49,6 +49,8 @@ class RequestEnd(NamedTuple):
     """What the model says of its prompt's tokens, as `Generation.prompt_scores`."""
     weight_spans: tuple[WeightSpan, ...] = ()
     """Which versions of the weights computed its tokens, as `Generation.weight_spans`."""
+    cached_tokens: int | None = None
+    """How many of its prompt's tokens the engine had in its cache, as `Generation.cached_tokens`."""
 
 
 class StreamQueue(Generic[T]):

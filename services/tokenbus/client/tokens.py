@@ -41,6 +41,7 @@ class RequestTokens:
         self.stop: int | str | None = None
         self.error: RequestError | None = None
         self.prompt_scores: PromptScores | None = None
+        self.cached_tokens: int | None = None
         self.weight_spans: tuple[WeightSpan, ...] = ()
         self.generated_tokens = 0
         """How many tokens its error says were generated, which may be more than came here."""
@@ -206,6 +207,14 @@ class Generation:
         None: not yet, not asked for, or a request that was resumed.
         """
         return self._tokens.prompt_scores
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens the engine had in its cache: before the first token.
+
+        None: not known, as with an engine that does not count them, or of a request that was resumed.
+        """
+        return self._tokens.cached_tokens
 
     @property
     def weight_spans(self) -> tuple[WeightSpan, ...]:

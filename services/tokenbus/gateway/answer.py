@@ -56,6 +56,8 @@ class Listener(Protocol):
 
     stream: EventStream | None
     """How far it has come, where its events may be written without it; None: it takes all rows."""
+    cached_tokens: int | None
+    """How many tokens of its prompt were cached, set before its first row; None: not known."""
 
     @property
     def tokens(self) -> int:
@@ -103,7 +105,7 @@ class Format(Protocol):
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's events, if it has any."""
 
-    def last(self, tokens: int) -> bytes:  # noqa: ARG002
+    def last(self, tokens: int, cached: int | None) -> bytes:  # noqa: ARG002
         """Return the end of a stream, where its last row's events are none."""
         return b""
 
@@ -113,8 +115,8 @@ class Format(Protocol):
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
         """Yield a choice of a whole answer."""
 
-    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
-        """Yield a whole answer; `choices` are from `choice`."""
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
+        """Yield a whole answer; `choices` are from `choice`, `cached` as `Choice.cached_tokens` of all prompts."""
 
 
 def unrecoverable(tokens: int) -> ApiError:
@@ -237,6 +239,12 @@ class ChoicesAnswer(Answer, ABC):
     def _tokens(self) -> int:
         return sum(each.tokens for each in self._choices)
 
+    @property
+    def _cached(self) -> int | None:
+        """How many tokens of all prompts were cached, each prompt counted once; None: not known of one."""
+        found = [each.cached_tokens for each in self._choices[:: self._request.n]]
+        return None if None in found else sum(filter(None, found))
+
 
 class Choice:
     """One choice of an answer."""
@@ -248,6 +256,7 @@ class Choice:
         self.parts = parts = form.parts(self.stream)
         self.reason: str | None = None
         self.ending: Ending | None = None
+        self.cached_tokens: int | None = None
         self.first_at: float | None = None
         """When its first row came, of an answer that is not streamed."""
         self._stops = stopping.texts
@@ -417,7 +426,7 @@ class WholeAnswer(ChoicesAnswer):
         for size in chain.from_iterable(self._writing):
             self._hold(size)
             yield b""
-        yield from self._format.whole(map(self._choice, self._choices), self._tokens)
+        yield from self._format.whole(map(self._choice, self._choices), self._tokens, self._cached)
 
     def _choice(self, choice: Choice) -> Iterator[Written]:
         kept = self._kept[choice.index]

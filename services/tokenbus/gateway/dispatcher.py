@@ -105,6 +105,7 @@ class Dispatcher:
         request of this gateway. So every step is taken at once, and what piles up here is charged to its HTTP client.
         """
         self._client.requests.on_scored = self._scored
+        self._client.requests.on_cached = self._cached
         async with self._client.steps() as steps, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hand_out())
             async for output in steps:
@@ -115,6 +116,11 @@ class Dispatcher:
         one = self._opened.get(scores.request_key)
         if one is not None:
             one.listener.scored(scores, self._vocabulary)
+
+    def _cached(self, request_id: int, tokens: int | None) -> None:
+        one = self._opened.get(request_id)
+        if one is not None:
+            one.listener.cached_tokens = tokens
 
     def _take(self, output: StepRows | RequestEnd) -> None:
         if isinstance(output, RequestEnd):

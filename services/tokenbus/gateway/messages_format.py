@@ -92,8 +92,8 @@ class MessagesFormat(Format):
                 events.append(self._delta(type="input_json_delta", partial_json=call.arguments))
         if choice.ending is not None:
             ending = _ending(choice.ending, has_calls=self._has_calls)
-            events += [self._end_block(), _event("message_delta", delta=ending, usage=self._usage(choice.tokens))]
-            events.append(_event("message_stop"))
+            usage = self._usage(choice.tokens, choice.cached_tokens)
+            events += [self._end_block(), _event("message_delta", delta=ending, usage=usage), _event("message_stop")]
         return b"".join(events)
 
     def error(self, error: ApiError) -> bytes:
@@ -112,15 +112,19 @@ class MessagesFormat(Format):
         members = {"content": content, **_ending(end, has_calls=any("input" in each for each in content))}
         yield orjson.dumps(members)[1:-1]
 
-    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
         """Yield the whole answer."""
         yield orjson.dumps(self._head)[:-1] + b","
         for choice in choices:
             yield from choice
-        yield b"," + orjson.dumps({"usage": self._usage(tokens)})[1:]
+        yield b"," + orjson.dumps({"usage": self._usage(tokens, cached)})[1:]
 
-    def _usage(self, tokens: int) -> dict[str, int]:
-        return {"input_tokens": self._request.prompt_tokens, "output_tokens": tokens}
+    def _usage(self, tokens: int, cached: int | None = None) -> dict[str, int]:
+        """Return token counts; in Anthropic's API those of the input are without what was cached."""
+        prompt = self._request.prompt_tokens
+        if cached is None:
+            return {"input_tokens": prompt, "output_tokens": tokens}
+        return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "output_tokens": tokens}
 
     def _begin_block(self, block: dict[str, Any]) -> bytes:
         self._block += 1

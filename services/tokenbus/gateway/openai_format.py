@@ -39,6 +39,7 @@ _NULLS_OF_ANSWER = (
 )
 _NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _NULLS_OF_USAGE = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
+_NULLS_OF_PROMPT = dict.fromkeys(("created_cache_tokens", "multimodal_tokens"))
 """Fields of vLLM's answers that the gateway never fills. OpenAI's client lacks attributes for unsent fields."""
 
 
@@ -179,11 +180,11 @@ class Envelope(Format):
             ending = b",%b%b}]%b}\n\n" % (why, ids, self._usage_so_far(index, choice.tokens))
         return b"".join((self._openings[index], said, beside, ending))
 
-    def last(self, tokens: int) -> bytes:
+    def last(self, tokens: int, cached: int | None) -> bytes:
         """Return the end of the stream, after all rows."""
         if not self._request.wants_usage:
             return DONE
-        usage = self._usage(self._request.prompt_tokens, tokens)
+        usage = self._usage(self._request.prompt_tokens, tokens, cached)
         return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + DONE
 
     def error(self, error: ApiError) -> bytes:
@@ -192,13 +193,13 @@ class Envelope(Format):
 
     # Whole.
 
-    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
         """Yield the whole answer; `choices` are from `choice`."""
         yield self._head + b',"choices":['
         for number, choice in enumerate(choices):
             yield from ((b",",) if number else ())
             yield from choice
-        yield b'],"usage":' + self._usage(self._request.prompt_tokens, tokens)
+        yield b'],"usage":' + self._usage(self._request.prompt_tokens, tokens, cached)
         if self._has_one_prompt:
             yield from self._of_prompt(0)
         yield self._nulls_of_answer + (b',"prompt_text":null}' if self._request.is_chat else b"}")
@@ -258,9 +259,14 @@ class Envelope(Format):
         return b',"usage":null' if self._request.wants_usage else b""
 
     @staticmethod
-    def _usage(prompt: int, tokens: int) -> bytes:
-        usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-        return orjson.dumps(usage | _NULLS_OF_USAGE)
+    def _usage(prompt: int, tokens: int, cached: int | None = None) -> bytes:
+        usage: dict[str, object] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": tokens,
+            "total_tokens": prompt + tokens,
+        }
+        details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached, **_NULLS_OF_PROMPT}}
+        return orjson.dumps(usage | _NULLS_OF_USAGE | details)
 
 
 class GenerateFormat(Envelope):

@@ -71,7 +71,7 @@ class Usage(Struct):
     prompt_tokens: _Count
     completion_tokens: _Count
     total_tokens: _Count
-    prompt_tokens_details: None
+    prompt_tokens_details: dict[str, _Count | None] | None
     completion_tokens_details: None
 
 
@@ -129,6 +129,7 @@ class MessagesUsage(Struct, forbid_unknown_fields=True):
 
     input_tokens: _Count
     output_tokens: _Count
+    cache_read_input_tokens: _Count | UnsetType = UNSET
 
 
 class MessagesAnswer(Struct, forbid_unknown_fields=True):

@@ -75,7 +75,7 @@ class ResponsesFormat(Format):
         if choice.ending is not None:
             status = _status(choice.ending)
             events.append(self._end_item(status))
-            response = self._response(status, self._items, self._usage(choice.tokens))
+            response = self._response(status, self._items, self._usage(choice.tokens, choice.cached_tokens))
             events.append(self._event(f"response.{status}", response=response))
         return b"".join(events)
 
@@ -104,11 +104,11 @@ class ResponsesFormat(Format):
             yield from logprobs
         yield behind
 
-    def whole(self, choices: Iterable[Iterable[Written]], tokens: int) -> Iterator[Written]:
+    def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
         """Yield the whole answer."""
         for choice in choices:
             yield from choice
-        yield b',"usage":%b}' % orjson.dumps(self._usage(tokens))
+        yield b',"usage":%b}' % orjson.dumps(self._usage(tokens, cached))
 
     # Both.
 
@@ -130,11 +130,11 @@ class ResponsesFormat(Format):
             **({} if usage is None else {"usage": usage}),
         }
 
-    def _usage(self, tokens: int) -> dict[str, Any]:
+    def _usage(self, tokens: int, cached: int | None) -> dict[str, Any]:
         prompt = self._request.prompt_tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached or 0, "cache_write_tokens": 0},
             "output_tokens": tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + tokens,

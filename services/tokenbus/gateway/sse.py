@@ -53,7 +53,7 @@ class StreamedAnswer(ChoicesAnswer):
             return
         self._open -= 1
         if not self._open:
-            chunk += self._format.last(self._tokens)
+            chunk += self._format.last(self._tokens, self._cached)
         self.outbox.put(chunk, produced_at_ns)
         if not self._open:
             self.outbox.close()
@@ -105,6 +105,7 @@ class InspectedAnswer(Answer):
     is_streamed = True
     has_begun = True
     stream: EventStream | None = None
+    cached_tokens: int | None = None
 
     def __init__(self, request: CompletionRequest, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)

@@ -105,6 +105,7 @@ REQUEST_SCHEMA = pa.schema(
     [
         pa.field("request_id", pa.uint64(), nullable=False),
         pa.field("prompt_tokens", pa.uint32()),
+        pa.field("cached_tokens", pa.uint32()),
         pa.field("status", pa.string(), nullable=False),
         pa.field("error", pa.string()),
         *(
@@ -222,6 +223,7 @@ class _Request:
     number: int
     key: int
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     status: str = RowStatus.ACTIVE.name
     error: str | None = None
 
@@ -232,7 +234,7 @@ class RequestFile(TokenFile):
     rows = "requests"
     schema = REQUEST_SCHEMA
     _depth = 1
-    _told_apart = ("request_id", "prompt_tokens", "status", "error")
+    _told_apart = ("request_id", "prompt_tokens", "cached_tokens", "status", "error")
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         super().__init__(path)
@@ -291,6 +293,8 @@ class RequestFile(TokenFile):
             case "admitted":
                 request = self._request(event.admitted.request_key, begins=True)
                 request.prompt_tokens = event.admitted.prompt_tokens or None
+                if event.admitted.HasField("cached_tokens"):
+                    request.cached_tokens = event.admitted.cached_tokens
             case "error":
                 error = event.error
                 known = error.code in ErrorCode.values()
@@ -335,7 +339,7 @@ def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray
     """Return requests as rows; `keys` has each token's place among them times `_KINDS`, and its kind."""
     columns: list[Any] = [
         pa.array([getattr(each, name) for each in requests], REQUEST_SCHEMA.field(column).type)
-        for name, column in (("key", 0), ("prompt_tokens", 1), ("status", 2), ("error", 3))
+        for column, name in enumerate(("key", "prompt_tokens", "cached_tokens", "status", "error"))
     ]
     for kind, (_, names) in _OF_REQUEST.items():
         mine = np.flatnonzero(keys % _KINDS == kind)

@@ -69,9 +69,9 @@ class Emitter:
             aborts.append(self._aborts.popleft())
         return aborts
 
-    def admitted(self, key: int, prompt_tokens: int) -> None:
+    def admitted(self, key: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
         """Publish that the engine admitted a request."""
-        self._publish_event(self.publisher.admitted, key, prompt_tokens)
+        self._publish_event(self.publisher.admitted, key, prompt_tokens, cached_tokens)
 
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Publish what the engine says of some of a prompt's tokens."""

@@ -82,6 +82,14 @@ class ScoresTokens(Protocol):
 
 
 @runtime_checkable
+class CachesPrompts(Protocol):
+    """An engine that keeps prompts: `StepArrays.cached_prompts` names each request that needed less computing."""
+
+    caches_prompts: bool
+    """Whether it says so; else nobody knows how many tokens were cached."""
+
+
+@runtime_checkable
 class DescribesModel(Protocol):
     """An engine that says more of its model, which clients learn from the worker's handshake.
 

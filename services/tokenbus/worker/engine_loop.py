@@ -7,7 +7,7 @@ from tokenbus.clock import SystemClock
 from tokenbus.delivery.errors import brief
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.worker.command_runner import CommandRunner
-from tokenbus.worker.engine import Engine, EngineBrokenError, EngineStepError, ScoresTokens
+from tokenbus.worker.engine import CachesPrompts, Engine, EngineBrokenError, EngineStepError, ScoresTokens
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.publisher import ReceivedHandoff
@@ -49,6 +49,7 @@ class EngineLoop:
         self._client = client
         self._out = out or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
+        self._cached_tokens = 0 if isinstance(engine, CachesPrompts) and engine.caches_prompts else None
         self._commands = CommandRunner(engine, self._abort_all, self._out.controlled, self._unix_ms)
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
@@ -99,6 +100,8 @@ class EngineLoop:
         try:
             step = self._engine.step()
             for arrays in step:
+                for prompt in arrays.cached_prompts:
+                    self._out.admitted(*prompt)
                 for scores in arrays.prompt_scores:
                     for chunk in scores.chunks():
                         self._out.scored(chunk)
@@ -150,7 +153,7 @@ class EngineLoop:
                 self._client.forget(key)
                 handoff.answer(brief(str(refused), refused.code))
             return
-        self._out.admitted(key, prompt_tokens)
+        self._out.admitted(key, prompt_tokens, self._cached_tokens)
         if handoff is not None:
             handoff.answer("")
 

@@ -53,9 +53,9 @@ class Outbox:
         self._put(done.set)
         done.wait(seconds)
 
-    def admitted(self, key: int, prompt_tokens: int) -> None:
+    def admitted(self, key: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
         """Queue the event that the engine admitted a request."""
-        self._put(lambda: self._emitter.admitted(key, prompt_tokens))
+        self._put(lambda: self._emitter.admitted(key, prompt_tokens, cached_tokens))
 
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Queue what the engine says of some of a prompt's tokens."""

@@ -310,10 +310,17 @@ class Publisher:
             return self.publish(batch)
         return await asyncio.to_thread(self.publish, batch)
 
-    def admitted(self, key: int, prompt_tokens: int) -> int:
-        """Publish that the engine admitted a request; return the event's sequence, or 0: not this rank's to publish."""
+    def admitted(self, key: int, prompt_tokens: int, cached_tokens: int | None = None) -> int:
+        """Publish that the engine admitted a request; return the event's sequence, or 0: not this rank's to publish.
+
+        It is published again before the request's first row, once more of its prompt is known to be cached.
+        """
         admitted = Admitted(
-            request_key=key, worker_id=self.worker_id, epoch=self.epoch, prompt_tokens=max(1, prompt_tokens)
+            request_key=key,
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            prompt_tokens=max(1, prompt_tokens),
+            cached_tokens=cached_tokens,
         )
         return self._publish_event(key, RequestEvent(admitted=admitted))
 

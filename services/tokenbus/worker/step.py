@@ -104,6 +104,9 @@ class StepArrays:
     """By request id, the state with which a decode worker goes on with a request that this step hands off."""
     prompt_scores: Sequence[PromptScores] = ()
     """Of requests that asked for them: they are published before the batch, which has the request's first row."""
+    cached_prompts: Sequence[tuple[int, int, int]] = ()
+    """Of requests with their first tokens in this batch: the id, the prompt's length, and how many of these tokens the
+    engine had in its cache. Those without any may be left out. They are published before the batch."""
 
 
 ARRAYS = tuple(each.name for each in fields(StepArrays) if each.type in (Array, Array | None))

@@ -51,10 +51,14 @@ def scheduled_of(tokens: dict[str, int], **changes: object) -> Any:  # noqa: ANN
     return SimpleNamespace(num_scheduled_tokens=tokens, **nothing | changes)
 
 
-def output_of(name: str, tokens: list[int], reason: object = None, stop: object = None, logprobs: object = None) -> Any:  # noqa: ANN401
-    return SimpleNamespace(
-        request_id=name, new_token_ids=tokens, finish_reason=reason, stop_reason=stop, new_logprobs=logprobs
-    )
+def output_of(name: str, tokens: list[int], reason: object = None, stop: object = None, **more: object) -> Any:  # noqa: ANN401
+    others = {"new_logprobs": None, "prefill_stats": None, **more}
+    return SimpleNamespace(request_id=name, new_token_ids=tokens, finish_reason=reason, stop_reason=stop, **others)
+
+
+def prefilled(prompt: int, cached: int) -> SimpleNamespace:
+    """Return what vLLM says with a request's first tokens."""
+    return SimpleNamespace(num_prompt_tokens=prompt, num_cached_tokens=cached)
 
 
 def configuration(**model: object) -> Any:  # noqa: ANN401 - as vLLM's VllmConfig
@@ -87,6 +91,8 @@ class Core:
         self.requests: dict[str, Any] = {}
         self.given: list[Any] = []
         """What the model was given of each new request, in the last step."""
+        self.prefill_stats: Any = None
+        """What the next output says of its prompt."""
         self._new: list[str] = []
         self._finished: set[str] = set()
         self._outputs: list[Any] = []
@@ -116,7 +122,8 @@ class Core:
                 logprobs=all_scores.logprobs[index : index + 1],
             )
             tokens = [int(computed.logprobs.logprob_token_ids[index, 0])]
-            outputs.append(output_of(name, tokens, logprobs=scores if wants else None))
+            stats, self.prefill_stats = self.prefill_stats, None
+            outputs.append(output_of(name, tokens, new_logprobs=scores if wants else None, prefill_stats=stats))
         return {0: SimpleNamespace(outputs=outputs)}
 
     def shutdown(self) -> None:
@@ -186,6 +193,20 @@ async def test_columns_are_published_and_the_front_end_gets_its_own(bus: Bus) ->
     assert [row.alternative_logprobs[0].tolist() for row in first] == scores.logprobs[:, 1 : 1 + TOP_K].tolist()
     (ended,) = (row for row in rows if row.status is RowStatus.ABORTED)
     assert (ended.key, ended.position, ended.token_ids.size) == (1, 2, 0)
+
+
+async def test_cached_prompts_are_told_before_their_rows(bus: Bus) -> None:
+    bus.core.add("first", extra_args={ARGUMENT: 1})
+    bus.core.prefill_stats = prefilled(48, 32)
+    bus.core.step()
+    bus.core.step()
+    async with Processor(bus.settings) as processor:
+        items: list[Any] = []
+        processor.intake.log_item = lambda _worker, entry, _ack: items.append(entry.contents)
+        await until(lambda: len(items) == 3)
+    told, first, _ = items
+    assert (told.admitted.request_key, told.admitted.prompt_tokens, told.admitted.cached_tokens) == (1, 48, 32)
+    assert first.positions.tolist() == [0]
 
 
 async def test_steps_overlap(bus: Bus) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.engines.vllm.test_columns import Lists, Row, batch_of_arrays, lists
-from tests.engines.vllm.test_published import VLLM, FinishReason, configuration, output_of, scheduled_of
+from tests.engines.vllm.test_published import VLLM, FinishReason, configuration, output_of, prefilled, scheduled_of
 from tokenbus.engines.vllm import request_key
 from tokenbus.engines.vllm.request_keys import ARGUMENT, RequestKeys
 from tokenbus.engines.vllm.requests import Request, Requests
@@ -238,6 +238,18 @@ def test_index_that_is_missing_is_no_other_rows() -> None:
     rows, _ = requests.rows_of(scheduled_of({"first": 1}), {}, [output_of("first", [5])])
     with pytest.raises(IndexError):
         requests.arrays(rows, Lists(np.array([[5]]), np.zeros((1, 1), np.float32), np.array([1]), None))
+
+
+def test_first_tokens_tell_of_cached_prompts() -> None:
+    """Once for each request, also where a step has the same requests as the one before."""
+    requests = Requests(VLLM, configuration())
+    requests.add("first", Request(1, None))
+    requests.add("second", Request(2, None))
+    said = {"first": prefilled(48, 32), "second": prefilled(5, 0)}
+    for wanted in ([(1, 48, 32), (2, 5, 0)], []):
+        outputs = [output_of(name, [5], prefill_stats=said.pop(name, None)) for name in ("first", "second")]
+        requests.rows_of(scheduled_of({"first": 1, "second": 1}), {}, outputs)
+        assert requests.cached_prompts == wanted
 
 
 SUFFIX = "-0a1b2c3d"

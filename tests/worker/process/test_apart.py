@@ -63,15 +63,15 @@ class Asked:
     """A request of a client that is read as its tokens come."""
 
     def __init__(self, client: Client, tokens: int = TOKENS) -> None:
-        self._tokens = client.generate([1, 2, 3], max_tokens=tokens, ignore_end_token=True, top_logprobs=2)
-        self.key = self._tokens.request_id
+        self.generation = client.generate([1, 2, 3], max_tokens=tokens, ignore_end_token=True, top_logprobs=2)
+        self.key = self.generation.request_id
         self.ids: list[int] = []
         self.error: RequestFailedError | None = None
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         try:
-            async for token in self._tokens:
+            async for token in self.generation:
                 self.ids.append(token.id)
         except RequestFailedError as error:
             self.error = error
@@ -248,6 +248,15 @@ async def test_requests_that_come_when_the_engine_has_died_go_to_another_worker(
         await worker.bus.add_worker()
         await worker.bus.until(waiting.task)
         assert all_exact([waiting])
+
+
+async def test_cached_tokens_are_handed_over() -> None:
+    async with apart() as worker:
+        first, second = await asked(worker, 2)
+        for request, cached in ((first, 32), (second, None)):
+            worker.handover.admitted(request.key, 48, cached)
+        await worker.bus.settle()
+        assert [request.generation.cached_tokens for request in (first, second)] == [32, None]
 
 
 async def test_worker_leaves_when_all_is_acknowledged() -> None:

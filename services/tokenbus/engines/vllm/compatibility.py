@@ -56,7 +56,10 @@ _OF_BOTH: tuple[Call | Members, ...] = (
     Call(_SCHEDULER, "Scheduler.has_requests", 1),
     Call(_DETOKENIZER, "IncrementalDetokenizer.from_new_request", 2),
     Call(_DETOKENIZER, "IncrementalDetokenizer.update", 3),
-    Members(_ENGINE, "EngineCoreOutput", "request_id new_token_ids finish_reason stop_reason new_logprobs"),
+    Members(
+        _ENGINE, "EngineCoreOutput", "request_id new_token_ids finish_reason stop_reason new_logprobs prefill_stats"
+    ),
+    Members("vllm.v1.metrics.stats", "PrefillStats", "num_prompt_tokens num_cached_tokens"),
     Members(_ENGINE, "EngineCoreOutputs", "outputs"),
     Members(_ENGINE, "FinishReason", "STOP LENGTH ABORT ERROR REPETITION"),
     Members(_OUTPUTS, "LogprobsLists", "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens"),

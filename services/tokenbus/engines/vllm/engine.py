@@ -56,6 +56,8 @@ class VllmEngine(ControlledCore):
     Make it on the thread that steps it: OpenMP's threads, their cores and a CUDA device belong to a thread.
     """
 
+    caches_prompts = True
+
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
         """A ValueError says which option or version does not fit, a RuntimeError or ImportError what is missing."""
         settings = settings or Settings()
@@ -196,6 +198,7 @@ class VllmEngine(ControlledCore):
             if rows := last_rows + rows:
                 arrays = self._requests.arrays(rows, computed.logprobs)
                 arrays.prompt_scores, arrays.weight_version = scores, self.weight_version
+                arrays.cached_prompts = [each for each in self._requests.cached_prompts if each[-1]]
                 made.append(arrays)
             last_rows = NO_ROWS
         return [*made, self._requests.arrays(last_rows, None)] if last_rows else made

@@ -213,6 +213,8 @@ class Published:
         outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
         rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
         self._ended.update(stopped, unpublished)
+        for prompt in self._requests.cached_prompts:
+            self._out.admitted(*prompt)
         if rows := last_rows + rows:
             self._emit(rows, scheduled, logprobs)
         if len(set(self._asked.values())) > 1:

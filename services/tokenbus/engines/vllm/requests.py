@@ -74,6 +74,8 @@ class Requests:
         self._top_ks = np.zeros(0, np.int16)
         self._with_stops: dict[str, Request] = {}
         self.prompts = PromptsToScore()
+        self.cached_prompts: list[tuple[int, int, int]] = []
+        """Those of the requests whose first tokens the last step had, as `StepArrays` has them."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -114,6 +116,9 @@ class Requests:
             outputs = [output for output in outputs if output.request_id in self._slots]
             names = [output.request_id for output in outputs]
             self._batch = _Batch(names, self._slots_of(names))
+            self.cached_prompts = self._cached_prompts(outputs)
+        elif self.cached_prompts:
+            self.cached_prompts = []
         tokens = [output.new_token_ids for output in outputs]
         ends = {}
         reasons = [output.finish_reason for output in outputs]
@@ -132,6 +137,13 @@ class Requests:
         silent = self._silent(scheduled)
         self._remove([names[place] for place in ends])
         return rows + silent, [names[place] for place in ends if reasons[place] is None]
+
+    def _cached_prompts(self, outputs: Sequence[Any]) -> list[tuple[int, int, int]]:
+        firsts = [(output.request_id, output.prefill_stats) for output in outputs if output.prefill_stats is not None]
+        return [
+            (int(self._keys[self._slots[name]]), stats.num_prompt_tokens, stats.num_cached_tokens)
+            for name, stats in firsts
+        ]
 
     def _rows(self, slots: Lines, tokens: Sequence[Sequence[int]]) -> Rows:
         """Return the rows of requests that get these tokens and go on; their positions are moved on."""

@@ -18,7 +18,7 @@ from tokenbus.worker.active import ActiveRequests
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.process import arrays
 from tokenbus.worker.process.memory import SharedMemory
-from tokenbus.worker.process.records import ADMITTED, FAILED, IDS, WAKE, Brought, HandedOver, SharedCounts
+from tokenbus.worker.process.records import ADMITTED, FAILED, IDS, UNKNOWN, WAKE, Brought, HandedOver, SharedCounts
 from tokenbus.worker.process.ring import RECORD_BYTES
 from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus.worker.ragged import Host, keys_of
@@ -88,9 +88,10 @@ class Handover:
 
     # What the engine hands over.
 
-    def admitted(self, key: int, prompt_tokens: int) -> None:
+    def admitted(self, key: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
         """Hand over that the engine admitted a request."""
-        self._hand_over(HandedOver.ADMITTED, ADMITTED.pack(key, prompt_tokens), (key,))
+        cached = UNKNOWN if cached_tokens is None else cached_tokens
+        self._hand_over(HandedOver.ADMITTED, ADMITTED.pack(key, prompt_tokens, cached), (key,))
 
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Hand over what the engine says of some of a prompt's tokens."""

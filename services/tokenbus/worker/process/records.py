@@ -8,8 +8,9 @@ from tokenbus.worker.publisher import WorkerCounts
 
 READY, WAKE = b"R", b"W"
 """What goes over their socket: that the publisher has started, and that there is something to take, or room."""
-ADMITTED = struct.Struct("<QQ")
-"""A request's id, and the length of its prompt."""
+UNKNOWN = -1
+ADMITTED = struct.Struct("<QQq")
+"""A request's id, the length of its prompt, and how many tokens of it were cached, or UNKNOWN."""
 FAILED = struct.Struct("<QI")
 """A request's id, and the error's code; its message follows."""
 IDS = struct.Struct("<I")

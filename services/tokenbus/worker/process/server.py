@@ -26,6 +26,7 @@ from tokenbus.worker.process.records import (
     FAILED,
     IDS,
     READY,
+    UNKNOWN,
     WAKE,
     Brought,
     HandedOver,
@@ -310,7 +311,8 @@ class PublisherServer:
             case HandedOver.STEP:
                 self._emitter.emit(arrays.read(data))
             case HandedOver.ADMITTED:
-                self._emitter.admitted(*ADMITTED.unpack(data))
+                key, prompt_tokens, cached = ADMITTED.unpack(data)
+                self._emitter.admitted(key, prompt_tokens, None if cached == UNKNOWN else cached)
             case HandedOver.SCORED | HandedOver.CONTROLLED:
                 self._publish_message(record)
             case HandedOver.FAILED:

@@ -93,6 +93,7 @@ def running(model: Path, adapter: Path) -> Iterator[Servers]:
         vllm = [sys.executable, "-m", "tests.engines.vllm.real.api_server", "--host", "127.0.0.1", "--port", str(port)]
         named = ["--model", str(model), "--served-model-name", model.name]
         named += ["--enable-auto-tool-choice", "--tool-call-parser", PARSER, "--enable-scale-out"]
+        named += ["--enable-prompt-tokens-details"]
         theirs = deployment.start("vllm", vllm + named + options)
         ours = deployment.start("up", [*command_of_page(model), *options])
         url = json.loads(ours.wait_for('"event": "up"'))["gateway"]

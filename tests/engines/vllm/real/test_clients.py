@@ -83,6 +83,8 @@ TAG = {
     ]},
 }  # fmt: skip
 LONG = "the cat " * CONTEXT
+MOSTLY_CACHED = "the cat " * 150
+CACHED_CHAT: list[Any] = [{"role": "user", "content": MOSTLY_CACHED}]
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "greedy": {**GREEDY, "prompt": "the cat", "max_tokens": 12},
     "default length": {**GREEDY, "prompt": "the cat"},
@@ -261,6 +263,7 @@ def test_ours_has_every_member_of_theirs(servers: Servers, path: str, body: dict
     never = {"prompt_token_id_logprobs", "mm_placeholders"}
     assert theirs.keys() - ours.keys() <= never
     assert theirs["usage"].keys() <= ours["usage"].keys()
+    assert theirs["usage"]["prompt_tokens_details"].keys() <= ours["usage"]["prompt_tokens_details"].keys()
     choices = theirs["choices"][0], ours["choices"][0]
     assert choices[0].keys() - choices[1].keys() <= {"routed_experts", "sampling_mask", "weight_versions"}
     assert choices[0].get("message", {}).keys() <= choices[1].get("message", {}).keys()
@@ -279,6 +282,51 @@ def test_same_requests_are_rendered(servers: Servers, path: str, body: dict[str,
         assert {"temperature", "max_tokens", "stop", "logprobs"} <= names
         for name in names:
             assert our["sampling_params"][name] == their["sampling_params"][name], name
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        ("/v1/completions", {"prompt": MOSTLY_CACHED}, ("prompt_tokens_details", "cached_tokens")),
+        ("/v1/chat/completions", {"messages": CACHED_CHAT}, ("prompt_tokens_details", "cached_tokens")),
+        ("/v1/messages", {"messages": CACHED_CHAT}, ("cache_read_input_tokens",)),
+        ("/v1/responses", {"input": MOSTLY_CACHED}, ("input_tokens_details", "cached_tokens")),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [7] * 400, "sampling_params": {"max_tokens": 2}},
+            ("prompt_tokens_details", "cached_tokens"),
+        ),
+    ],
+)
+def test_same_cached_tokens(
+    servers: Servers,
+    path: str,
+    body: dict[str, Any],
+    names: tuple[str, ...],
+    is_streamed: bool,  # noqa: FBT001
+) -> None:
+    """The second of two equal requests has the most of its prompt from the cache."""
+    given = {"cache_salt": f"{path.replace('/', '-')} {is_streamed}", "max_tokens": 2, **body}
+    if is_streamed:
+        given |= {"stream": True}
+        given |= {"stream_options": {"include_usage": True}} if "prompt_tokens_details" in names else {}
+    found = []
+    for _ in range(2):
+        usages = [_last_usage(answer.text) for answer in servers.posted(path, given)]
+        for name in names:
+            usages = [usage[name] for usage in usages]
+        found.append(usages)
+    (none, nothing), (theirs, ours) = found
+    assert (none, nothing) == (0, 0)
+    assert ours == theirs > 100
+
+
+def _last_usage(answer: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the usage of an answer, or of a stream's last event that has one."""
+    events = [line.removeprefix("data: ") for line in answer.splitlines() if line[:1] == "{" or line[:7] == "data: {"]
+    found = [event.get("response", event).get("usage") for event in map(json.loads, events)]
+    return [usage for usage in found if usage][-1]
 
 
 def test_same_models(servers: Servers) -> None:
@@ -458,7 +506,8 @@ def _message(server: Server, body: dict[str, Any]) -> dict[str, Any]:
                 found["content"][event["index"]]["text"] += event["delta"]["text"]
             elif event["type"] == "message_delta":
                 found |= event["delta"] | {"usage": event["usage"]}
-    usage = {name: found["usage"][name] for name in ("input_tokens", "output_tokens")}
+    usage = {name: found["usage"][name] for name in ("input_tokens", "cache_read_input_tokens", "output_tokens")}
+    usage["input_tokens"] += found["usage"].get("cache_creation_input_tokens", 0)  # theirs alone
     content = [(block["type"], block["text"]) for block in found["content"]]
     return {"content": content, "usage": usage, **{name: found.get(name) for name in MESSAGE_MEMBERS}}
 
