@@ -17,8 +17,8 @@ from tokenbus_contracts.schema import MAJOR, FieldRule, oneofs_of, rules_of
 Check = Callable[[Any], None]
 """Raises a ContractError for a message that breaks a bound."""
 
-_LOWEST, _HIGHEST = -(2**64), 2**64
-"""No number of any field lies beyond them."""
+_LOWEST, _HIGHEST = -math.inf, math.inf
+"""The range of a field without bounds."""
 _MOST_BYTES_OF_A_LETTER = 4
 _FEW = 64
 """Fewer elements than this are looked at one by one."""
@@ -96,7 +96,7 @@ def _length_check(rule: FieldRule) -> Callable[[Any, str], None] | None:
     low, most = rule.min_bytes, _HIGHEST if rule.max_bytes is None else rule.max_bytes
     if not low and rule.max_bytes is None:
         return None
-    surely_within = most // _MOST_BYTES_OF_A_LETTER
+    surely_within = most / _MOST_BYTES_OF_A_LETTER
 
     def check(value: Any, here: str) -> None:  # noqa: ANN401 - text or bytes
         if low <= len(value) <= surely_within:
@@ -187,7 +187,7 @@ def _is_number(rule: FieldRule) -> bool:
     return not (rule.repeated or rule.message or rule.is_text or rule.is_bytes or rule.finite)
 
 
-def _range(rule: FieldRule) -> tuple[int, int]:
+def _range(rule: FieldRule) -> tuple[float, float]:
     return _LOWEST if rule.min is None else rule.min, _HIGHEST if rule.max is None else rule.max
 
 

@@ -97,7 +97,7 @@ BOUNDS: list[tuple[Message, str, object, object, Rule, str]] = [
     (REQUEST, f"{SAMPLING}.max_tokens", 1, 0, Rule.MIN, ""),
     (REQUEST, f"{SAMPLING}.top_k", 2**31 - 1, 2**31, Rule.MAX, ""),
     (REQUEST, f"{SAMPLING}.temperature", 0.0, -0.25, Rule.MIN, ""),
-    *((REQUEST, f"{SAMPLING}.temperature", 1e10, value, Rule.FINITE, "") for value in (math.nan, math.inf, -math.inf)),
+    *((REQUEST, f"{SAMPLING}.temperature", 3e38, value, Rule.FINITE, "") for value in (math.nan, math.inf, -math.inf)),
     (REQUEST, f"{SAMPLING}.top_p", 1.0, 1.25, Rule.MAX, ""),
     (REQUEST, f"{SAMPLING}.presence_penalty", -2.0, -2.25, Rule.MIN, ""),
     (REQUEST, f"{SAMPLING}.presence_penalty", 2.0, 2.25, Rule.MAX, ""),
