@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from tests.in_process.builders import generate_of, row_values, settings, step_of
-from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery import PendingAck, Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
 from tokenbus.processor.request_registry import MOST_EARLY, RequestRegistry
@@ -64,12 +64,6 @@ class Recorder:
 
     def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
         """Prompts do not matter here."""
-
-    def put_error(self, error: RequestError) -> None:
-        """There is nowhere else."""
-
-    def unacknowledged_of(self, _acks: AckTracker) -> set[int]:
-        return set()
 
     def finish(self, request: Request) -> None:
         assert request.id not in self.finished | self.failed

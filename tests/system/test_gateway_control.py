@@ -12,9 +12,7 @@ import pytest
 from tests.support.waiting import until
 from tests.system.serving import Served, error_of, plainly, served
 from tokenbus.engines import synthetic
-from tokenbus.gateway.api_keys import made, write_keys
-from tokenbus.gateway.control import ControlRoutes, vllm_config
-from tokenbus_contracts.generated.control_pb2 import EngineState
+from tokenbus.gateway.control import ControlRoutes
 
 pytestmark = pytest.mark.xdist_group("gateway")
 LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1_000_000, "stream": True, "return_token_ids": True}
@@ -147,36 +145,6 @@ async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:
     assert await _said(client, "/reset_prefix_cache") == {"success": True}
 
 
-async def test_configuration_is_what_trl_reads(client: httpx.AsyncClient) -> None:
-    config = (await client.get("/server_info?config_format=json")).json()["vllm_config"]
-    assert config == {
-        "model_config": {"dtype": "torch.float32", "logprobs_mode": "raw_logprobs"},
-        "parallel_config": {"data_parallel_size": 1, "world_size": 2},
-        "weight_transfer_config": {"backend": "none"},
-        "lora_config": {"max_loras": 256, "max_lora_rank": 512},
-    }
-    refused = await client.get("/server_info?config_format=yaml")
-    assert error_of(refused.text)["message"] == "config_format: json or text, got 'yaml'"
-
-
-def test_configuration_where_engines_differ_or_do_not_say() -> None:
-    """Engines of before say nothing of it; what only some have is not there, and what differs is shown."""
-    raw, processed = "VALUE_KIND_RAW_LOGPROBS", "VALUE_KIND_PROCESSED_LOGPROBS"
-    same: dict[str, Any] = {"weight_transfer": "nccl"}
-    new = EngineState(dtype="bfloat16", value_kind=raw, max_adapters=4, max_adapter_rank=16, **same)
-    other = EngineState(dtype="float32", value_kind=processed, max_adapters=2, max_adapter_rank=64, **same)
-    config: Any = vllm_config([new, other], 2)
-    assert config["model_config"] == {
-        "dtype": "torch.bfloat16, torch.float32", "logprobs_mode": "processed_logprobs, raw_logprobs"
-    }  # fmt: skip
-    assert config["weight_transfer_config"] == {"backend": "nccl"}
-    assert config["lora_config"] == {"max_loras": 2, "max_lora_rank": 16}
-    config = vllm_config([new, EngineState()], 2)
-    assert (config["weight_transfer_config"], config["lora_config"]) == (None, None)
-    config = vllm_config([EngineState()], 1)
-    assert config["model_config"] == {"dtype": "unknown", "logprobs_mode": "unknown"}
-
-
 WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/pause?mode=stop", {}, "mode: one of abort, wait, keep, got 'stop'"),
     ("/sleep?level=3", {}, "level: 0, 1 or 2, got '3'"),
@@ -232,18 +200,3 @@ async def test_failed_update_is_named_and_leaves_all_paused(client: httpx.AsyncC
     assert (answer.status_code, error["code"]) == (409, "not_done_by_all")
     assert "worker worker-0: load_weights.folder" in error["message"]
     assert (await client.get("/is_paused")).json() == {"is_paused": True}
-
-
-async def test_who_may(system: Served, tmp_path: Path) -> None:
-    async with plainly(system.start_gateway(gateway__control="false")[1]) as client:
-        answer = await client.post("/pause")
-        assert answer.status_code == 403
-        assert "gateway.control is false" in error_of(answer.text)["message"]
-    path = tmp_path / "keys.json"
-    plain, first = made("plain")
-    trainer, second = made("trainer", operator=True)
-    write_keys(path, [first, second])
-    async with plainly(system.start_gateway(gateway__keys_file=str(path))[1]) as client:
-        for headers, status in (({}, 401), ({"authorization": f"Bearer {plain}"}, 403)):
-            assert (await client.get("/is_paused", headers=headers)).status_code == status
-        assert (await client.get("/is_paused", headers={"authorization": f"Bearer {trainer}"})).status_code == 200

@@ -1,0 +1,73 @@
+"""The engines' control by vLLM's routes, on an in-process bus."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.gateway.answering import App, answering
+from tests.system.serving import error_of
+from tokenbus.engines.synthetic import SyntheticEngine
+from tokenbus.gateway.api_keys import made, write_keys
+from tokenbus_contracts import ValueKind
+
+
+class _Engine(SyntheticEngine):
+    """An engine that says other things of itself."""
+
+    def __init__(self, **facts: Any) -> None:  # noqa: ANN401 - of any type
+        super().__init__()
+        self.facts = facts
+
+
+async def config_of(app: App) -> Any:  # noqa: ANN401 - JSON
+    answer = await app.client().get("/server_info?config_format=json")
+    return answer.json()["vllm_config"]
+
+
+async def test_configuration_is_what_trl_reads() -> None:
+    async with answering(workers=2, gateway__control=True) as app:
+        assert await config_of(app) == {
+            "model_config": {"dtype": "torch.float32", "logprobs_mode": "raw_logprobs"},
+            "parallel_config": {"data_parallel_size": 1, "world_size": 2},
+            "weight_transfer_config": {"backend": "none"},
+            "lora_config": {"max_loras": 256, "max_lora_rank": 512},
+        }
+        refused = await app.client().get("/server_info?config_format=yaml")
+        assert error_of(refused.text)["message"] == "config_format: json or text, got 'yaml'"
+
+
+async def test_configuration_where_engines_differ_or_do_not_say() -> None:
+    """Engines of before say nothing of it; what only some have is not there, and what differs is shown."""
+    raw, processed = ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS
+    same = {"weight_transfer": "nccl"}
+    new = _Engine(dtype="bfloat16", value_kind=raw, max_adapters=4, max_adapter_rank=16, **same)
+    other = _Engine(dtype="float32", value_kind=processed, max_adapters=2, max_adapter_rank=64, **same)
+    async with answering(new, gateway__control=True) as app:
+        await app.bus.add_worker(other)
+        config = await config_of(app)
+        assert config["model_config"] == {
+            "dtype": "torch.bfloat16, torch.float32", "logprobs_mode": "processed_logprobs, raw_logprobs"
+        }  # fmt: skip
+        assert config["weight_transfer_config"] == {"backend": "nccl"}
+        assert config["lora_config"] == {"max_loras": 2, "max_lora_rank": 16}
+        await app.bus.add_worker(_Engine())
+        await app.bus.advance(1)  # until a status is made anew
+        config = await config_of(app)
+        assert (config["weight_transfer_config"], config["lora_config"]) == (None, None)
+    async with answering(_Engine(), gateway__control=True) as app:
+        config = await config_of(app)
+        assert config["model_config"] == {"dtype": "unknown", "logprobs_mode": "unknown"}
+
+
+async def test_who_may(tmp_path: Path) -> None:
+    async with answering(gateway__control=False) as app:
+        answer = await app.client().post("/pause")
+        assert answer.status_code == 403
+        assert "gateway.control is false" in error_of(answer.text)["message"]
+    path = tmp_path / "keys.json"
+    plain, first = made("plain")
+    trainer, second = made("trainer", operator=True)
+    write_keys(path, [first, second])
+    async with answering(gateway__control=False, gateway__keys_file=str(path)) as app:
+        for key, status in (("", 401), (plain, 403), (trainer, 200)):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            assert (await app.client().get("/is_paused", headers=headers)).status_code == status
