@@ -443,3 +443,18 @@ def test_work_of_all_choices_together_is_bounded(fields: dict[str, Any], message
 def test_choices_have_the_same_requests_but_for_their_seeds() -> None:
     request = READER.completion({"prompt": ["a", "b"], "n": 3, "seed": 5, "allowed_token_ids": [1, 2], "logprobs": 1})
     assert [*request.generates()] == [request.generate(index) for index in range(6)]
+
+
+def test_prompt_is_scored_once_where_the_answer_has_its_scores_once() -> None:
+    """Each choice of a completion has them; and one that generates nothing does nothing else."""
+    wanted = {"n": 3, "prompt_logprobs": 2}
+    nothing = wanted | {"max_tokens": 0}
+    for request, scored in (
+        (READER.chat({"messages": [{"role": "user", "content": "ab"}], **wanted}), 1),
+        (READER.generation({"token_ids": [1, 2], "sampling_params": wanted}), 1),
+        (READER.generation({"token_ids": [1, 2], "sampling_params": nothing}), 3),
+        (READER.completion({"prompt": "ab", **wanted}), 3),
+    ):
+        generates = [*request.generates()]
+        assert [each.HasField("prompt_scoring") for each in generates] == [True] * scored + [False] * (3 - scored)
+        assert request.scored_values == 3 * scored * len(request.prompts[0])

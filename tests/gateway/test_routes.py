@@ -337,7 +337,7 @@ async def test_generate_has_the_true_tokens(k: int | None, *, is_streamed: bool)
 async def test_generate_has_scores_of_the_prompt_where_they_are_wanted() -> None:
     prompt = [11, 12, 13, 14]
     async with answering() as app:
-        scores = {"max_tokens": 1, "prompt_logprobs": 0}
+        scores = {"max_tokens": 1, "prompt_logprobs": 0, "n": 2}
         whole = await _post(app, GENERATE, token_ids=prompt, sampling_params=scores)
     nothing, *scored = whole["prompt_logprobs"]
     assert nothing is None

@@ -116,6 +116,8 @@ class CompletionRequest:
     """Whether a token's alternatives are the `token_ids` of `token_scoring`."""
     wants_prompt_logprobs: bool = False
     """Whether a choice has them, beside what an echo has."""
+    scores_once: bool = False
+    """Whether the first choice alone has its prompt scored, as the answer has the scores beside its choices."""
     name: str = ""
     """What the answer's id has behind its kind; empty: the request id on the bus of its first choice."""
     is_chat: bool = False
@@ -146,17 +148,20 @@ class CompletionRequest:
         return Stopping(stops, least, "include_stop_string" in given, "include_special_tokens" in given)
 
     @property
+    def scored_tokens(self) -> int:
+        """How many tokens of prompts are scored, those of each choice counted."""
+        return 0 if self.prompt_scoring is None else self.prompt_tokens * (1 if self.scores_once else self.n)
+
+    @property
     def scored_values(self) -> int:
-        """How many logprobs the scores of all choices' prompts have, those of alternatives included."""
-        if self.prompt_scoring is None:
-            return 0
-        alternatives = self.prompt_scoring.get("top_logprobs", 0) or len(self.prompt_scoring.get("token_ids", ()))
-        return self.n * self.prompt_tokens * (1 + alternatives)
+        """How many logprobs their scores have, those of alternatives included."""
+        asked = self.prompt_scoring or {}
+        return self.scored_tokens * (1 + (asked.get("top_logprobs", 0) or len(asked.get("token_ids", ()))))
 
     @property
     def scored_bytes(self) -> int:
         """How many bytes of memory these take: an id and a logprob each, and a prompt's own tokens a rank."""
-        return 8 * self.scored_values + 4 * self.n * self.prompt_tokens * (self.prompt_scoring is not None)
+        return 8 * self.scored_values + 4 * self.scored_tokens
 
     def generates(self) -> Iterator[Generate]:
         """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message."""
@@ -167,6 +172,8 @@ class CompletionRequest:
             for number in range(1, self.n):
                 generate = Generate()
                 generate.CopyFrom(first)
+                if self.scores_once:
+                    generate.ClearField("prompt_scoring")
                 if seed is not None:
                     generate.sampling.seed = (seed + number) % _SEEDS
                 yield generate
@@ -288,7 +295,8 @@ class Reader:
         completion = generate_body.completion_of(body)
         request = self._translated(completion, generate_body.FIELDS, self._completion)
         echoed = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
-        return replace(request, wants_text=body.output_mode == "text", echoed=echoed)
+        scores_once = "without_generation" not in (request.prompt_scoring or {})
+        return replace(request, wants_text=body.output_mode == "text", scores_once=scores_once, echoed=echoed)
 
     def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:
         """Read the chat or the completion that another body is; errors name that body's fields."""
@@ -327,7 +335,13 @@ class Reader:
         logprobs = (0 if common["names_alternatives"] else top or 0) if body.logprobs else None
         common["fields"] = {"prompt": "messages", **names, **common["fields"]}
         request = CompletionRequest(
-            prompts=prompts, forced=forced, auto=auto, top_logprobs=logprobs, is_chat=True, **common
+            prompts=prompts,
+            forced=forced,
+            auto=auto,
+            top_logprobs=logprobs,
+            is_chat=True,
+            scores_once=True,
+            **common,
         )
         return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
 
@@ -427,7 +441,7 @@ class Reader:
             is_named = bool((request.prompt_scoring or {}).get("token_ids"))
             name = "prompt_logprob_token_ids" if is_named else "prompt_logprobs" if is_shown else "echo"
             limit = f"at most {most} logprobs of all choices' prompts together"
-            raise invalid(name, f"{limit}, got {values} of {request.n * request.prompt_tokens} tokens")
+            raise invalid(name, f"{limit}, got {values} of {request.scored_tokens} tokens")
 
     def _cut(self, body: Generation, model: str) -> Cut | None:
         most, context = body.truncate_prompt_tokens, self.models.get(model, 0)
