@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +11,8 @@ import pytest
 
 from tests.client.test_client import Processor, meeting
 from tests.in_process.builders import generate_of, settings
-from tests.support.waiting import turns
+from tests.support.waiting import turns, until
+from tokenbus.gateway import dispatcher as module
 from tokenbus.gateway.answer import Answer
 from tokenbus.gateway.api_keys import Caller
 from tokenbus.gateway.buffers import Buffers, Outbox
@@ -33,15 +34,17 @@ class _Listener:
     stream: EventStream | None = None
     cached_tokens: int | None = None
 
-    def __init__(self, most: int = 1000) -> None:
+    def __init__(self, most: int = 1000, on_row: Callable[[], None] = lambda: None) -> None:
         self.tokens = 0
         self.most = most
         self.seen: list[int | str] = []
+        self.on_row = on_row
 
     def take(self, view: RenderedStep, place: int) -> bool:
         """Count a row's tokens."""
         self.tokens = min(self.most, self.tokens + view.counts[place])
         self.seen.append(self.tokens)
+        self.on_row()
         return True
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
@@ -162,3 +165,69 @@ async def test_scores_are_charged_before_they_are_asked_for() -> None:
         assert (buffers.size, buffers.reserved) == (0, 0)
         dispatcher.open([generate_of(6)], _answer(_Listener()), caller, 101)
         await processor.body("generate")
+
+
+class _Slow:
+    """The order in which rows are handed out, each of which takes a millisecond; `-` stands for other tasks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.order = ""
+        self._milliseconds = 0
+        for clock in ("monotonic", "thread_time"):
+            monkeypatch.setattr(module, clock, lambda: self._milliseconds / 1024)
+
+    def listener(self, name: str) -> _Listener:
+        def note() -> None:
+            self.order += name
+            self._milliseconds += 1
+
+        return _Listener(on_row=note)
+
+    async def watch(self) -> None:
+        """Note when other tasks run."""
+        while True:
+            self.order += "-" * (not self.order.endswith("-"))
+            await asyncio.sleep(0)
+
+
+async def test_rows_of_one_answer_wait_for_no_backlog_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While rows of an answer with many choices wait, other tasks run, and another's row is next."""
+    slow = _Slow(monkeypatch)
+    async with _running() as (processor, dispatcher, caller):
+        many, one = [slow.listener("a") for _ in range(100)], slow.listener("b")
+        dispatcher.open([generate_of(key) for key in range(5, 105)], _answer(*many), caller)
+        dispatcher.open([generate_of(200)], _answer(one), caller)
+        await processor.body("generate")
+        watching = asyncio.create_task(slow.watch())
+        for position in range(2):
+            processor.rows(*(RowShape(key, position, 1) for key in (*range(5, 105), 200)))
+        await turns(100)
+        watching.cancel()
+        assert [listener.seen for listener in (*many, one)] == [[1, 2]] * 101
+        assert max(map(len, slow.order.split("-"))) <= 12
+        assert slow.order.count("a", 0, slow.order.rindex("b")) < 20
+        assert dispatcher.backlog.size == 0
+
+
+async def test_rows_that_wait_keep_their_order_and_are_free_when_their_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = _Slow(monkeypatch)
+    async with _running() as (processor, dispatcher, caller):
+        listeners = [slow.listener("a") for _ in range(40)]
+        for listener in listeners:
+            listener.stream = EventStream()
+        keys = dispatcher.open([generate_of(key) for key in range(5, 45)], _answer(*listeners), caller)
+        await processor.body("generate")
+        for position in range(3):
+            processor.rows(*(RowShape(key, position, 1) for key in keys))
+        for key in keys:
+            processor.fails(key, ErrorCode.ERROR_CODE_ENGINE, "broke")
+        await until(lambda: len(slow.order) > 20, every=0)
+        for listener in listeners:  # a row that came now would wait behind those
+            assert listener.stream is not None
+            assert listener.stream.is_held == (listener.tokens < 3)
+        dispatcher.close(keys[:10])
+        await turns(100)
+        assert [listener.seen for listener in listeners[10:]] == [[1, 2, 3, "broke (after 3 tokens)"]] * 30
+        assert (len(dispatcher), dispatcher.backlog.size) == (0, 0)

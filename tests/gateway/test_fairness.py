@@ -1,4 +1,4 @@
-"""FairTurns, BodyRoom and AdmissionLimiter: no client has more than its share while others wait."""
+"""FairTurns, FairQueue, BodyRoom and AdmissionLimiter: no client has more than its share while others wait."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.waiting import turns
 from tokenbus.gateway.errors import ApiError
-from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter, BodyRoom, FairTurns
+from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter, BodyRoom, FairQueue, FairTurns
 
 
 class Asking:
@@ -150,3 +150,35 @@ async def test_who_leaves_takes_no_turn() -> None:
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert begun == [0, 2, 3]
+
+
+def _slices(queue: FairQueue[str], count: int, done: str) -> str:
+    """Return which answers have the next slices; those in `done` have no more work then."""
+    order = ""
+    for _ in range(count):
+        who, answer = queue.take()
+        order += answer
+        queue.give_back(who, answer, has_more=answer not in done)
+    return order
+
+
+def test_clients_and_their_answers_have_one_slice_after_the_other() -> None:
+    queue = FairQueue[str]()
+    for who, answer in (("A", "a"), ("A", "b"), ("A", "c"), ("B", "x")):
+        queue.add(who, answer)
+    assert _slices(queue, 10, "") == "axbxcxaxbx"
+
+
+def test_who_was_up_to_date_is_next() -> None:
+    queue = FairQueue[str]()
+    for answer in "abc":
+        queue.add("A", answer)
+    assert _slices(queue, 4, "") == "abca"
+    queue.add("A", "d")
+    queue.add("B", "x")
+    assert _slices(queue, 4, "dx") == "xdbc"
+    queue.add("A", "d")
+    assert _slices(queue, 2, "d") == "da"
+    assert queue
+    assert _slices(queue, 3, "abc") == "bca"
+    assert not queue

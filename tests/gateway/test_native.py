@@ -71,8 +71,9 @@ def _logprobs(random: np.random.Generator, count: int) -> np.ndarray[tuple[int],
     return np.where(random.random(count) < 0.1, random.choice([0.0, -9999.0, -1.0, -0.5], count), spread).astype("f4")
 
 
-def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool) -> list[bytes]:
+def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool, waiting: int = 0) -> list[bytes]:
     view = RenderedStep(step, vocabulary)
+    view.waiting = waiting
     part = Entries() if is_chat else Lists(EventStream())
     return [part.joined(part.take(view, place, view.counts[place])) for place in range(step.row_count)]
 
@@ -80,14 +81,16 @@ def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool) -> li
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_twins_write_the_same(seed: int, is_chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-    """Rows of all sizes are the same bytes, which are JSON, with the renderer and without."""
+    """Rows of all sizes are the same bytes, which are JSON, with the renderer and without, and where they waited."""
     random = np.random.default_rng(seed)
     vocabulary, steps = Vocabulary(_Words()), [_drawn(random, rows, 64) for rows in (1, 32, 33, 70)]
     found = [_written(step, vocabulary, is_chat=is_chat) for step in steps]
+    waited = [_written(step, vocabulary, is_chat=is_chat, waiting=1) for step in steps]
     views = [RenderedStep(step, vocabulary) for step in steps]
     assert all((view.contents(0) if is_chat else view.lists(0)) is not None for view in views)
     monkeypatch.setattr(native, "_render", None)
     assert found == [_written(step, vocabulary, is_chat=is_chat) for step in steps]
+    assert waited == found == [_written(step, vocabulary, is_chat=is_chat, waiting=1) for step in steps]
     for each in found:
         assert all(isinstance(json.loads(row), dict) for row in each)
 

@@ -8,10 +8,9 @@ from sys import getsizeof
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from tokenbus.client import RequestEnd, StepRows
 from tokenbus.gateway.fairness import AdmissionLimiter
+from tokenbus.gateway.rendered_step import RenderedStep, size_of
 from tokenbus_contracts import LogprobBatch
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ _CHUNK_BYTES = 65_536
 _ALL = 2**31
 _FREED_SHARE = 8
 """An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
-_STEP_BYTES, _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES = 2000, 22, 12, 8
-"""Of a step; most of what one with few rows takes are the objects around its columns."""
 _COLLECTED_BYTES = 256
 """What the objects around collected bytes take."""
 _NO_BYTES, _TIME_BYTES = getsizeof(bytearray()), 8
@@ -358,7 +355,10 @@ class _Entry(NamedTuple):
 
 
 class Backlog:
-    """Steps and ends that came from the bus and were not handed out yet; first in, first out."""
+    """Steps and ends that came from the bus and were not handed out yet; first in, first out.
+
+    Rows that were taken from here and wait for a turn count, too, with all of their step.
+    """
 
     def __init__(self) -> None:
         self._entries: deque[_Entry] = deque()
@@ -376,7 +376,7 @@ class Backlog:
     def append(self, output: StepRows | RequestEnd) -> None:
         """Add a step's rows, or a request's end."""
         batches = () if isinstance(output, RequestEnd) else output
-        size = _STEP_BYTES + sum(map(_size, filter(None, batches)))
+        size = sum(map(size_of, filter(None, batches)))
         self._entries.append(_Entry(output, size))
         self.size += size
 
@@ -386,18 +386,30 @@ class Backlog:
         self.size -= size
         return output
 
+    def hold(self, step: RenderedStep) -> None:
+        """Count a row that waits: while one does, all of its step takes memory."""
+        if not step.waiting:
+            self.size += step.size
+        step.waiting += 1
+
+    def free(self, step: RenderedStep) -> None:
+        """Count a row that waits no more."""
+        step.waiting -= 1
+        if not step.waiting:
+            self.size -= step.size
+
     def weights(self) -> Counter[int]:
-        """Return how many bytes wait for each request."""
+        """Return how many bytes wait for each request, without rows that were taken."""
         weights: Counter[int] = Counter()
         steps = (output for output, _ in self._entries if isinstance(output, StepRows))
         for batch in (batch for step in steps for batch in step if batch is not None):
-            weights.update(dict(zip(batch.request_keys.tolist(), _sizes(batch).tolist(), strict=True)))
+            weights.update(dict(zip(batch.request_keys.tolist(), batch.row_bytes().tolist(), strict=True)))
         return weights
 
     def keep(self, wanted: Container[int]) -> None:
         """Free the rows of requests that are not wanted any more."""
         entries, self._entries = self._entries, deque()
-        self.size = 0
+        self.size -= sum(entry.size for entry in entries)
         for output, _ in entries:
             if isinstance(output, RequestEnd):
                 self.append(output)
@@ -414,19 +426,6 @@ def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None
     if len(places) == batch.row_count:
         return batch
     return batch.select(places) if places else None
-
-
-def _size(batch: LogprobBatch) -> int:
-    return (
-        _ROW_BYTES * batch.row_count
-        + _TOKEN_BYTES * batch.token_ids.size
-        + _ALTERNATIVE_BYTES * batch.alternative_token_ids.size
-    )
-
-
-def _sizes(batch: LogprobBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    tokens = batch.token_counts.astype(np.int64)
-    return _ROW_BYTES + tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * batch.top_ks.astype(np.int64))
 
 
 def _give_back() -> None:

@@ -1,10 +1,10 @@
 """Dispatcher: hands each row that the client receives to its answer, and each request's error after its rows."""
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic, thread_time
 
 from tokenbus.client import Client, RequestEnd, RequestFailedError, StepRows
 from tokenbus.client.weight_spans import WeightSpans
@@ -14,6 +14,7 @@ from tokenbus.gateway.api_keys import Caller
 from tokenbus.gateway.buffers import Backlog, Buffers, selected
 from tokenbus.gateway.errors import ApiError, of_request
 from tokenbus.gateway.event_writer import EventWriter, Left
+from tokenbus.gateway.fairness import FairQueue
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus.logs import DeduplicatedLog, logger
@@ -29,6 +30,8 @@ _SERVERS = range(500, 600)
 _ROWS_AT_ONCE = 64
 _LONGEST_TURN_SECONDS = 0.01
 """After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
+_SLICE_SECONDS = 0.0005
+"""After so long it is another answer's turn, where rows wait."""
 _MOST_BEHIND = 64
 """Steps that may wait to be handed out before answers whose HTTP clients do not read are ended."""
 _MOST_GATHERED = 8
@@ -42,13 +45,31 @@ _BACKLOG_SHARE = 8
 """The backlog may hold this part of `gateway.buffer_bytes`."""
 
 
-class OpenRequest(NamedTuple):
+@dataclass(slots=True, eq=False)
+class OpenRequest:
     """One request that has not ended."""
 
     request_id: int
     answer: Answer
     listener: Listener
     caller: Caller
+    share: "_Share"
+    rows: deque[Left | RequestFailedError] = field(default_factory=deque)
+    """Rows that wait for a turn, and the error behind them."""
+    is_held: bool = False
+    """Whether Python takes the first of these rows' followers, too; while rows wait it takes all."""
+
+
+class _Share:
+    """One answer's share of the event loop's time."""
+
+    __slots__ = ("requests", "who")
+
+    def __init__(self, who: Hashable) -> None:
+        self.who = who
+        """Its client: a key, or a machine."""
+        self.requests: deque[OpenRequest] = deque()
+        """Its requests with rows that wait."""
 
 
 class Dispatcher:
@@ -74,6 +95,8 @@ class Dispatcher:
         self._callers: dict[int, Caller] = {}
         """By request id, until the bus has ended it, which for an aborted one is later than here."""
         self.backlog = Backlog()
+        self._waiting: FairQueue[_Share] = FairQueue()
+        """The answers with rows that wait for a turn."""
         self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
         self._came = asyncio.Event()
         self._taken = 0
@@ -139,13 +162,15 @@ class Dispatcher:
 
     async def _hand_out(self) -> None:
         while True:
-            while not self.backlog:
+            while not self.backlog and not self._waiting:
                 self._came.clear()
                 await self._came.wait()
-                self._turn_began = time.monotonic()
+                self._turn_began = monotonic()
             steps = self._steps()
             if steps:
                 await self._hand_steps(steps)
+            if self._waiting:
+                await self._hand_waiting()
 
     async def _hand_steps(self, views: Sequence[RenderedStep]) -> None:
         """Hand out the rows of some steps, those of one request together, so that they are one write."""
@@ -158,9 +183,50 @@ class Dispatcher:
             await self._end_long_turn()
         self._to_socket.observe_all(rows.seconds())
 
-    def _hand_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
-        """Hand out the rows of a request that could not be sent directly."""
+    async def _hand_waiting(self) -> None:
+        """Hand out rows that wait for one turn, and then let other tasks run.
+
+        An answer has a slice of the turn, and then the next one.
+        """
+        while self._waiting and not self._is_turn_over():
+            (who, share), began = self._waiting.take(), thread_time()
+            while share.requests and thread_time() - began < _SLICE_SECONDS:
+                one = share.requests.popleft()
+                if one.rows:  # else it was closed
+                    self._hand_some(one, began + _SLICE_SECONDS)
+                if one.rows:
+                    share.requests.append(one)
+            self._waiting.give_back(who, share, has_more=bool(share.requests))
+        await self._end_long_turn()
+
+    def _hand_some(self, one: OpenRequest, until: float) -> None:
+        """Hand out rows of a request that wait, at least one, as long as there is time."""
         outbox, stream = one.answer.outbox, one.listener.stream
+        if stream is not None:
+            stream.is_held = one.is_held
+        outbox.gather()
+        while one.rows:
+            row = one.rows.popleft()
+            if isinstance(row, RequestFailedError):
+                self._fail(one.request_id, row)
+                break
+            self._hand(one, row)
+            self.backlog.free(row.view)
+            if thread_time() >= until:
+                break
+        outbox.flush()
+        if stream is not None:
+            one.is_held = stream.is_held
+            stream.is_held |= bool(one.rows)
+            stream.socket = outbox.descriptor()
+
+    def _hand_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
+        """Hand out the rows of a request that could not be sent directly; those that Python writes may have to wait."""
+        outbox, stream = one.answer.outbox, one.listener.stream
+        if one.rows or self._waiting or self._is_turn_over():
+            written = 0 if one.rows else next((n for n, row in enumerate(left) if row.events is None), len(left))
+            self._wait(one, left[written:])
+            left = left[:written]
         if len(left) > 1:
             outbox.gather()
         for row in left:
@@ -171,6 +237,19 @@ class Dispatcher:
             outbox.flush()
         if stream is not None:
             stream.socket = outbox.descriptor()
+
+    def _wait(self, one: OpenRequest, rows: Iterable[Left]) -> None:
+        """Let rows of a request wait for its answer's turn: until then Python takes those behind them, too."""
+        stream, share = one.listener.stream, one.share
+        for row in rows:
+            if not one.rows:
+                if stream is not None:
+                    one.is_held, stream.is_held = stream.is_held, True
+                if not share.requests:
+                    self._waiting.add(share.who, share)
+                share.requests.append(one)
+            one.rows.append(row)
+            self.backlog.hold(row.view)
 
     def _steps(self) -> list[RenderedStep]:
         """Take the steps that wait, up to a request's error, which is handed out alone.
@@ -185,7 +264,7 @@ class Dispatcher:
             output = self.backlog.popleft()
             if isinstance(output, RequestEnd):
                 if output.error is not None:
-                    self._fail(output.request_id, output.error)
+                    self._fail_behind_rows(output.request_id, output.error)
                 continue
             target, draft = output
             self.tokens += int(target.token_counts.sum())
@@ -197,14 +276,17 @@ class Dispatcher:
 
     async def _end_long_turn(self) -> None:
         """After a long turn let other tasks run, the one that takes steps from the bus as often as it has some."""
-        if time.monotonic() - self._turn_began < _LONGEST_TURN_SECONDS:
+        if not self._is_turn_over():
             return
         for _ in range(_MOST_TURNS):
             before = self._taken
             await asyncio.sleep(0)
             if self._taken == before:
                 break
-        self._turn_began = time.monotonic()
+        self._turn_began = monotonic()
+
+    def _is_turn_over(self) -> bool:
+        return monotonic() - self._turn_began >= _LONGEST_TURN_SECONDS
 
     def _end_heaviest(self) -> None:
         """End the answers that hold the most, with what waits here for them, until half of that is gone."""
@@ -215,13 +297,25 @@ class Dispatcher:
         for key, weight in self.backlog.weights().items():
             if key in self._opened:
                 beside[self._opened[key].answer] += weight
+        for one in self._opened.values():
+            steps = (row.view for row in one.rows if isinstance(row, Left))
+            beside[one.answer] += sum(step.size // step.waiting for step in steps)
         self._buffers.evict(self.backlog.size // 2, beside=beside)
         self.backlog.keep(self._opened)
 
-    def open(self, generates: Sequence[Generate], answer: Answer, caller: Caller, scored_bytes: int = 0) -> list[int]:
+    def open(
+        self,
+        generates: Sequence[Generate],
+        answer: Answer,
+        caller: Caller,
+        scored_bytes: int = 0,
+        *,
+        who: Hashable = "",
+    ) -> list[int]:
         """Send an answer's requests to the bus, all or none, and return their ids; an ApiError says why not.
 
-        The answer is charged with the scores of its prompts, `scored_bytes`, before any of them comes.
+        The answer is charged with the scores of its prompts, `scored_bytes`, before any of them comes. It shares the
+        event loop's time with the other answers of `who`, and with those of others.
         """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
@@ -231,9 +325,10 @@ class Dispatcher:
         self._check_room(len(generates), scored_bytes)
         caller.open([generate.request_key for generate in generates])
         keys: list[int] = []
+        share = _Share(who)
         try:
             for generate, listener in zip(generates, answer.listeners, strict=True):
-                keys.append(self._open(generate, answer, listener, caller))
+                keys.append(self._open(generate, answer, listener, caller, share))
         except (RequestFailedError, ContractError) as error:
             self.close(keys)
             for generate in generates[len(keys) :]:
@@ -281,11 +376,11 @@ class Dispatcher:
         self.refused += 1
         return ApiError(status, message, code=code, retry_after_ms=self._settings.retry_after_ms)
 
-    def _open(self, generate: Generate, answer: Answer, listener: Listener, caller: Caller) -> int:
+    def _open(self, generate: Generate, answer: Answer, listener: Listener, caller: Caller, share: "_Share") -> int:
         generate.tokenizer_digest = self._vocabulary.digest
         request_id = self._client.submit(generate)
         self._callers[request_id] = caller
-        self._opened[request_id] = OpenRequest(request_id, answer, listener, caller)
+        self._opened[request_id] = OpenRequest(request_id, answer, listener, caller, share)
         self._writer.open(request_id, listener.stream)
         return request_id
 
@@ -313,7 +408,20 @@ class Dispatcher:
         """Hand out no more rows of a request, and return it; None: it has ended before."""
         self._writer.close(request_id)
         self._weights.forget(request_id)
-        return self._opened.pop(request_id, None)
+        one = self._opened.pop(request_id, None)
+        if one is not None:
+            for row in one.rows:
+                if isinstance(row, Left):
+                    self.backlog.free(row.view)
+            one.rows.clear()
+        return one
+
+    def _fail_behind_rows(self, request_id: int, error: RequestFailedError) -> None:
+        one = self._opened.get(request_id)
+        if one is not None and one.rows:
+            one.rows.append(error)
+        else:
+            self._fail(request_id, error)
 
     def _fail(self, request_id: int, error: RequestFailedError) -> None:
         one = self._forget(request_id)

@@ -1,13 +1,14 @@
-"""Fair shares of the gateway: whose body is encoded next, room for long bodies, and how many requests begin at once."""
+"""Fair shares of the gateway: of the event loop's time, of encoders, and of the room for long bodies."""
 
 import asyncio
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Hashable
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 from tokenbus.gateway.errors import ApiError
 
+T = TypeVar("T")
 MOST_WAITING = 256
 SHORT_BYTES = 16_384
 """So much of each body is not counted: connections bound it."""
@@ -17,8 +18,8 @@ _BODIES = 8
 class FairTurns:
     """Gives turns: first in, first out for one client, and one client after the other."""
 
-    def __init__(self, count: int, retry_after_ms: int) -> None:
-        self._free = count
+    def __init__(self, most: int, retry_after_ms: int) -> None:
+        self._free = most
         self._retry_after_ms = retry_after_ms
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """By client; the first one is the next."""
@@ -112,12 +113,12 @@ class BodyRoom:
         finally:
             self._free(body)
 
-    def grow(self, body: "HeldBody", count: int) -> None:
+    def grow(self, body: "HeldBody", more: int) -> None:
         """Count more bytes of a body."""
         if not body.size:
             self._held[body.who].append(body)
-        body.size += count
-        self.size += count
+        body.size += more
+        self.size += more
         while self.size > self.most:
             largest = max(self._held.values(), key=lambda held: sum(each.size for each in held))
             refused = largest[-1]
@@ -189,3 +190,61 @@ class AdmissionLimiter:
         self._is_counting = bool(self._waiting) or self._left < self._per_tick
         if self._is_counting:
             asyncio.get_running_loop().call_soon(self._refill)
+
+
+class _Round(Generic[T]):
+    """Whose slice is next: first those that were up to date before, then those that are behind, one after the other."""
+
+    def __init__(self) -> None:
+        self._fresh: deque[T] = deque()
+        self._behind: deque[T] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._fresh or self._behind)
+
+    def add(self, one: T) -> None:
+        self._fresh.append(one)
+
+    def add_again(self, one: T) -> None:
+        self._behind.append(one)
+
+    def take(self) -> T:
+        return self._fresh.popleft() if self._fresh else self._behind.popleft()
+
+
+class FairQueue(Generic[T]):
+    """Gives slices of time: one client after the other, and one after the other of a client's answers.
+
+    A client, or an answer, whose work was all done when new work came waits for nobody that is behind: however much
+    others ask for, it keeps up if its own work is short.
+    """
+
+    def __init__(self) -> None:
+        self._clients = _Round[Hashable]()
+        self._answers: dict[Hashable, _Round[T]] = {}
+        """Of each client those that have work."""
+
+    def __bool__(self) -> bool:
+        return bool(self._answers)
+
+    def add(self, who: Hashable, answer: T) -> None:
+        """Add a client's answer that has work now, and had none."""
+        if who not in self._answers:
+            self._answers[who] = _Round()
+            self._clients.add(who)
+        self._answers[who].add(answer)
+
+    def take(self) -> tuple[Hashable, T]:
+        """Return the next slice's client and answer; `give_back` must follow."""
+        who = self._clients.take()
+        return who, self._answers[who].take()
+
+    def give_back(self, who: Hashable, answer: T, *, has_more: bool) -> None:
+        """End a slice of an answer, which may have more work."""
+        answers = self._answers[who]
+        if has_more:
+            answers.add_again(answer)
+        if answers:
+            self._clients.add_again(who)
+        else:
+            del self._answers[who]

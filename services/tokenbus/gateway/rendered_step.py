@@ -15,6 +15,10 @@ from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 
 _BLOCK_ROWS = 32
 """Rows that are written together: few, so that the first need not wait for the last."""
+_BATCH_BYTES = 2000
+"""Most of what a batch of few rows takes are the objects around its columns."""
+_LISTED_BYTES = 200
+"""What the lists have of each token, rows' alternatives aside."""
 _Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -45,9 +49,17 @@ class RenderedStep:
         self.vocabulary = vocabulary
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
+        self.waiting = 0
+        """How many of its rows wait for a turn."""
         self._lists: _Blocks = {}
         self._contents: _Blocks = {}
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
+
+    @cached_property
+    def size(self) -> int:
+        """What it takes in memory while rows wait, in bytes."""
+        own = size_of(self.batch) + _LISTED_BYTES * self.batch.token_ids.size
+        return own + (0 if self.draft is None else self.draft.size)
 
     @cached_property
     def stops(self) -> dict[int, int]:
@@ -127,11 +139,17 @@ class RenderedStep:
         first = begins[block]
         written = self._alternatives.get((block, id(table)))
         if written is None:
+            if self.waiting:  # each of its rows may wait for long, so none is written before its turn
+                return self._pairs(begins[place], begins[place + 1], table)
             last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
-            written = self._alternatives[block, id(table)] = [b""] * (2 * (last - first))
-            written[0::2] = map(table.__getitem__, self.batch.alternative_token_ids[first:last].tolist())
-            written[1::2] = numbers_as_json(self.batch.alternative_logprobs[first:last])
+            written = self._alternatives[block, id(table)] = self._pairs(first, last, table)
         return written[2 * (begins[place] - first) : 2 * (begins[place + 1] - first)]
+
+    def _pairs(self, first: int, last: int, table: Mapping[int, bytes]) -> list[bytes]:
+        written = [b""] * (2 * (last - first))
+        written[0::2] = map(table.__getitem__, self.batch.alternative_token_ids[first:last].tolist())
+        written[1::2] = numbers_as_json(self.batch.alternative_logprobs[first:last])
+        return written
 
     def lists(self, place: int) -> tuple[bytes, ...] | None:
         """Return the JSON of all of a row's tokens, their logprobs and their alternatives, each with commas between.
@@ -148,6 +166,9 @@ class RenderedStep:
     def _rendered(self, place: int, fragments: Fragments, blocks: _Blocks) -> tuple[bytes, ...] | None:
         block, row = divmod(place, _BLOCK_ROWS)
         if block not in blocks:
+            if self.waiting:
+                alone = fragments.render(self.columns, place, place + 1)
+                return None if alone is None else alone[0]
             begin = block * _BLOCK_ROWS
             blocks[block] = fragments.render(self.columns, begin, min(begin + _BLOCK_ROWS, len(self.counts)))
         rendered = blocks[block]
@@ -166,6 +187,11 @@ class RenderedStep:
         """Return a row's token ids."""
         begin = self.begins[place]
         return self.ids[begin : begin + self.counts[place]]
+
+
+def size_of(batch: LogprobBatch) -> int:
+    """Return what a batch takes in memory, in bytes."""
+    return _BATCH_BYTES + batch.nbytes
 
 
 def numbers_as_json(values: npt.NDArray[np.float32]) -> list[bytes]:

@@ -209,7 +209,7 @@ class Routes:
             generate.request_key = key
         caller = visitor_of(request.scope).caller
         try:
-            feed.open(generates, answer, caller, asked.scored_bytes)
+            feed.open(generates, answer, caller, asked.scored_bytes, who=_who(request))
         except ApiError as error:
             self.access.limited(request.scope, error, caller)
             raise
