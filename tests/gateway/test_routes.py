@@ -350,7 +350,7 @@ async def test_generate_has_scores_of_the_prompt_where_they_are_wanted() -> None
 class Remembering(SyntheticEngine):
     """An engine that has the first half of each prompt in its cache, but of the first."""
 
-    caches_prompts = True
+    kv_cache_usage = 0.25
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,6 +430,18 @@ async def test_open_requests_run_or_wait_under_vllms_names() -> None:
     assert _of_vllm(page, *names) == [0, 0]
     ended = ("request_params_max_tokens_sum", "request_time_per_output_token_seconds_count")
     assert _of_vllm(page, *ended) == [1800, 2]
+
+
+@pytest.mark.parametrize(("engine", "told"), [(Remembering, {("worker-0", MODEL): 0.25}), (SyntheticEngine, {})])
+async def test_use_of_caches_is_told_under_vllms_name(
+    engine: type[SyntheticEngine], told: dict[tuple[str, str], float]
+) -> None:
+    async with answering(engine()) as app, app.client() as client:
+        await app.bus.advance(app.bus.settings.bus.heartbeat_interval_ms / 1000)
+        await app.gateway.learn_models(is_new=True)
+        page = (await client.get("/metrics")).text
+    (family,) = [each for each in text_string_to_metric_families(page) if each.name == "vllm:kv_cache_usage_perc"]
+    assert {(each.labels["engine"], each.labels["model_name"]): each.value for each in family.samples} == told
 
 
 async def test_without_a_worker_it_is_not_ready() -> None:

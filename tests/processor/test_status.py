@@ -42,6 +42,16 @@ def test_status_counts_requests_and_describes_each_worker() -> None:
     assert (list(first.draft_tokens), list(first.accepted_tokens)) == ([1], [1])
 
 
+def test_status_says_how_full_caches_are() -> None:
+    bench = Bench()
+    worker, client = bench.worker("a"), bench.client()
+    for beat, wanted in (({"kv_cache_permille": 250}, 250), ({"kv_cache_permille": 0}, 0), ({}, None)):
+        worker.beat(**beat)
+        bench.advance(STATUS_INTERVAL)
+        (status,) = answer_to(client).workers
+        assert (status.kv_cache_permille if status.HasField("kv_cache_permille") else None) == wanted
+
+
 def test_status_names_the_adapters_of_workers_as_far_as_there_is_room() -> None:
     """Each worker's LoRA adapters are named, and of very many the first, so that the frame keeps its bound."""
     bench = Bench()

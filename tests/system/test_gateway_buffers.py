@@ -16,7 +16,8 @@ from tokenbus.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
 UNREAD = many(500, 40)
-_FILL = 'tokenbus_fill_ratio{of="buffers"}'
+_FILL, _OPEN = (f'tokenbus_fill_ratio{{of="{name}"}}' for name in ("buffers", "requests"))
+_BEGUN = f'tokenbus_gateway_answers_total{{route="/v1/completions",status="200"}} {UNREAD + 1}.0'
 
 
 async def test_streams_that_are_not_read_end_alone() -> None:
@@ -42,7 +43,7 @@ async def test_streams_that_are_not_read_end_alone() -> None:
 
                 async def have_ended() -> bool:
                     page = (await plain.get("/metrics")).text
-                    return f"tokenbus_gateway_aborted_requests_total {UNREAD}.0" in page and f"{_FILL} 0.0" in page
+                    return all(each in page for each in (_BEGUN, f"{_OPEN} 0.0", f"{_FILL} 0.0"))
 
                 await until(have_ended)
                 assert is_true(await client.completions.create(**given))

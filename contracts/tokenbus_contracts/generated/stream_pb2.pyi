@@ -269,18 +269,20 @@ class Gap(_message.Message):
     def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., reason: _Optional[_Union[GapReason, str]] = ..., request_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sent_at_ns", "echo_ns", "last_sequence", "takes_no_more", "stalled_ms")
+    __slots__ = ("sent_at_ns", "echo_ns", "last_sequence", "takes_no_more", "stalled_ms", "kv_cache_permille")
     SENT_AT_NS_FIELD_NUMBER: _ClassVar[int]
     ECHO_NS_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TAKES_NO_MORE_FIELD_NUMBER: _ClassVar[int]
     STALLED_MS_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     sent_at_ns: int
     echo_ns: int
     last_sequence: int
     takes_no_more: bool
     stalled_ms: int
-    def __init__(self, sent_at_ns: _Optional[int] = ..., echo_ns: _Optional[int] = ..., last_sequence: _Optional[int] = ..., takes_no_more: bool = ..., stalled_ms: _Optional[int] = ...) -> None: ...
+    kv_cache_permille: int
+    def __init__(self, sent_at_ns: _Optional[int] = ..., echo_ns: _Optional[int] = ..., last_sequence: _Optional[int] = ..., takes_no_more: bool = ..., stalled_ms: _Optional[int] = ..., kv_cache_permille: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason", "message", "last_sequence")

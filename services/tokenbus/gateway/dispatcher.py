@@ -105,8 +105,6 @@ class Dispatcher:
         self.is_draining = False
         self.tokens = 0
         self.refused = 0
-        self.aborted = 0
-        """How many requests were aborted because their HTTP client left or wanted no more."""
 
     def __len__(self) -> int:
         """Return how many requests are open, those included that the bus has not ended yet."""
@@ -356,7 +354,6 @@ class Dispatcher:
         """Forget requests, and abort those that have not ended."""
         for key in keys:
             if self._forget(key) is not None:
-                self.aborted += 1
                 self._client.abort(key)
 
     def revoke(self, caller: Caller) -> None:

@@ -27,6 +27,7 @@ from tokenbus.tokenizer_probes import first_difference
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 
 _log = logger("gateway")
+_LEARN_SECONDS = 1.0
 _MOST_IGNORED = 256
 _OTHERS = "(others)"
 """What unknown fields count as beyond so many different ones."""
@@ -114,6 +115,8 @@ class Gateway:
         self.named: dict[str, Sequence[int]] = {}
         """By the name that its client gave an open answer, the ids of its requests on the bus."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
+        self.cache_usage: dict[tuple[str, str], float] = {}
+        """By worker and model, how much of the engine's KV cache is in use, from 0 to 1, of the engines that tell."""
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.feeding: asyncio.Task[None] | None = None
@@ -166,10 +169,25 @@ class Gateway:
         return Health(tuple(problems), facts)
 
     async def learn_models(self, *, is_new: bool = False) -> None:
-        """Ask the processor which models its workers serve; without an answer those of before stay."""
-        with contextlib.suppress(TimeoutError):
+        """Ask the processor about its workers; without an answer models stay, and the use of caches is not known."""
+        try:
             status = await self.status.get(is_new=is_new)
-            self.reader.learn_models(worker for worker in status.workers if worker.is_connected)
+        except TimeoutError:
+            self.cache_usage = {}
+            return
+        connected = [worker for worker in status.workers if worker.is_connected]
+        self.reader.learn_models(connected)
+        self.cache_usage = {
+            (worker.worker_id, worker.model or DEFAULT_MODEL): worker.kv_cache_permille / 1000
+            for worker in connected
+            if worker.HasField("kv_cache_permille")
+        }
+
+    async def keep_learning(self) -> None:
+        """Learn again each second, until cancelled: a scrape may come from another thread, and does not wait."""
+        while True:
+            await self.learn_models()
+            await asyncio.sleep(_LEARN_SECONDS)
 
     async def why_not_ready(self) -> list[str]:
         """Return why a request would find no worker; empty if it would find one."""
@@ -230,6 +248,7 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
         async with Client(settings) as client, encoders_of(settings, repeated_log) as encoders:
             gateway = Gateway(settings, client, encoders, repeated_log)
             gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
+            learning = asyncio.create_task(gateway.keep_learning())
             try:
                 # The dispatcher opens the client's steps before anything can be submitted.
                 await asyncio.sleep(0)
@@ -238,4 +257,5 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
                 gateway.feed.give_up()
                 gateway.feeding = None
                 feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
+                learning.cancel()
+                await asyncio.gather(feeding, learning, return_exceptions=True)

@@ -45,11 +45,6 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family("tokenbus_gateway_tokens_total", "Tokens of this gateway's requests.", lambda view: view.feed.tokens),
     Family(
-        "tokenbus_gateway_aborted_requests_total",
-        "Requests whose client had gone or whose answer had ended.",
-        lambda view: view.feed.aborted,
-    ),
-    Family(
         "tokenbus_gateway_lost_clients_total{why}",
         "Clients that left early, read nothing (cut_off), sent too slowly (late), or found no place (refused).",
         lambda view: {
@@ -128,6 +123,11 @@ VLLM: tuple[Family[Gateway], ...] = (
         "vllm:num_requests_waiting{model_name}",
         "This gateway's open requests that had no token yet: queued, or their prompt is computed.",
         lambda view: _open(view, 1),
+    ),
+    Family(
+        "vllm:kv_cache_usage_perc{engine, model_name}",
+        "How much of a worker's KV cache is in use, from 0 to 1, where its engine tells.",
+        lambda view: view.cache_usage,
     ),
     Family(
         "vllm:prompt_tokens_total{model_name}",

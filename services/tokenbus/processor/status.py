@@ -93,4 +93,5 @@ def _worker_status(worker: Worker, table: RequestTable, processor_id: str) -> Wo
         max_model_tokens=stream.hello.max_model_tokens,
         tokenizer_digest=stream.hello.tokenizer_digest,
         processor_id=processor_id,
+        kv_cache_permille=worker.kv_cache_permille,
     )

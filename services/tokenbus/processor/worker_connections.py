@@ -93,6 +93,8 @@ class WorkerConnections(Connections[Worker]):
             case "heartbeat":
                 worker.echo_ns = frame.heartbeat.sent_at_ns
                 worker.takes_no_more |= frame.heartbeat.takes_no_more
+                is_known = frame.heartbeat.HasField("kv_cache_permille")
+                worker.kv_cache_permille = frame.heartbeat.kv_cache_permille if is_known else None
                 worker.stream.heard_of(frame.heartbeat.last_sequence)
                 self._proceed(worker, now)
             case "goodbye":

@@ -35,6 +35,8 @@ class Worker(KnownPeer):
     """For how many seconds its engine had made no progress, as its last heartbeat says, if it was heard since."""
     is_stalled: bool = False
     """Whether nothing has shown progress of it for longer than the heartbeat's timeout: it gets no new requests."""
+    kv_cache_permille: int | None = None
+    """How much of its engine's KV cache was in use at its last heartbeat, in thousandths; None: not known."""
     is_cut_off: bool = False
     """Whether the last heartbeat to it found its connection broken."""
     takes_no_more: bool = False

@@ -83,10 +83,11 @@ class ScoresTokens(Protocol):
 
 @runtime_checkable
 class CachesPrompts(Protocol):
-    """An engine that keeps prompts: `StepArrays.cached_prompts` names each request that needed less computing."""
+    """An engine with a cache of prompts: `StepArrays.cached_prompts` names each request that needed less computing."""
 
-    caches_prompts: bool
-    """Whether it says so; else nobody knows how many tokens were cached."""
+    @property
+    def kv_cache_usage(self) -> float:
+        """How much of the cache requests use, from 0 to 1."""
 
 
 @runtime_checkable

@@ -49,7 +49,8 @@ class EngineLoop:
         self._client = client
         self._out = out or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
-        self._cached_tokens = 0 if isinstance(engine, CachesPrompts) and engine.caches_prompts else None
+        self._cache = engine if isinstance(engine, CachesPrompts) else None
+        self._note_cache()
         self._commands = CommandRunner(engine, self._abort_all, self._out.controlled, self._unix_ms)
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
@@ -118,7 +119,12 @@ class EngineLoop:
             return
         self._failed_in_a_row = 0
         self._untried.clear()
+        self._note_cache()
         self._end_aborted_and_overdue()
+
+    def _note_cache(self) -> None:
+        if self._cache is not None:
+            self._client.counts.kv_cache = 1 + min(1000, round(1000 * self._cache.kv_cache_usage))
 
     def _do_as_told(self) -> None:
         self._commands.take(self._client.take_controls())
@@ -153,7 +159,7 @@ class EngineLoop:
                 self._client.forget(key)
                 handoff.answer(brief(str(refused), refused.code))
             return
-        self._out.admitted(key, prompt_tokens, self._cached_tokens)
+        self._out.admitted(key, prompt_tokens, None if self._cache is None else 0)
         if handoff is not None:
             handoff.answer("")
 

@@ -62,6 +62,8 @@ class WorkerCounts:
     """How often the engine asked for requests or handed something over: it makes progress when this changes."""
     commands: int = 0
     """1 while the engine runs an operator's command, which may take any time; else 0."""
+    kv_cache: int = 0
+    """How much of the engine's KV cache is in use, in thousandths plus one; 0: not known."""
 
     failed_steps: int = 0
     """Steps that raised."""
@@ -158,6 +160,7 @@ class Publisher:
             processors=len(self._processors),
         )
         self.session.stalled_ms = self._stalled_ms
+        self.session.kv_cache = lambda: self.counts.kv_cache
         if takes_control:
             self.session.on_control = self.take_control
         self.clock = clock or clock_for(listed_addresses(bus.workers_address)[0])

@@ -87,6 +87,8 @@ class WorkerSession(ReconnectingSession):
         """Called with each command of an operator's; one comes again whose answer the processor has not seen."""
         self.stalled_ms: Callable[[float], int] = lambda _: 0
         """Returns at a time for how long the engine has had requests and made no progress."""
+        self.kv_cache: Callable[[], int] = lambda: 0
+        """Returns how much of the engine's KV cache is in use, as `WorkerCounts.kv_cache`."""
         self._was_stalled = False
         """Whether the last heartbeat said so."""
         self._replays: deque[tuple[int, int]] = deque()
@@ -224,6 +226,8 @@ class WorkerSession(ReconnectingSession):
         beat = super()._heartbeat(now)
         beat.takes_no_more = self._takes_no_more
         beat.stalled_ms = self.stalled_ms(now)
+        if used := self.kv_cache():
+            beat.kv_cache_permille = used - 1
         self._was_stalled = bool(beat.stalled_ms)
         return beat
 

@@ -259,6 +259,14 @@ async def test_cached_tokens_are_handed_over() -> None:
         assert [request.generation.cached_tokens for request in (first, second)] == [32, None]
 
 
+async def test_publisher_says_how_full_the_engines_cache_is() -> None:
+    async with apart() as worker:
+        worker.handover.counts.kv_cache = 251
+        await worker.bus.advance(1)
+        (status,) = (await worker.bus.client.status()).workers
+        assert status.kv_cache_permille == 250
+
+
 async def test_worker_leaves_when_all_is_acknowledged() -> None:
     async with apart() as worker:
         requests = await asked(worker)

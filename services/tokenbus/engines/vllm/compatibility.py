@@ -94,6 +94,7 @@ OF_ENGINE: tuple[Call | Members, ...] = (
     Call(_CORE, "EngineCore.reset_prefix_cache", 1, "reset_running_requests"),
     Call(_SCHEDULER, "Scheduler.set_pause_state", 2),
     Call("vllm.v1.worker.gpu_worker", "Worker.reload_weights", 1, "weights_path"),
+    Members("vllm.v1.core.kv_cache_manager", "KVCacheManager", "usage"),
     Members("vllm.v1.core.sched.interface", "PauseState", "UNPAUSED PAUSED_NEW PAUSED_ALL"),
     Call(_CORE, "EngineCore.shutdown", 1),
     Call(_INPUTS, "InputProcessor", 1),

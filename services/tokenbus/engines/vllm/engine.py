@@ -56,8 +56,6 @@ class VllmEngine(ControlledCore):
     Make it on the thread that steps it: OpenMP's threads, their cores and a CUDA device belong to a thread.
     """
 
-    caches_prompts = True
-
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
         """A ValueError says which option or version does not fit, a RuntimeError or ImportError what is missing."""
         settings = settings or Settings()
@@ -81,6 +79,7 @@ class VllmEngine(ControlledCore):
                     )
                 undone.callback(core.shutdown)
                 check_members(core, _USED_OF_CORE)
+                check_members(core.scheduler, ("kv_cache_manager",))
                 super().__init__(vllm, config, core, model)
                 if has_token_scores:
                     self._core.collective_rpc(import_module("tokenbus.engines.vllm.sampler").use_token_scores)
@@ -124,6 +123,11 @@ class VllmEngine(ControlledCore):
     def max_model_tokens(self) -> int:
         """How many tokens a request's prompt and output may have together."""
         return self._context
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """How much of the cache requests use, from 0 to 1."""
+        return float(self._core.scheduler.kv_cache_manager.usage)
 
     @property
     def has_work(self) -> bool:

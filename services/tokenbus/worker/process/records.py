@@ -31,7 +31,8 @@ class Word(IntEnum):
     """How many publishers there were."""
     SIGNS = 5
     COMMANDS = 6
-    """As `WorkerCounts` has both; the engine's process writes them."""
+    KV_CACHE = 7
+    """As `WorkerCounts` has the three; the engine's process writes them."""
 
 
 class HandedOver(IntEnum):
@@ -82,7 +83,7 @@ class SharedCounts(WorkerCounts):
     """A worker's counters, of which those of the engine's loop are where the publisher's metrics find them."""
 
     failed_steps, engine_errors = _Shared(Word.FAILED_STEPS), _Shared(Word.ENGINE_ERRORS)
-    signs, commands = _Shared(Word.SIGNS), _Shared(Word.COMMANDS)
+    signs, commands, kv_cache = _Shared(Word.SIGNS), _Shared(Word.COMMANDS), _Shared(Word.KV_CACHE)
 
     def __init__(self, words: memoryview) -> None:
         """Use the words as they are, since the engine's process writes them too, and begin all other counts at zero."""

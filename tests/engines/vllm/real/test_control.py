@@ -100,13 +100,14 @@ def test_running_request_goes_on_with_new_weights(engine: VllmEngine, other: Pat
         step()
     done = len(answer.tokens)
     assert engine.step() == []
+    assert 0 < engine.kv_cache_usage < 1
     engine.load_weights(other)
     engine.weight_version = 8
     assert len(answer.tokens) == done
     engine.resume()
     while engine.has_work:
         step()
-    assert len(answer.tokens) == 40
+    assert (len(answer.tokens), engine.kv_cache_usage) == (40, 0)
     assert versions == [0] * done + [8] * (40 - done)
 
 
