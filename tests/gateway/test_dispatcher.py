@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,7 +25,7 @@ from tokenbus.logs import DeduplicatedLog
 from tokenbus.metrics.families import Histogram
 from tokenbus.testing import RowShape
 from tokenbus_contracts import PromptScores, RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
 
 class _Listener:
@@ -72,7 +72,7 @@ async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Proces
 
 def _answer(*listeners: _Listener) -> Any:  # noqa: ANN401 - the part of an answer that the dispatcher uses
     outbox = Outbox(2**30, lambda: None, Buffers(2**30))
-    return cast("Any", SimpleNamespace(listeners=listeners, outbox=outbox))
+    return cast("Any", SimpleNamespace(listeners=listeners, outbox=outbox, who=""))
 
 
 @pytest.mark.parametrize(("emitted", "most", "told"), [(7, 1000, 7), (30, 12, 12)])
@@ -80,7 +80,7 @@ async def test_error_tells_how_many_tokens_were_handed_out(emitted: int, most: i
     """Tokens that came and were not handed out are not counted as emitted: a client that resumes would miss them."""
     async with _running() as (processor, dispatcher, caller):
         listener = _Listener(most)
-        dispatcher.open([generate_of(5)], _answer(listener), caller)
+        await dispatcher.open([5], [generate_of(5)], _answer(listener), caller)
         await processor.body("generate")
         for place in range(emitted):
             processor.rows(RowShape(5, place, 1))
@@ -94,7 +94,7 @@ async def test_error_comes_after_the_rows_before_it_without_a_task_or_a_timer() 
     async with _running() as (processor, dispatcher, caller):
         tasks = len(asyncio.all_tasks())
         listeners = [_Listener() for _ in range(20)]
-        dispatcher.open([generate_of(key) for key in range(5, 25)], _answer(*listeners), caller)
+        await dispatcher.open(range(5, 25), map(generate_of, range(5, 25)), _answer(*listeners), caller)
         assert len(asyncio.all_tasks()) == tasks
         await processor.body("generate")
         processor.rows(*(RowShape(key, 0, 2) for key in range(5, 25)))
@@ -108,9 +108,9 @@ async def test_error_comes_after_the_rows_before_it_without_a_task_or_a_timer() 
 async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it() -> None:
     """A caller's room is free again when the processor has ended a request, not when the gateway gave it up."""
     async with _running() as (processor, dispatcher, caller):
-        keys = dispatcher.open([generate_of(5)], _answer(_Listener()), caller)
+        await dispatcher.open([5], [generate_of(5)], _answer(_Listener()), caller)
         await processor.body("generate")
-        dispatcher.close(keys)
+        dispatcher.close([5])
         await processor.body("abort")
         assert caller.open_requests == 1
         processor.rows(RowShape(5, 0, 0, RowStatus.ABORTED))
@@ -127,8 +127,8 @@ async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int
         listener, closed = _Listener(), _Listener()
         answer = _Holder(listener, buffers)
         buffers.join(answer)
-        dispatcher.open([generate_of(5)], answer, caller)
-        dispatcher.open([generate_of(6)], _answer(closed), caller)
+        await dispatcher.open([5], [generate_of(5)], answer, caller)
+        await dispatcher.open([6], [generate_of(6)], _answer(closed), caller)
         dispatcher.close([6])
         await turns()
         processor.rows(RowShape(5, 0, 1), RowShape(6, 0, tokens_of_the_other))
@@ -155,15 +155,15 @@ async def test_scores_are_charged_before_they_are_asked_for() -> None:
     async with _running(buffers) as (processor, dispatcher, caller):
         first = Answer(10, buffers)
         first.listeners = (_Listener(),)
-        dispatcher.open([generate_of(5)], first, caller, 900)
+        await dispatcher.open([5], [generate_of(5)], first, caller, 900)
         assert (first.error, first.outbox.size, buffers.reserved) == (None, 900, 900)
         with pytest.raises(ApiError, match=r"at most 1000 bytes at once .*, got 900 and 101 more") as refused:
-            dispatcher.open([generate_of(6)], _answer(_Listener()), caller, 101)
+            await dispatcher.open([6], [generate_of(6)], _answer(_Listener()), caller, 101)
         assert refused.value.status == 429
         await processor.body("generate")
         first.outbox.drop()
         assert (buffers.size, buffers.reserved) == (0, 0)
-        dispatcher.open([generate_of(6)], _answer(_Listener()), caller, 101)
+        await dispatcher.open([6], [generate_of(6)], _answer(_Listener()), caller, 101)
         await processor.body("generate")
 
 
@@ -177,11 +177,12 @@ class _Slow:
             monkeypatch.setattr(module, clock, lambda: self._milliseconds / 1024)
 
     def listener(self, name: str) -> _Listener:
-        def note() -> None:
-            self.order += name
-            self._milliseconds += 1
+        return _Listener(on_row=lambda: self.spend(name))
 
-        return _Listener(on_row=note)
+    def spend(self, name: str) -> None:
+        """Note something that takes a millisecond."""
+        self.order += name
+        self._milliseconds += 1
 
     async def watch(self) -> None:
         """Note when other tasks run."""
@@ -195,8 +196,8 @@ async def test_rows_of_one_answer_wait_for_no_backlog_of_another(monkeypatch: py
     slow = _Slow(monkeypatch)
     async with _running() as (processor, dispatcher, caller):
         many, one = [slow.listener("a") for _ in range(100)], slow.listener("b")
-        dispatcher.open([generate_of(key) for key in range(5, 105)], _answer(*many), caller)
-        dispatcher.open([generate_of(200)], _answer(one), caller)
+        await dispatcher.open(range(5, 105), map(generate_of, range(5, 105)), _answer(*many), caller)
+        await dispatcher.open([200], [generate_of(200)], _answer(one), caller)
         await processor.body("generate")
         watching = asyncio.create_task(slow.watch())
         for position in range(2):
@@ -209,6 +210,36 @@ async def test_rows_of_one_answer_wait_for_no_backlog_of_another(monkeypatch: py
         assert dispatcher.backlog.size == 0
 
 
+@pytest.mark.parametrize("ends", [False, True])
+async def test_requests_of_an_answer_are_sent_a_few_at_a_time(
+    ends: bool,  # noqa: FBT001 - a parameter of the test
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other tasks run meanwhile; what an answer that ends has not sent is not sent, and takes no room."""
+    slow = _Slow(monkeypatch)
+    async with _running() as (processor, dispatcher, caller):
+        keys, answer = range(5, 25), _answer(*(_Listener() for _ in range(20)))
+
+        def made() -> Iterator[Generate]:
+            for key in keys:
+                slow.spend("g")
+                yield generate_of(key)
+
+        watching = asyncio.create_task(slow.watch())
+        opening = asyncio.create_task(dispatcher.open(keys, made(), answer, caller))
+        await until(lambda: slow.order.count("g") > 8, every=0)
+        assert (len(dispatcher), caller.open_requests) == (20, 20)
+        if ends:
+            answer.outbox.close()
+        await opening
+        watching.cancel()
+        assert (len(dispatcher) < 20) == ends
+        assert caller.open_requests == len(dispatcher)
+        assert max(map(len, slow.order.split("-"))) <= 8
+        dispatcher.close(keys)
+        await processor.body("generate")
+
+
 async def test_rows_that_wait_keep_their_order_and_are_free_when_their_request_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,7 +248,8 @@ async def test_rows_that_wait_keep_their_order_and_are_free_when_their_request_i
         listeners = [slow.listener("a") for _ in range(40)]
         for listener in listeners:
             listener.stream = EventStream()
-        keys = dispatcher.open([generate_of(key) for key in range(5, 45)], _answer(*listeners), caller)
+        keys = range(5, 45)
+        await dispatcher.open(keys, map(generate_of, keys), _answer(*listeners), caller)
         await processor.body("generate")
         for position in range(3):
             processor.rows(*(RowShape(key, position, 1) for key in keys))

@@ -517,8 +517,10 @@ async def test_over_capacity_is_429() -> None:
         app.bus.worker.step_seconds = 1.0  # no step is computed before the test says so
         asking = asyncio.create_task(client.post("/v1/completions", json=BODY | {"n": 2}))
         await app.bus.settle()
+        held = app.gateway.buffers.size
         refused = await client.post("/v1/completions", json=BODY)
         assert (refused.status_code, error_of(refused.text)["code"]) == (429, "overloaded")
+        assert app.gateway.buffers.size == held
         assert refused.headers["retry-after"] == "1"
         # However long it waits, there is never room for three.
         assert (await client.post("/v1/completions", json=BODY | {"n": 3})).status_code == 400

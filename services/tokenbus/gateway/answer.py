@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
@@ -140,6 +140,8 @@ class Answer:
     has_begun = False
     """Whether the status 200 is certain: later errors are events of the stream."""
     listeners: Sequence[Listener]
+    who: Hashable = ""
+    """Its client, a key or a machine: clients have the same time where rows wait."""
 
     def __init__(self, most: int, buffers: Buffers) -> None:
         self.outbox = Outbox(most, self._overflow, buffers)

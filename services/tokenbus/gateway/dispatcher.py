@@ -32,6 +32,8 @@ _LONGEST_TURN_SECONDS = 0.01
 """After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
 _SLICE_SECONDS = 0.0005
 """After so long it is another answer's turn, where rows wait."""
+_OPENING_SECONDS = 0.003
+"""After so long other tasks run, while an answer's requests are sent to the bus."""
 _MOST_BEHIND = 64
 """Steps that may wait to be handed out before answers whose HTTP clients do not read are ended."""
 _MOST_GATHERED = 8
@@ -103,12 +105,14 @@ class Dispatcher:
         self._turn_began = 0.0
         self._repeated_log = repeated_log
         self.is_draining = False
+        self._unsent = 0
+        """How many requests of answers that are being opened were not sent to the bus yet."""
         self.tokens = 0
         self.refused = 0
 
     def __len__(self) -> int:
         """Return how many requests are open, those included that the bus has not ended yet."""
-        return max(len(self._opened), len(self._client.requests))
+        return self._unsent + max(len(self._opened), len(self._client.requests))
 
     def begun(self) -> dict[str, tuple[int, int]]:
         """Return by model how many open requests had a token, and how many had none yet; from any thread."""
@@ -301,41 +305,53 @@ class Dispatcher:
         self._buffers.evict(self.backlog.size // 2, beside=beside)
         self.backlog.keep(self._opened)
 
-    def open(
+    async def open(
         self,
-        generates: Sequence[Generate],
+        keys: Sequence[int],
+        generates: Iterable[Generate],
         answer: Answer,
         caller: Caller,
         scored_bytes: int = 0,
-        *,
-        who: Hashable = "",
-    ) -> list[int]:
-        """Send an answer's requests to the bus, all or none, and return their ids; an ApiError says why not.
+    ) -> None:
+        """Send an answer's requests to the bus under their ids, all or none; an ApiError says why not.
 
-        The answer is charged with the scores of its prompts, `scored_bytes`, before any of them comes. It shares the
-        event loop's time with the other answers of `who`, and with those of others.
+        Other tasks run between some of them; if the answer ends meanwhile, the rest is not sent. The answer is charged
+        with the scores of its prompts, `scored_bytes`, before any of them comes.
         """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
         if refusal := self._client.refusal:  # else they would wait for a processor that will not take them
             raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
-        caller.check_room(len(generates))
-        self._check_room(len(generates), scored_bytes)
-        caller.open([generate.request_key for generate in generates])
-        keys: list[int] = []
-        share = _Share(who)
+        caller.check_room(len(keys))
+        self._check_room(len(keys), scored_bytes)
+        caller.open(keys)
+        answer.outbox.reserve(scored_bytes)
+        self._unsent += len(keys)
+        left = deque(keys)
         try:
-            for generate, listener in zip(generates, answer.listeners, strict=True):
-                keys.append(self._open(generate, answer, listener, caller, share))
+            await self._open_all(left, generates, answer, caller)
         except (RequestFailedError, ContractError) as error:
             self.close(keys)
-            for generate in generates[len(keys) :]:
-                caller.closed(generate.request_key)
             if isinstance(error, RequestFailedError):
                 raise of_request(error, self._settings.retry_after_ms) from None
             raise ApiError(400, str(error), code="invalid_value") from None
-        answer.outbox.reserve(scored_bytes)
-        return keys
+        finally:
+            self._unsent -= len(left)
+            for key in left:
+                caller.closed(key)
+
+    async def _open_all(self, left: deque[int], generates: Iterable[Generate], answer: Answer, caller: Caller) -> None:
+        share, began = _Share(answer.who), monotonic()
+        for generate, listener in zip(generates, answer.listeners, strict=True):
+            if monotonic() - began >= _OPENING_SECONDS:
+                await self._buffers.turns.next()
+                began = monotonic()
+            if answer.outbox.is_closed:
+                return
+            generate.request_key = left[0]
+            self._open(generate, answer, listener, caller, share)
+            left.popleft()
+            self._unsent -= 1
 
     def _check_room(self, requests: int, scored_bytes: int) -> None:
         most, opened = self._settings.max_requests, len(self)
@@ -373,13 +389,12 @@ class Dispatcher:
         self.refused += 1
         return ApiError(status, message, code=code, retry_after_ms=self._settings.retry_after_ms)
 
-    def _open(self, generate: Generate, answer: Answer, listener: Listener, caller: Caller, share: "_Share") -> int:
+    def _open(self, generate: Generate, answer: Answer, listener: Listener, caller: Caller, share: _Share) -> None:
         generate.tokenizer_digest = self._vocabulary.digest
         request_id = self._client.submit(generate)
         self._callers[request_id] = caller
         self._opened[request_id] = OpenRequest(request_id, answer, listener, caller, share)
         self._writer.open(request_id, listener.stream)
-        return request_id
 
     def _hand(self, one: OpenRequest, row: Left) -> None:
         view, place, events, is_rest = row

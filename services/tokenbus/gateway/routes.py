@@ -67,8 +67,6 @@ _OF_MODEL_BYTES = 2_048
 """What a model's tokenizer reads within a millisecond or two, whichever it is."""
 _ADMITTED_AT_ONCE = 4
 """Requests a loop tick: beginning one costs as much as writing about 30 rows."""
-_CHOICES_OF_A_TURN = 32
-"""Choices for each turn of admission: a request with more choices takes more turns."""
 
 
 class Routes:
@@ -126,9 +124,7 @@ class Routes:
 
         async def handle(request: Request) -> Response:
             asked = await self._read(request, kind, _DECODER.decode)
-            for _ in range(asked.choices // _CHOICES_OF_A_TURN):
-                await self._limiter.next()
-            return self._answer(request, asked, form)
+            return await self._answer(request, asked, form)
 
         return handle
 
@@ -136,9 +132,8 @@ class Routes:
         gateway = self._gateway
         asked = await self._read(request, "inspection", _DECODER.decode)
         key = _draw_key()
-        return self._begin(
-            request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
-        )
+        answer = InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers)
+        return await self._begin(request, asked, answer, [key])
 
     async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
         """Return what the reader's method `kind` makes of a request's body, as `decode` has it from an encoder."""
@@ -191,7 +186,7 @@ class Routes:
                 each.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    def _answer(
+    async def _answer(
         self, request: Request, asked: CompletionRequest, form: Callable[[CompletionRequest, int], Format]
     ) -> Response:
         settings = self._gateway.settings.gateway
@@ -200,30 +195,29 @@ class Routes:
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
         beside = (settings, self._gateway.buffers)
         answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(asked, form(asked, first), *beside)
-        return self._begin(request, asked, answer, keys)
+        return await self._begin(request, asked, answer, keys)
 
-    def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
-        feed = self._gateway.feed
-        generates = list(asked.generates())
-        for generate, key in zip(generates, keys, strict=True):
-            generate.request_key = key
+    async def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
+        feed, named = self._gateway.feed, self._gateway.named
         caller = visitor_of(request.scope).caller
-        try:
-            feed.open(generates, answer, caller, asked.scored_bytes, who=_who(request))
-        except ApiError as error:
-            self.access.limited(request.scope, error, caller)
-            raise
-
-        named = self._gateway.named
-        if asked.name:
-            named[asked.name] = keys
 
         def close() -> None:
             feed.close(keys)
             if named.get(asked.name) is keys:
                 del named[asked.name]
 
+        if asked.name:
+            named[asked.name] = keys
+        answer.who = _who(request)
         answer.begin(close)
+        try:
+            await feed.open(keys, asked.generates(), answer, caller, asked.scored_bytes)
+        except BaseException as error:
+            close()
+            answer.outbox.drop()
+            if isinstance(error, ApiError):
+                self.access.limited(request.scope, error, caller)
+            raise
         return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
 
     def _encoding(self, kind: str) -> _Handler:
