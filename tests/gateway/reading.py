@@ -10,6 +10,7 @@ from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 VALID: dict[str, dict[str, Any]] = {
     "completion": {"model": "m", "prompt": "a"},
     "chat": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    "chat_batch": {"model": "m", "messages": [[{"role": "user", "content": "a"}]]},
     "messages": {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
     "token_count": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
     "responses": {"input": "a"},

@@ -137,6 +137,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (tools({}, {}, tool_choice={"function": {"name": "g"}}), "tool_choice.function.name: one of f0, f1, got 'g'"),
         (tools({}, tool_choice="required") | output(regex="a"), "structured_outputs: none where tool_choice forces a call, got one"),  # noqa: E501
     ],
+    "chat_batch": [
+        ({"messages": []}, "messages: expected array of length >= 1, got a length of 0"),
+        ({"messages": [[]]}, "messages[0]: expected array of length >= 1, got a length of 0"),
+        ({"messages": said("a")["messages"] * 3}, "messages: expected array of length <= 2, got a length of 3"),
+        ({"messages": ["a"]}, "messages[0]: expected array, got 'a'"),
+        ({"n": 2}, "n: 1 for a batch of chats, got 2"),
+        ({"stream": True}, "stream: none for a batch of chats, got some"),
+        (tools({}), "tools: none for a batch of chats, got some"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs: none for a batch of chats, got some"),
+    ],
     "messages": [
         ({"max_tokens": None}, "max_tokens: required, got nothing"),
         ({"max_tokens": 13}, "max_tokens: expected int <= 12, got 13"),

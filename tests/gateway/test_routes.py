@@ -347,6 +347,18 @@ async def test_generate_has_scores_of_the_prompt_where_they_are_wanted() -> None
     )
 
 
+async def test_batch_of_chats_is_answered_as_each_alone() -> None:
+    chats = [[{"role": "user", "content": text}] for text in (PROMPT, "a", "Once upon")]
+    body = {"seed": 3, "max_tokens": 8, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    async with answering(NgramEngine(), **TEXT) as app:
+        batch = await _post(app, "/v1/chat/completions/batch", messages=chats, **body)
+        alone = [await _post(app, "/v1/chat/completions", messages=each, **body) for each in chats]
+    assert batch["choices"] == [one["choices"][0] | {"index": index} for index, one in enumerate(alone)]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert batch["usage"][name] == sum(one["usage"][name] for one in alone)
+    assert (batch["object"], batch["prompt_token_ids"]) == ("chat.completion", None)
+
+
 class Remembering(SyntheticEngine):
     """An engine that has the first half of each prompt in its cache, but of the first."""
 

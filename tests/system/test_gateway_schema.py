@@ -24,7 +24,8 @@ from tokenbus.engines.ngram import NgramEngine, NgramOptions
 
 pytestmark = pytest.mark.xdist_group("gateway")
 POSTS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch"),
+    *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
     *("/inference/v1/generate", "/inspect", "/tokenize", "/detokenize"),
 )
 GETS = ("/v1/models", "/healthz", "/readyz", "/health", "/ping", "/version", "/load", "/bus")

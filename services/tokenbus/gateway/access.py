@@ -20,7 +20,7 @@ from tokenbus.settings.sections import listed
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"
 _TOKEN_ROUTES = frozenset({
-    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses"),
     *("/inference/v1/generate", "/inspect"),
 })  # fmt: skip
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})

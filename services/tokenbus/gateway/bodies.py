@@ -117,7 +117,7 @@ class FunctionChoice(Body, kw_only=True):
     function: Annotated[FunctionName, says("The function.")]
 
 
-_Messages = Annotated[list[Message], Meta(min_length=1, max_length=1024)]
+Conversation = Annotated[list[Message], Meta(min_length=1, max_length=1024)]
 _ToolList = Annotated[list[Tool], Meta(max_length=128)]
 _Functions = Annotated[list[Function], Meta(max_length=128)]
 _Tools = Annotated[_ToolList | None, says("The functions that the model may call.")]
@@ -244,7 +244,7 @@ class Completion(Generation, kw_only=True):
 class Chat(Generation, kw_only=True):
     """A body of /v1/chat/completions."""
 
-    messages: Annotated[_Messages, says("The chat so far.")]
+    messages: Annotated[Conversation, says("The chat so far.")]
     tools: _Tools = None
     functions: Annotated[_Functions | None, says("The older name of tools.")] = None
     add_generation_prompt: _Begins = True
@@ -264,6 +264,12 @@ class Chat(Generation, kw_only=True):
     modalities: Annotated[list[Literal["text"]] | None, says("Answers are texts.")] = None
 
 
+class ChatBatch(Chat, kw_only=True):
+    """A body of /v1/chat/completions/batch."""
+
+    messages: Annotated[list[Conversation], says("The chats, each with a choice.")]  # type: ignore[assignment]
+
+
 class Inspection(Sampling, kw_only=True):
     """A body of /inspect."""
 
@@ -279,7 +285,7 @@ class Tokenization(Body, kw_only=True):
 
     model: Annotated[Name | None, says("One of those that /v1/models lists.")] = None
     prompt: Annotated[Text | None, says("The text; either this or messages.")] = None
-    messages: Annotated[_Messages | None, says("The chat; either this or prompt.")] = None
+    messages: Annotated[Conversation | None, says("The chat; either this or prompt.")] = None
     tools: _Tools = None
     add_generation_prompt: _Begins = True
     continue_final_message: _Continues = False

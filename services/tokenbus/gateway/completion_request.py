@@ -13,6 +13,7 @@ from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.gateway import generate_body, messages_body, responses_body
 from tokenbus.gateway.bodies import (
     Chat,
+    ChatBatch,
     Completion,
     Detokenization,
     Generation,
@@ -72,6 +73,7 @@ _BODY_FIELDS = {
     "engine_arguments": "vllm_xargs",
 }
 """By a parameter on the bus the body's field."""
+_NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_logprob_token_ids")
 _COPY_BYTES = 16
 """Of one field in all choices' requests, for each of gateway.max_prompt_tokens: as much as prompts may have."""
 _MESSAGE_BYTES = 48
@@ -260,6 +262,16 @@ class Reader:
         """Read a body of /v1/chat/completions."""
         return self._chat(self.types.read(Chat, value))
 
+    def chat_batch(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/chat/completions/batch: each conversation is a prompt of one answer."""
+        body = self.types.read(ChatBatch, value)
+        for name in _NOT_IN_BATCHES:
+            if getattr(body, name):
+                raise invalid(name, "none for a batch of chats, got some")
+        if body.n != 1:
+            raise invalid("n", f"1 for a batch of chats, got {body.n}")
+        return self._chat(body)
+
     def completion_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /v1/completions/render: one of /inference/v1/generate a prompt."""
         body = self.types.read(Completion, value)
@@ -331,7 +343,9 @@ class Reader:
         if auto is not None and PARSERS[auto.parser].shows_special:
             common["sampling"]["include_special_tokens"] = True
         cut = self._cut(body, common["model"])
-        prompts = self.encoder.prompts([self.encoder.chat(body, tools, cut)], body.n, "messages")
+        is_batch = isinstance(body, ChatBatch)
+        chats = [msgspec.structs.replace(body, messages=each) for each in body.messages] if is_batch else [body]
+        prompts = self.encoder.prompts([self.encoder.chat(each, tools, cut) for each in chats], body.n, "messages")
         logprobs = (0 if common["names_alternatives"] else top or 0) if body.logprobs else None
         common["fields"] = {"prompt": "messages", **names, **common["fields"]}
         request = CompletionRequest(

@@ -246,7 +246,8 @@ class Envelope(Format):
         yield b"]"
 
     def _prompt_ids(self, index: int) -> bytes:
-        ids = self._prompt(index) if self._request.wants_ids else None
+        is_batch = self._has_one_prompt and len(self._request.prompts) > 1
+        ids = self._prompt(index) if self._request.wants_ids and not is_batch else None
         return b',"prompt_token_ids":' + orjson.dumps(ids)
 
     def _prompt(self, index: int) -> Sequence[int]:

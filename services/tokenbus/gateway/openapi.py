@@ -249,6 +249,9 @@ def document(types: RequestTypes) -> dict[str, Any]:
         "paths": {
             "/v1/completions": _post("Continue a text.", "Completion", "CompletionAnswer"),
             "/v1/chat/completions": _post("Continue a chat.", "Chat", "ChatAnswer"),
+            "/v1/chat/completions/batch": _post(
+                "Continue several chats.", "ChatBatch", "ChatAnswer", is_streamed=False
+            ),
             "/v1/messages": _post("Continue a chat.", "Messages", "MessagesAnswer", error="MessagesError"),
             "/v1/messages/count_tokens": _post(
                 "Count a chat's tokens.", "TokenCount", "TokenCountAnswer", is_streamed=False, error="MessagesError"

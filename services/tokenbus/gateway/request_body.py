@@ -16,7 +16,9 @@ from tokenbus.gateway.bodies import (
     MOST_NAMED,
     Body,
     Chat,
+    ChatBatch,
     Completion,
+    Conversation,
     Detokenization,
     EngineSampling,
     FullSampling,
@@ -121,6 +123,9 @@ class RequestTypes:
         }
         same = (Chat, Messages, TokenCount, Responses, Inspection, Tokenization, Detokenization)
         self.bounded: dict[type[Body], type[Body]] = {kind: _bounded(kind, bounds) for kind in same}
+        self.bounded[ChatBatch] = _bounded(
+            ChatBatch, bounds | {"messages": _array(Conversation, 1, gateway.max_choices)}
+        )
         self.bounded[Completion] = _bounded(Completion, bounds | of_completions)
         params = _bounded(SamplingParams, bounds | of_completions)
         self.ignored: list[str] = []

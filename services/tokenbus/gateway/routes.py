@@ -53,6 +53,7 @@ _PAGE_HEADERS = {
 _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] = {
     "/v1/completions": ("completion", Envelope),
     "/v1/chat/completions": ("chat", Envelope),
+    "/v1/chat/completions/batch": ("chat_batch", Envelope),
     "/v1/messages": ("messages", MessagesFormat),
     "/v1/responses": ("responses", ResponsesFormat),
     "/inference/v1/generate": ("generation", GenerateFormat),

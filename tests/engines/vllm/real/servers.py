@@ -148,7 +148,11 @@ Api = Callable[[openai.OpenAI], Any]
 
 def answers(server: Server, api: Api, **given: Any) -> Answer:  # noqa: ANN401 - any parameter
     """Ask once for a whole answer."""
-    whole = api(server.openai).create(**given).model_dump()
+    return answer_of(api(server.openai).create(**given).model_dump())
+
+
+def answer_of(whole: dict[str, Any]) -> Answer:
+    """Return a whole answer, as JSON has it."""
     choices = {each["index"]: joined([(each, whole)]) for each in whole["choices"]}
     return Answer(whole["object"], whole["model"], used(whole), choices)
 

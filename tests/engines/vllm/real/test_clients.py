@@ -13,6 +13,7 @@ from tests.engines.vllm.real.servers import (
     Answer,
     Server,
     Servers,
+    answer_of,
     answers,
     as_listed_by_vllm,
     joined,
@@ -282,6 +283,14 @@ def test_same_requests_are_rendered(servers: Servers, path: str, body: dict[str,
         assert {"temperature", "max_tokens", "stop", "logprobs"} <= names
         for name in names:
             assert our["sampling_params"][name] == their["sampling_params"][name], name
+
+
+def test_same_batches_of_chats(servers: Servers) -> None:
+    chats = [MESSAGES, [MESSAGES[1]], [MESSAGES[0]]]
+    body = {"messages": chats, "max_tokens": 6, "logprobs": True, "top_logprobs": 2, **seeded(5), **IDS}
+    theirs, ours = (answer.json() for answer in servers.posted("/v1/chat/completions/batch", body))
+    assert as_listed_by_vllm(answer_of(ours), 2) == answer_of(theirs)
+    assert theirs.keys() <= ours.keys()
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
