@@ -1,5 +1,6 @@
 """The engines' control by vLLM's routes, on an in-process bus."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,32 @@ async def test_configuration_where_engines_differ_or_do_not_say() -> None:
     async with answering(_Engine(), gateway__control=True) as app:
         config = await config_of(app)
         assert config["model_config"] == {"dtype": "unknown", "logprobs_mode": "unknown"}
+
+
+class _Called(SyntheticEngine):
+    def collective_rpc(
+        self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        return [None, {"method": method, "timeout": timeout, "args": args, "kwargs": kwargs}]
+
+
+async def test_processes_are_called_as_by_vllms_route() -> None:
+    body = {"method": "skyrl_start_weight_update", "args": [1], "kwargs": {"is_checkpoint_format": True}, "timeout": 2}
+    async with answering(_Called(), gateway__control=True) as app, app.client() as client:
+        answer = await client.post("/collective_rpc", json=body)
+        assert (answer.status_code, answer.json()) == (200, {"results": [None, body]})
+        for wrong, line in (
+            ({"method": ""}, "method: a text, got ''"),
+            ({"args": {}}, "args: a list, got {}"),
+            ({"kwargs": [1]}, "kwargs: an object, got [1]"),
+            ({"timeout": "soon"}, "timeout: a number of seconds, got 'soon'"),
+        ):
+            refused = await client.post("/collective_rpc", json=body | wrong)
+            assert (refused.status_code, error_of(refused.text)["message"]) == (400, line)
+    async with answering(gateway__control=True) as app:
+        refused = await app.client().post("/collective_rpc", json=body)
+        assert (refused.status_code, error_of(refused.text)["code"]) == (409, "not_done_by_all")
+        assert "collective_rpc: none with this engine" in error_of(refused.text)["message"]
 
 
 async def test_who_may(tmp_path: Path) -> None:

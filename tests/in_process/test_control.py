@@ -46,6 +46,35 @@ async def test_engines_say_how_they_are(bus: tokenbus.testing.Bus) -> None:
     assert all((each.weight_version, each.is_paused, each.world_size) == (0, False, 1) for each in states.values())
 
 
+class Calling(SyntheticEngine):
+    """An engine whose processes have a method."""
+
+    def collective_rpc(
+        self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        if method != "tell":
+            raise AttributeError(f"no method {method}")
+        return [[timeout, *args], kwargs]
+
+
+async def test_processes_of_all_engines_are_called() -> None:
+    async with tokenbus.testing.bus(Calling, workers=2) as bus:
+        operator = Operator(bus.client)
+        results = await bus.until(operator.collective_rpc("tell", [1, "a"], {"b": None}, timeout_seconds=1.5))
+        assert results == [[1.5, 1, "a"], {"b": None}] * 2
+        assert await bus.until(operator.collective_rpc("tell")) == [[None], {}] * 2
+        with pytest.raises(ControlError, match="worker worker-1: AttributeError: no method other"):
+            await bus.until(operator.collective_rpc("other"))
+        with pytest.raises(ControlError, match=r"results of at most 8192 bytes as JSON, got 90.., though it was done"):
+            await bus.until(operator.collective_rpc("tell", ["a" * 9000]))
+        assert await bus.until(operator.collective_rpc("tell")) == [[None], {}] * 2
+
+
+async def test_engine_without_such_calls_says_so(bus: tokenbus.testing.Bus) -> None:
+    with pytest.raises(ControlError, match="worker-0: collective_rpc: none with this engine"):
+        await bus.until(Operator(bus.client).collective_rpc("tell"))
+
+
 async def test_paused_engine_computes_nothing(bus: tokenbus.testing.Bus) -> None:
     operator = Operator(bus.client)
     generation = bus.client.generate([1], max_tokens=600)

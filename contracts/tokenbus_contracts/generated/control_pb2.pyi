@@ -37,7 +37,7 @@ WEIGHT_TRANSFER_STAGE_FINISH: WeightTransferStage
 WEIGHT_TRANSFER_STAGE_SHUTDOWN: WeightTransferStage
 
 class Control(_message.Message):
-    __slots__ = ("control_key", "worker_id", "client", "describe", "pause", "resume", "load_weights", "transfer_weights", "set_weight_version", "sleep", "wake", "reset_prefix_cache", "load_adapter", "unload_adapter")
+    __slots__ = ("control_key", "worker_id", "client", "describe", "pause", "resume", "load_weights", "transfer_weights", "set_weight_version", "sleep", "wake", "reset_prefix_cache", "load_adapter", "unload_adapter", "collective_rpc")
     CONTROL_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Control(_message.Message):
     RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_RPC_FIELD_NUMBER: _ClassVar[int]
     control_key: int
     worker_id: str
     client: str
@@ -66,7 +67,8 @@ class Control(_message.Message):
     reset_prefix_cache: ResetPrefixCache
     load_adapter: LoadAdapter
     unload_adapter: UnloadAdapter
-    def __init__(self, control_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., client: _Optional[str] = ..., describe: _Optional[_Union[DescribeEngine, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., transfer_weights: _Optional[_Union[TransferWeights, _Mapping]] = ..., set_weight_version: _Optional[_Union[SetWeightVersion, _Mapping]] = ..., sleep: _Optional[_Union[SleepEngine, _Mapping]] = ..., wake: _Optional[_Union[WakeEngine, _Mapping]] = ..., reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ...) -> None: ...
+    collective_rpc: CollectiveRpc
+    def __init__(self, control_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., client: _Optional[str] = ..., describe: _Optional[_Union[DescribeEngine, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., transfer_weights: _Optional[_Union[TransferWeights, _Mapping]] = ..., set_weight_version: _Optional[_Union[SetWeightVersion, _Mapping]] = ..., sleep: _Optional[_Union[SleepEngine, _Mapping]] = ..., wake: _Optional[_Union[WakeEngine, _Mapping]] = ..., reset_prefix_cache: _Optional[_Union[ResetPrefixCache, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapter, _Mapping]] = ..., collective_rpc: _Optional[_Union[CollectiveRpc, _Mapping]] = ...) -> None: ...
 
 class DescribeEngine(_message.Message):
     __slots__ = ()
@@ -142,15 +144,29 @@ class UnloadAdapter(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class CollectiveRpc(_message.Message):
+    __slots__ = ("method", "args", "kwargs", "timeout_ms")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    KWARGS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    args: str
+    kwargs: str
+    timeout_ms: int
+    def __init__(self, method: _Optional[str] = ..., args: _Optional[str] = ..., kwargs: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
 class ControlAnswer(_message.Message):
-    __slots__ = ("control_key", "error", "state")
+    __slots__ = ("control_key", "error", "state", "results")
     CONTROL_KEY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     control_key: int
     error: str
     state: EngineState
-    def __init__(self, control_key: _Optional[int] = ..., error: _Optional[str] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+    results: str
+    def __init__(self, control_key: _Optional[int] = ..., error: _Optional[str] = ..., state: _Optional[_Union[EngineState, _Mapping]] = ..., results: _Optional[str] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("weight_version", "is_paused", "paused_since_unix_ms", "paused_by", "is_sleeping", "weights_are_damaged", "highest_weight_version", "world_size", "dtype", "value_kind", "weight_transfer", "max_adapters", "max_adapter_rank", "lora_adapters")

@@ -13,7 +13,9 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, WorkerStatus
 from tokenbus_contracts.generated.control_pb2 import (
+    CollectiveRpc,
     Control,
+    ControlAnswer,
     DescribeEngine,
     EngineState,
     LoadAdapter,
@@ -184,7 +186,37 @@ class Operator:
         """Have each engine unload a LoRA adapter."""
         return await self._tell("unload_adapter", UnloadAdapter(name=name))
 
+    async def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_seconds: float = 0,
+    ) -> list[Any]:
+        """Call a method of the processes that compute; return the result of each, in the order of `workers`.
+
+        It may change weights: say their version by `set_weight_version`. With a timeout, a call fails after it.
+        """
+        command = CollectiveRpc(
+            method=method,
+            args=json.dumps(list(args)) if args else "",
+            kwargs=json.dumps(dict(kwargs)) if kwargs else "",
+            timeout_ms=ceil(1000 * timeout_seconds),
+        )
+        answers = await self._ask("collective_rpc", command)
+        return [result for worker in sorted(answers) for result in json.loads(answers[worker].results)]
+
     async def _tell(self, name: str, command: Any, to: Sequence[WorkerStatus] | None = None) -> States:  # noqa: ANN401
+        answers = await self._ask(name, command, to)
+        return {worker: answer.state for worker, answer in answers.items() if answer.HasField("state")}
+
+    async def _ask(
+        self,
+        name: str,
+        command: Any,  # noqa: ANN401
+        to: Sequence[WorkerStatus] | None = None,
+    ) -> dict[str, ControlAnswer]:
         make: Callable[[str], Any] = command if callable(command) else lambda _: command
         workers = await self._workers(name) if to is None else to
         asked = [
@@ -201,7 +233,7 @@ class Operator:
             for each in workers
         ]
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        states, failed = {}, {}
+        done, states, failed = {}, {}, {}
         for worker, answer in zip(workers, answers, strict=True):
             if isinstance(answer, TimeoutError):
                 failed[worker.worker_id] = str(answer) or f"no answer within {self._seconds:g} s: it may do it yet"
@@ -214,9 +246,10 @@ class Operator:
                     states[worker.worker_id] = answer.state
                 if answer.error:
                     failed[worker.worker_id] = answer.error
+                done[worker.worker_id] = answer
         if failed:
             raise ControlError(name, failed, states)
-        return states
+        return done
 
 
 def _mode(mode: str) -> PauseMode:

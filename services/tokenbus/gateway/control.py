@@ -58,6 +58,7 @@ class ControlRoutes:
             "/finish_weight_update": _stage("finish", "", "Weight update finished"),
             "/shutdown_weight_transfer_engine": _stage("shutdown", "", "Weight transfer shut down"),
             "/update_weight_version": _update_weight_version,
+            "/collective_rpc": _collective_rpc,
             "/load_lora_adapter": _load_adapter,
             "/v1/load_lora_adapter": _load_adapter,
             "/unload_lora_adapter": _unload_adapter,
@@ -205,13 +206,27 @@ def _processes(states: States) -> int:
 
 
 async def _pause(operator: Operator, arguments: _Arguments) -> object:
-    lease = arguments.get("lease_s", 0)
-    try:
-        seconds = float(lease)
-    except (TypeError, ValueError):
-        raise invalid("lease_s", f"a number of seconds, got {shown(lease)}") from None
-    await operator.pause(_mode(arguments), lease_seconds=seconds)
+    await operator.pause(_mode(arguments), lease_seconds=_seconds(arguments, "lease_s"))
     return {"status": "paused"}
+
+
+def _seconds(arguments: _Arguments, name: str) -> float:
+    given = arguments.get(name, 0)
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise invalid(name, f"a number of seconds, got {shown(given)}") from None
+
+
+async def _collective_rpc(operator: Operator, arguments: _Arguments) -> object:
+    """Call a method of the engines' processes, as vLLM's route of that name."""
+    args, kwargs = arguments.get("args", []), arguments.get("kwargs", {})
+    if not isinstance(args, list):
+        raise invalid("args", f"a list, got {shown(args)}")
+    if not isinstance(kwargs, dict):
+        raise invalid("kwargs", f"an object, got {shown(kwargs)}")
+    method, seconds = _text(arguments, "method"), _seconds(arguments, "timeout")
+    return {"results": await operator.collective_rpc(method, args, kwargs, timeout_seconds=seconds)}
 
 
 async def _resume(operator: Operator, _: _Arguments) -> object:

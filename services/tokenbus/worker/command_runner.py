@@ -5,6 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
+from types import UnionType
 from typing import Any, cast
 
 from tokenbus.delivery.errors import brief
@@ -18,6 +19,7 @@ from tokenbus_contracts.generated.control_pb2 import (
     WeightTransferStage,
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
 _KNOWN = 256
@@ -27,6 +29,7 @@ _END_OF_VERSIONS = 2**63
 """As many again are left for updates that give none."""
 _MOST_ADAPTERS = 200
 """Their names fit into an answer, and into a worker's hello."""
+_MOST_RESULT_BYTES = bounds_in(ControlAnswer.DESCRIPTOR.fields_by_name["results"].GetOptions()).max_bytes
 _DROPS_WEIGHTS = 2
 """The level of a sleep that keeps no weights."""
 _NEEDS_NO_WORK = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
@@ -68,6 +71,8 @@ class CommandRunner:
         """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
         self._is_updating = self._is_damaged = self._has_updated = False
         self._highest = self.weight_version
+        self._results = ""
+        """What the command that is done now returns, as JSON."""
 
     @property
     def weight_version(self) -> int:
@@ -212,12 +217,8 @@ class CommandRunner:
 
     def _transfer_weights(self, control: Control) -> None:
         command, stages = control.transfer_weights, WeightTransferStage
-        try:
-            arguments = json.loads(command.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"transfer_weights.arguments: JSON, got an error: {error}") from None
-        if not isinstance(arguments, dict | list):
-            raise ValueError(f"transfer_weights.arguments: an object or a list, got {command.arguments[:64]}")  # noqa: TRY004
+        text = command.arguments or "{}"
+        arguments = _parsed("transfer_weights.arguments", text, dict | list, "an object or a list")
         is_change = command.stage in _CHANGES
         if is_change and not self._is_updating:
             raise ValueError("transfer_weights.stage: START before UPDATE and FINISH, got one without")
@@ -287,6 +288,17 @@ class CommandRunner:
     def _reset_prefix_cache(self, _: Control) -> None:
         self._method("reset_prefix_cache", "reset_prefix_cache")()
 
+    def _collective_rpc(self, control: Control) -> None:
+        command = control.collective_rpc
+        args = _parsed("collective_rpc.args", command.args or "[]", list, "a list")
+        kwargs = _parsed("collective_rpc.kwargs", command.kwargs or "{}", dict, "an object")
+        call = self._method("collective_rpc", "collective_rpc")
+        results = json.dumps(call(command.method, command.timeout_ms / 1000 or None, args, kwargs))
+        if len(results) > _MOST_RESULT_BYTES:
+            limit = f"results of at most {_MOST_RESULT_BYTES} bytes as JSON"
+            raise ValueError(f"collective_rpc: {limit}, got {len(results)}, though it was done")
+        self._results = results
+
     def _load_adapter(self, control: Control) -> None:
         command = control.load_adapter
         names = getattr(self._engine, "lora_adapters", ())
@@ -316,10 +328,11 @@ class CommandRunner:
         )
 
     def _finish(self, control: Control, error: Exception | None) -> None:
+        results, self._results = self._results, ""
         if error is not None:
             self._refuse(control, error)
         else:
-            self._publish(ControlAnswer(control_key=control.control_key, state=self.state))
+            self._publish(ControlAnswer(control_key=control.control_key, state=self.state, results=results))
 
     def _refuse(self, control: Control, error: object) -> None:
         said = str(error) if isinstance(error, ValueError | str) else f"{type(error).__name__}: {error}"
@@ -342,6 +355,16 @@ def _raised_by(call: Callable[..., object], *arguments: object, **named: object)
     except Exception as error:  # noqa: BLE001 - whatever the engine raised
         return error
     return None
+
+
+def _parsed(name: str, text: str, kind: type | UnionType, meaning: str) -> Any:  # noqa: ANN401 - JSON
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: JSON, got an error: {error}") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: {meaning}, got {text[:64]}")  # noqa: TRY004
+    return value
 
 
 def _name(control: Control) -> str:

@@ -166,6 +166,11 @@ class ControlledEngine(Engine, Protocol):
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes of prompts that it keeps."""
 
+    def collective_rpc(
+        self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Sequence[Any]:
+        """Call a method of each process that computes; return the results, as JSON can have them."""
+
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
         """Load a LoRA adapter; `lora_adapters` has it from then on."""
 

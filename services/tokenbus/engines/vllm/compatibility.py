@@ -90,7 +90,7 @@ OF_ENGINE: tuple[Call | Members, ...] = (
     Call(_CORE, "EngineCore.abort_requests", 2),
     Call(_CORE, "EngineCore.add_lora", 2),
     Call(_CORE, "EngineCore.remove_lora", 2),
-    Call(_CORE, "EngineCore.collective_rpc", 2, "kwargs"),
+    Call(_CORE, "EngineCore.collective_rpc", 2, "timeout args kwargs"),
     Call(_CORE, "EngineCore.reset_prefix_cache", 1, "reset_running_requests"),
     Call(_SCHEDULER, "Scheduler.set_pause_state", 2),
     Call("vllm.v1.worker.gpu_worker", "Worker.reload_weights", 1, "weights_path"),

@@ -130,6 +130,18 @@ class ControlledCore:
         if not self._core.reset_prefix_cache(reset_running_requests=also_running):
             raise ValueError("reset_prefix_cache: no request that holds blocks of it, got some")
 
+    def collective_rpc(
+        self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Call a method of each of vLLM's worker processes, and return results as vLLM's own route does.
+
+        It may change weights: prompts' states from before are not used again, and no folder is known to have these.
+        """
+        self._weights = None
+        self._weights_number += 1
+        results = self._core.collective_rpc(method, timeout=timeout, args=tuple(args), kwargs=dict(kwargs))
+        return [each if each is None or isinstance(each, dict | list) else str(each) for each in results]
+
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
         """Have vLLM load an adapter."""
         if self._config.lora_config is None:

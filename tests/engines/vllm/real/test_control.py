@@ -81,6 +81,18 @@ def test_new_weights_answer_as_an_engine_that_was_started_with_them(
 
 
 @in_its_process
+def test_method_of_the_processes_changes_weights(engine: VllmEngine, other: Path, expected: list[Answer]) -> None:
+    answered(engine, _CASES)
+    assert engine.collective_rpc("check_health", None, [], {}) == [None]
+    (adapters,) = engine.collective_rpc("list_loras", 60, [], {})
+    assert isinstance(adapters, str)  # of a set
+    engine.collective_rpc("reload_weights", None, [], {"weights_path": str(other)})
+    assert is_same(answered(engine, _CASES, 7), expected), "its prompt's keys and values are those of the old weights"
+    with pytest.raises(NotImplementedError, match="nothing"):
+        engine.collective_rpc("nothing", None, [], {})
+
+
+@in_its_process
 def test_running_request_goes_on_with_new_weights(engine: VllmEngine, other: Path) -> None:
     case, answer = Case([5, 6, 7], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 40}, 0), Answer()
     engine.admit(case.generate(3))
