@@ -12,7 +12,7 @@ from tests.in_process.builders import settings
 from tokenbus.engines.synthetic import true_prompt_scores
 from tokenbus.gateway.answer import Answer, Format, WholeAnswer
 from tokenbus.gateway.buffers import Buffers
-from tokenbus.gateway.completion_request import CompletionRequest
+from tokenbus.gateway.completion_request import CompletionRequest, unpacked
 from tokenbus.gateway.messages_format import MessagesFormat
 from tokenbus.gateway.openai_format import Envelope, GenerateFormat
 from tokenbus.gateway.rendered_step import RenderedStep
@@ -68,6 +68,30 @@ def _fill(answer: Answer, request: CompletionRequest) -> None:
         step = _step(position, len(answer.listeners), request.top_logprobs or 0)
         for place, listener in enumerate(answer.listeners):
             listener.take(step, place)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({}, 0),
+        ({"wants_ids": True, "hides_prompts": True}, 0),
+        ({"wants_ids": True}, 400_000),
+        ({"echoes": ["a"]}, 400_000),
+    ],
+)
+def test_answers_keep_no_lists_for_the_engine_and_no_prompts_that_they_do_not_show(
+    fields: Mapping[str, Any], size: int
+) -> None:
+    request = CompletionRequest(
+        model="m",
+        prompts=[range(1000, 101_000)],
+        sampling={"allowed_token_ids": list(range(1000, 66_000)), "stop": ["b"], "max_tokens": 7},
+        **fields,
+    )
+    kept = unpacked(request.packed()).kept()
+    assert size <= kept.size <= 1.1 * size + 2000
+    assert (kept.stopping, kept.prompt_tokens) == (request.stopping, 100_000)
+    assert kept.sampling["max_tokens"] == 7
 
 
 class Held:

@@ -1,8 +1,10 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
 import uuid
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from sys import getsizeof
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -77,6 +79,10 @@ _NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_lo
 _COPY_BYTES = 16
 """Of one field in all choices' requests, for each of gateway.max_prompt_tokens: as much as prompts may have."""
 _MESSAGE_BYTES = 48
+_IDS = "I"
+"""The type of arrays of token ids."""
+_KEPT = frozenset({"stop", "min_tokens", "max_tokens", "include_stop_string", "include_special_tokens"})
+"""The sampling parameters that an answer needs when its requests are sent."""
 _ECHO_BYTES, _SCORE_BYTES = 16, 64
 """A logprob of a prompt rarely takes fewer bytes in an echo, and in `prompt_logprobs`."""
 
@@ -104,6 +110,8 @@ class CompletionRequest:
     """How many alternatives; None: no logprobs at all."""
     wants_drafts: bool = False
     wants_ids: bool = False
+    """Whether the answer has its tokens' ids, and its prompts' unless it hides those."""
+    hides_prompts: bool = False
     wants_columns: bool = False
     is_streamed: bool = False
     wants_usage: bool = False
@@ -165,6 +173,23 @@ class CompletionRequest:
         """How many bytes of memory these take: an id and a logprob each, and a prompt's own tokens a rank."""
         return 8 * self.scored_values + 4 * self.scored_tokens
 
+    def kept(self) -> "CompletionRequest":
+        """Return what its answer needs once it is sent: no lists for the engine, and of hidden prompts the lengths."""
+        shows_prompts = self.echoes or (self.wants_ids and not self.hides_prompts)
+        prompts = self.prompts if shows_prompts else [range(len(each)) for each in self.prompts]
+        sampling = {name: value for name, value in self.sampling.items() if name in _KEPT}
+        return replace(self, prompts=prompts, sampling=sampling)
+
+    @property
+    def size(self) -> int:
+        """How many bytes of memory its prompts and texts take."""
+        return _memory_of([*self.prompts, *self.echoes, self.sampling, self.echoed, self.forced and self.forced.schema])
+
+    def packed(self) -> bytes:
+        """Return it as bytes, for `unpacked` in another process."""
+        prompts = [array(_IDS, each).tobytes() for each in self.prompts]
+        return msgspec.msgpack.encode((replace(self, prompts=()), prompts))
+
     def generates(self) -> Iterator[Generate]:
         """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message."""
         seed = self.sampling.get("seed")
@@ -195,6 +220,15 @@ class CompletionRequest:
             prompt_scoring=self.prompt_scoring,
             token_scoring=self.token_scoring or None,
         )
+
+
+_DECODER = msgspec.msgpack.Decoder(tuple[CompletionRequest, list[bytes]])
+
+
+def unpacked(data: bytes) -> CompletionRequest:
+    """Return a request that was packed; its prompts are arrays, as lists of ids would take ten times the memory."""
+    request, prompts = _DECODER.decode(data)
+    return replace(request, prompts=[array(_IDS, each) for each in prompts])
 
 
 class Reader:
@@ -306,9 +340,9 @@ class Reader:
             raise invalid("output_mode", "tokens where sampling_params.detokenize is false, got text")
         completion = generate_body.completion_of(body)
         request = self._translated(completion, generate_body.FIELDS, self._completion)
-        echoed = {"prompt_token_ids": body.token_ids} if body.return_token_ids else {}
         scores_once = "without_generation" not in (request.prompt_scoring or {})
-        return replace(request, wants_text=body.output_mode == "text", scores_once=scores_once, echoed=echoed)
+        hides, wants_text = not body.return_token_ids, body.output_mode == "text"
+        return replace(request, wants_text=wants_text, scores_once=scores_once, hides_prompts=hides)
 
     def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:
         """Read the chat or the completion that another body is; errors name that body's fields."""
@@ -517,6 +551,16 @@ def _bytes_of(value: object) -> int:
     if isinstance(value, list):
         return 4 * len(value) if value and isinstance(value[0], int) else sum(map(_bytes_of, value))
     return 8
+
+
+def _memory_of(value: object) -> int:
+    """Return how many bytes of memory a value takes with those in it; an array's ids are its own."""
+    members: Iterable[object] = ()
+    if isinstance(value, dict):
+        members = (*value, *value.values())
+    elif isinstance(value, list):
+        members = value
+    return getsizeof(value) + sum(map(_memory_of, members))
 
 
 def _prompt_scoring(body: Generation) -> dict[str, Any] | None:

@@ -41,8 +41,8 @@ _MOST_TURNS = 64
 """How many steps are taken at most before rows are handed out again."""
 _UNREAD_SHARE = 16
 """An answer that holds this part of its buffer counts as one whose HTTP client does not read."""
-_SCORES_SHARE = 4
-"""Scores of prompts may hold this part of what answers may: less than waits for this gateway at its processor."""
+_RESERVED_SHARE = 4
+"""Scores and repeated prompts may hold this part of what answers may: less than waits here at the processor."""
 _BACKLOG_SHARE = 8
 """The backlog may hold this part of `gateway.buffer_bytes`."""
 
@@ -311,21 +311,21 @@ class Dispatcher:
         generates: Iterable[Generate],
         answer: Answer,
         caller: Caller,
-        scored_bytes: int = 0,
+        reserved: int = 0,
     ) -> None:
         """Send an answer's requests to the bus under their ids, all or none; an ApiError says why not.
 
         Other tasks run between some of them; if the answer ends meanwhile, the rest is not sent. The answer is charged
-        with the scores of its prompts, `scored_bytes`, before any of them comes.
+        from now on with `reserved` bytes: its request, and the scores of its prompts before any of them comes.
         """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
         if refusal := self._client.refusal:  # else they would wait for a processor that will not take them
             raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
         caller.check_room(len(keys))
-        self._check_room(len(keys), scored_bytes)
+        self._check_room(len(keys), reserved)
         caller.open(keys)
-        answer.outbox.reserve(scored_bytes)
+        answer.outbox.reserve(reserved)
         self._unsent += len(keys)
         left = deque(keys)
         try:
@@ -353,7 +353,7 @@ class Dispatcher:
             left.popleft()
             self._unsent -= 1
 
-    def _check_room(self, requests: int, scored_bytes: int) -> None:
+    def _check_room(self, requests: int, reserved: int) -> None:
         most, opened = self._settings.max_requests, len(self)
         if requests > most:  # to wait would not help
             message = f"n: at most {most} choices (gateway.max_requests), got {requests}"
@@ -361,10 +361,10 @@ class Dispatcher:
         if opened + requests > most:
             message = f"open requests: at most {most}, got {opened} and {requests} more"
             raise self._refusal(429, message, "overloaded")
-        held, room = self._buffers.reserved, self._buffers.most // _SCORES_SHARE
-        if scored_bytes and held + scored_bytes > room:
-            message = f"prompts' scores: at most {room} bytes at once (gateway.buffer_bytes)"
-            raise self._refusal(429, f"{message}, got {held} and {scored_bytes} more", "overloaded")
+        held, room = self._buffers.reserved, self._buffers.most // _RESERVED_SHARE
+        if reserved and held + reserved > room:
+            message = f"long prompts that answers repeat, and prompts' scores: at most {room} bytes at once"
+            raise self._refusal(429, f"{message} (gateway.buffer_bytes), got {held} and {reserved} more", "overloaded")
 
     def close(self, keys: Sequence[int]) -> None:
         """Forget requests, and abort those that have not ended."""

@@ -76,7 +76,7 @@ def answer(reader: Reader, job: Job, body: bytes) -> bytes:
     reader.models, reader.parents = job.models, job.parents
     try:
         result = getattr(reader, job.kind)(parse_json(body))
-        data = result if isinstance(result, bytes) else msgspec.msgpack.encode(result)
+        data = result if isinstance(result, bytes) else result.packed()
         return RESULT + msgspec.msgpack.encode(Reply(data, reader.types.ignored))
     except ApiError as error:
         return ERROR + msgspec.msgpack.encode([error.status, error.message, error.param, error.code])

@@ -246,9 +246,10 @@ class Envelope(Format):
         yield b"]"
 
     def _prompt_ids(self, index: int) -> bytes:
-        is_batch = self._has_one_prompt and len(self._request.prompts) > 1
-        ids = self._prompt(index) if self._request.wants_ids and not is_batch else None
-        return b',"prompt_token_ids":' + orjson.dumps(ids)
+        request = self._request
+        is_batch = self._has_one_prompt and len(request.prompts) > 1
+        is_hidden = is_batch or request.hides_prompts or not request.wants_ids
+        return b',"prompt_token_ids":' + (b"null" if is_hidden else orjson.dumps(list(self._prompt(index))))
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self._request.prompts[index // self._request.n]
@@ -295,11 +296,8 @@ class GenerateFormat(Envelope):
 
     def beginnings(self) -> bytes:
         """Return the chunk before all rows, with the prompt's ids if requested."""
-        if not self._request.echoed:
+        if self._request.hides_prompts:
             return b""
         said = self._said and self._said % b'""'
         ending = b'"token_ids":[],"logprobs":null,%b}]%b%b}\n\n'
         return self._openings[0] + said + ending % (_NO_END, self._prompt_ids(0), self._usage_so_far(0, 0))
-
-    def _prompt_ids(self, _index: int) -> bytes:
-        return b',"prompt_token_ids":' + orjson.dumps(self._request.echoed.get("prompt_token_ids"))

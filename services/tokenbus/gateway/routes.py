@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-import msgspec
 import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus.gateway.access import Access, visitor_of
 from tokenbus.gateway.answer import JSON, Answer, Format, WholeAnswer
-from tokenbus.gateway.completion_request import CompletionRequest
+from tokenbus.gateway.completion_request import CompletionRequest, unpacked
 from tokenbus.gateway.control import ControlRoutes
 from tokenbus.gateway.encoder_process import Job, Reply
 from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError
@@ -62,7 +61,6 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
 _UNWATCHED_SECONDS = 0.05
 """Most texts are encoded before it is worth while to watch whether their client leaves."""
 _OTHER = "other"
-_DECODER = msgspec.msgpack.Decoder(CompletionRequest)
 _KEYS = 2**64
 _OF_MODEL_BYTES = 2_048
 """What a model's tokenizer reads within a millisecond or two, whichever it is."""
@@ -124,16 +122,16 @@ class Routes:
         """Return the handler of a route: `kind` is the reader's method for its bodies."""
 
         async def handle(request: Request) -> Response:
-            asked = await self._read(request, kind, _DECODER.decode)
+            asked = await self._read(request, kind, unpacked)
             return await self._answer(request, asked, form)
 
         return handle
 
     async def _inspect(self, request: Request) -> Response:
         gateway = self._gateway
-        asked = await self._read(request, "inspection", _DECODER.decode)
+        asked = await self._read(request, "inspection", unpacked)
         key = _draw_key()
-        answer = InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers)
+        answer = InspectedAnswer(asked.kept(), key, gateway.settings.gateway, gateway.buffers)
         return await self._begin(request, asked, answer, [key])
 
     async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
@@ -195,10 +193,13 @@ class Routes:
         # The answer's id names its requests on the bus: the first one's id, and those after it.
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
         beside = (settings, self._gateway.buffers)
-        answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(asked, form(asked, first), *beside)
-        return await self._begin(request, asked, answer, keys)
+        kept = asked.kept()
+        answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(kept, form(kept, first), *beside)
+        return await self._begin(request, asked, answer, keys, kept.size)
 
-    async def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
+    async def _begin(
+        self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int], kept_bytes: int = 0
+    ) -> Response:
         feed, named = self._gateway.feed, self._gateway.named
         caller = visitor_of(request.scope).caller
 
@@ -212,7 +213,9 @@ class Routes:
         answer.who = _who(request)
         answer.begin(close)
         try:
-            await feed.open(keys, asked.generates(), answer, caller, asked.scored_bytes)
+            # What a short body takes is not counted, as connections bound it.
+            reserved = asked.scored_bytes + (kept_bytes if kept_bytes > SHORT_BYTES else 0)
+            await feed.open(keys, asked.generates(), answer, caller, reserved)
         except BaseException as error:
             close()
             answer.outbox.drop()
