@@ -65,6 +65,16 @@ class _Called(SyntheticEngine):
     ) -> Sequence[Any]:
         return [None, {"method": method, "timeout": timeout, "args": args, "kwargs": kwargs}]
 
+    def reset_prefix_cache(self, *, also_running: bool) -> None:
+        if not also_running:
+            raise ValueError("some run")
+
+
+async def test_prefixes_are_forgotten_beside_requests_that_run_where_that_is_asked() -> None:
+    async with answering(_Called(), gateway__control=True) as app, app.client() as client:
+        for body, success in (({}, False), ({"reset_running_requests": True}, True)):
+            assert (await client.post("/reset_prefix_cache", json=body)).json()["success"] is success
+
 
 async def test_processes_are_called_as_by_vllms_route() -> None:
     body = {"method": "skyrl_start_weight_update", "args": [1], "kwargs": {"is_checkpoint_format": True}, "timeout": 2}

@@ -125,8 +125,10 @@ class WakeEngine(_message.Message):
     def __init__(self, tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResetPrefixCache(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("also_running",)
+    ALSO_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    also_running: bool
+    def __init__(self, also_running: bool = ...) -> None: ...
 
 class LoadAdapter(_message.Message):
     __slots__ = ("name", "folder", "replace")

@@ -174,9 +174,9 @@ class Operator:
         """Have each engine take memory again, those parts or all of it, and then compute tokens."""
         return await self._tell("wake", WakeEngine(tags=tags))
 
-    async def reset_prefix_cache(self) -> States:
-        """Have each engine forget the prefixes of prompts that it keeps."""
-        return await self._tell("reset_prefix_cache", ResetPrefixCache())
+    async def reset_prefix_cache(self, *, also_running: bool = False) -> States:
+        """Have each engine forget the prefixes of prompts that it keeps, if no request runs, or of those, too."""
+        return await self._tell("reset_prefix_cache", ResetPrefixCache(also_running=also_running))
 
     async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> States:
         """Have each engine load a LoRA adapter."""

@@ -296,7 +296,7 @@ class SyntheticEngine:
         if isinstance(arguments, Mapping) and arguments.get("fails"):
             raise RuntimeError(f"the transfer broke at {WeightTransferStage.Name(stage)}")
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, *, also_running: bool) -> None:
         """Keep none."""
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:

@@ -269,9 +269,10 @@ async def _wake_up(operator: Operator, arguments: _Arguments) -> object:
     return {"status": "sleeping" if sleeps else "awake", "tags": tags}
 
 
-async def _reset_prefix_cache(operator: Operator, _: _Arguments) -> object:
+async def _reset_prefix_cache(operator: Operator, arguments: _Arguments) -> object:
+    also_running = _flag(arguments, "reset_running_requests")
     try:
-        await operator.reset_prefix_cache()
+        await operator.reset_prefix_cache(also_running=also_running)
     except ControlError as error:
         return {"success": False, "error": str(error)}
     return {"success": True}

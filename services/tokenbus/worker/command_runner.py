@@ -285,8 +285,9 @@ class CommandRunner:
         self._is_sleeping = self._has_freed = self._operator_paused = False
         self._go_on()
 
-    def _reset_prefix_cache(self, _: Control) -> None:
-        self._method("reset_prefix_cache", "reset_prefix_cache")()
+    def _reset_prefix_cache(self, control: Control) -> None:
+        reset = self._method("reset_prefix_cache", "reset_prefix_cache")
+        reset(also_running=control.reset_prefix_cache.also_running)
 
     def _collective_rpc(self, control: Control) -> None:
         command = control.collective_rpc

@@ -163,8 +163,8 @@ class ControlledEngine(Engine, Protocol):
     def wake_up(self, tags: Sequence[str]) -> bool:
         """Take memory again, those parts or without any all of it; return whether all is there."""
 
-    def reset_prefix_cache(self) -> None:
-        """Forget the prefixes of prompts that it keeps."""
+    def reset_prefix_cache(self, *, also_running: bool) -> None:
+        """Forget the prefixes of prompts that it keeps; those that run compute theirs again, or are in the way."""
 
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]

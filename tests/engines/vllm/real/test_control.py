@@ -124,6 +124,28 @@ def test_running_request_goes_on_with_new_weights(engine: VllmEngine, other: Pat
 
 
 @in_its_process
+def test_running_request_computes_forgotten_prefixes_again(engine: VllmEngine) -> None:
+    (expected,) = answered(engine, _CASES)
+    answer, assembler = Answer(), StepAssembler(Limits.default(), engine.vocabulary_size)
+    engine.admit(_CASES[0].generate(3))
+
+    def step() -> None:
+        for arrays in engine.step():
+            for batch in assembler.assemble(arrays):
+                for row in batch.rows():
+                    add(answer, row)
+
+    while len(answer.tokens) < 5:
+        step()
+    with pytest.raises(ValueError, match="no request that holds blocks of it"):
+        engine.reset_prefix_cache()
+    engine.reset_prefix_cache(also_running=True)
+    while engine.has_work:
+        step()
+    assert is_same([answer], [expected])
+
+
+@in_its_process
 def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
     long, late = (Case([5], {"temperature": 0.0, "ignore_end_token": True, "max_tokens": n}) for n in (20, 5))
     engine.admit(long.generate(3))
