@@ -112,7 +112,8 @@ async def _measured(make: Callable[[CompletionRequest, Buffers], Answer], reques
     found = [held.now(), buffers.size]
     await answer.ready()
     found += [held.now(), buffers.size]
-    assert answer.outbox.take(2**30).is_last
+    while not answer.outbox.take(2**30).is_last:
+        pass
     answer.outbox.drop()
     del answer
     return [*found, held.now(), buffers.size]

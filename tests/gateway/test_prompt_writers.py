@@ -36,7 +36,7 @@ def scored(**asked: Any) -> PromptScores:  # noqa: ANN401 - fields of PromptScor
 async def echoed(*, is_streamed: bool, top_logprobs: int | None, n: int = 2) -> list[dict[str, Any]]:
     """Return the choices of an answer whose prompt is echoed, joined of a stream's chunks."""
     request = CompletionRequest(
-        model="m", prompts=[PROMPT], n=n, top_logprobs=top_logprobs, is_streamed=is_streamed, echoes=["hi"]
+        model="m", prompts=[PROMPT], n=n, top_logprobs=top_logprobs, is_streamed=is_streamed, echoes=["hi\0"]
     )
     maker: type[ChoicesAnswer] = StreamedAnswer if is_streamed else WholeAnswer
     answer = maker(request, Envelope(request, 1), settings().gateway, Buffers(2**30))
@@ -48,7 +48,10 @@ async def echoed(*, is_streamed: bool, top_logprobs: int | None, n: int = 2) -> 
             listener.scored(scored(top_logprobs=top_logprobs), VOCABULARY)
         listener.take(view, place)
     await answer.ready()
-    data = answer.outbox.take(2**30).data
+    sent = [answer.outbox.take(2**30)]
+    while not sent[-1].is_last:
+        sent.append(answer.outbox.take(2**30))
+    data = b"".join(each.data for each in sent)
     if not is_streamed:
         choices: list[dict[str, Any]] = json.loads(data)["choices"]
         return choices
@@ -149,6 +152,29 @@ async def test_others_have_their_tokens_while_a_long_prompt_is_written(asked: di
     of_prompt = scores[: len(LONG)]
     assert of_prompt[0] is None
     assert all(20 <= len(each) <= 21 for each in of_prompt[1:])
+
+
+async def test_long_prompt_is_echoed_part_by_part_as_its_client_reads() -> None:
+    """Of a stream no more is made than the client reads, and rows that come meanwhile stand behind it."""
+    request = CompletionRequest(model="m", prompts=[LONG], echoes=["hi"], top_logprobs=20, is_streamed=True)
+    gateway = settings({"gateway.stream_buffer_bytes": 20_000}).gateway
+    stream = StreamedAnswer(request, Envelope(request, 1), gateway, Buffers(2**30))
+    stream.begin(lambda: None)
+    scores = true_prompt_scores(1, LONG, PromptScoring(top_logprobs=20))
+    stream.listeners[0].scored(replace(scores, alternative_token_ids=scores.alternative_token_ids % 256), VOCABULARY)
+    for position, status in enumerate((RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH)):
+        row = RowShape(1, position, 1, status, top_k=1)
+        stream.listeners[0].take(RenderedStep(batch([row]), VOCABULARY), 0)
+    sent = [stream.outbox.take().data]
+    while stream.outbox.has_parts:
+        assert max(map(len, sent)) < 100_000
+        sent.append(stream.outbox.take().data)
+    assert len(sent) > 10
+    assert stream.error is None
+    found = [choice for chunk in chunks(b"".join(sent)) for choice in chunk["choices"]]
+    assert [each["finish_reason"] for each in found] == [None] * (len(found) - 1) + ["length"]
+    assert sum(len(each["logprobs"]["tokens"]) for each in found) == len(LONG) + 2
+    assert found[-2]["logprobs"]["text_offset"] == [2]
 
 
 @pytest.mark.parametrize("asked", OF_LONG.values(), ids=OF_LONG)

@@ -10,6 +10,7 @@ import numpy as np
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message
 
 from tests.gateway.answering import App, answering
 from tests.system.serving import error_of, is_true
@@ -522,6 +523,40 @@ async def test_what_is_no_request_of_a_route_is_refused() -> None:
         assert error_of(answer.text)["code"] == "method_not_allowed"
         answer = await client.get("/v1/messages")
         assert (answer.status_code, answer.json()["type"]) == (405, "error")
+
+
+@pytest.mark.parametrize(("path", "body", "encoding"), [
+    ("/v1/completions", {"prompt": "a", "max_tokens": 400, "logprobs": 20}, b""),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 400, "logprobs": 20}, b"gzip"),
+    ("/tokenize", {"prompt": "a" * 16_000, "return_token_strs": True}, b""),
+])  # fmt: skip
+async def test_others_run_between_the_pieces_of_a_long_answer(path: str, body: dict[str, Any], encoding: bytes) -> None:
+    order = ""
+    async with answering(gateway__compression="gzip") as app:
+        given: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        headers = {b"host": b"localhost", b"content-type": b"application/json", b"accept-encoding": encoding}
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "client": ("127.0.0.1", 1)}
+
+        async def receive() -> Message:
+            if not given:
+                await asyncio.Event().wait()
+            return given.pop()
+
+        async def send(message: Message) -> None:
+            nonlocal order
+            order += "p" * (message["type"] == "http.response.body")
+
+        async def watch() -> None:
+            nonlocal order
+            while True:
+                order += "-" * (not order.endswith("-"))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        await app.asgi({**scope, "headers": list(headers.items())}, receive, send)
+        watching.cancel()
+    assert order.count("p") > 2
+    assert "ppp" not in order
 
 
 async def test_over_capacity_is_429() -> None:

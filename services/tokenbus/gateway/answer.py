@@ -292,6 +292,7 @@ class Choice:
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
         self._echo = None
+        self.stream.characters = len(text)
         prompt = self._request.prompts[self.index // self._request.n]
         rows = zip_longest(*(part.echo(prompt, self._scores, vocabulary) for part in self.parts))
         first = next(rows, (None,) * len(self.parts))

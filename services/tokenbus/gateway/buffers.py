@@ -192,6 +192,8 @@ class Outbox:
         self._most = most
         self._on_full = on_full
         self._buffers = buffers
+        self._parts: deque[Iterator[bytes]] = deque()
+        """What is sent before the chunks."""
         self._chunks: deque[_Chunk] = deque()
         self._gathered: list[tuple[bytes, int]] | None = None
         """Chunks that go to the socket together; None: each goes alone."""
@@ -217,6 +219,11 @@ class Outbox:
         return sum(len(chunk.data) for chunk in self._chunks)
 
     @property
+    def has_parts(self) -> bool:
+        """Whether what is sent next is made then, which may take some milliseconds."""
+        return bool(self._parts)
+
+    @property
     def unread(self) -> int:
         """How many bytes its client could have read, while more is to come; an answer that is not whole has none."""
         if self.is_closed:
@@ -228,7 +235,7 @@ class Outbox:
         if self.is_closed:
             return
         # While the task sends what waited before, it has no waiter: what comes then must wait behind.
-        may_pass = self.write is not None and self._waiter is not None and not self._chunks
+        may_pass = self.write is not None and self._waiter is not None and not (self._chunks or self._parts)
         if may_pass and self._gathered is not None:
             self._gathered.append((chunk, produced_at_ns))
             return
@@ -238,8 +245,14 @@ class Outbox:
 
     def descriptor(self) -> int:
         """Return the file descriptor that the next chunk may be written to without coming here; below zero: none."""
-        is_idle = self._waiter is not None and not self._chunks and not self.is_closed
+        is_idle = self._waiter is not None and not (self._chunks or self._parts or self.is_closed)
         return self.direct.descriptor() if self.direct is not None and is_idle else -1
+
+    def put_parts(self, parts: Iterator[bytes]) -> None:
+        """Add parts that are made one by one as the client reads, before the chunks that wait."""
+        if not self.is_closed:
+            self._parts.append(parts)
+            self._wake()
 
     def gather(self) -> None:
         """Write what is put from now on at once, when `flush` is called, which no await may precede."""
@@ -307,6 +320,7 @@ class Outbox:
     def drop(self) -> None:
         """Throw away what waits."""
         self._free_reserved()
+        self._parts.clear()
         self._chunks.clear()
         if self._gathered is not None:
             self._gathered.clear()
@@ -325,12 +339,17 @@ class Outbox:
 
     async def ready(self) -> None:
         """Wait for a chunk, or for the end."""
-        while not self._chunks and not self.is_closed:
+        while not (self._chunks or self._parts or self.is_closed):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def take(self, most: int = _CHUNK_BYTES) -> Sending:
-        """Remove and return about `most` bytes; what stays can still be dropped."""
+        """Remove and return a part, or about `most` bytes of chunks; what stays can still be dropped."""
+        while self._parts:
+            part = next(self._parts[0], b"")
+            if part:
+                return Sending(part, [], is_last=False)
+            self._parts.popleft()
         taken: list[bytearray] = []
         times: list[int] = []
         size = held = 0

@@ -175,8 +175,7 @@ class Lists(Part):
         return b",".join(names), b",".join(logprobs), b",".join(tops), offsets
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
-        """Return the four lists' elements of a prompt; tokens behind it count their characters from its end."""
-        self._progress.characters = sum(map(vocabulary.characters.__getitem__, prompt))
+        """Return the four lists' elements of a prompt."""
         tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
         return () if scores is None else _echoed(prompt, scores, vocabulary, tables)
 

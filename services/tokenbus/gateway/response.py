@@ -23,6 +23,8 @@ _NS = 1_000_000_000
 _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
 """A window of 4 KiB: a compressor takes some 40 kB for each stream instead of 260, and events are shorter than that."""
 _PIECE_BYTES = 65_536
+_LONG_BYTES = 16_384
+"""To compress more takes so long that one answer does at a time."""
 _STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
@@ -129,6 +131,11 @@ class AnswerResponse(Response):
             self._connect(connection, connection.writer(scope))
         while not first.is_last:
             await outbox.ready()
+            # A fast client leaves its socket empty: without these, all of a large answer would be sent in one turn.
+            if outbox.has_parts or (self._gzip is not None and outbox.length > _LONG_BYTES):
+                await self._buffers.turns.next()
+            else:
+                await asyncio.sleep(0)
             # What waits for room stays in the outbox, where it is counted and can be dropped.
             has_room = connection is None or not connection.is_full or await connection.has_room(self._write_timeout)
             if connection is not None and (outbox.is_broken or not has_room):
@@ -186,6 +193,7 @@ class LongResponse(Response):
                         return
                     piece, more = self._data[place : place + _PIECE_BYTES], place + _PIECE_BYTES < len(self._data)
                     await send({"type": "http.response.body", "body": piece, "more_body": more})
+                    await asyncio.sleep(0)
         except ApiError:
             if connection is not None:
                 connection.cut_off()

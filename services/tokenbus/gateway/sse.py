@@ -2,6 +2,8 @@
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -62,12 +64,14 @@ class StreamedAnswer(ChoicesAnswer):
         """Do nothing: the reader refuses prompts' scores in a stream."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
-        """Add a prompt's chunks."""
-        for pieces in rows:
-            self.emit(choice, text, pieces, 0)
-            text = ""
-            if self.outbox.is_closed:  # it was more than may wait for its client
-                break
+        """Add a prompt's chunks, which are made as its client reads: they may be many."""
+        if not self.has_begun:
+            self._begin_stream()
+        before = copy(choice)  # as it is before its rows, of which some come before the last of these chunks is made
+        before.stream = EventStream()
+        others = iter(rows)
+        first = self._format.chunk(before, text, next(others))
+        self.outbox.put_parts(chain([first], (self._format.chunk(before, "", pieces) for pieces in others)))
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
         """Send a row's events that were written without its choice."""
