@@ -143,6 +143,23 @@ async def test_burst_begins_a_few_at_a_time() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_one_begins_at_a_time_where_they_take_long() -> None:
+    limiter, begun = AdmissionLimiter(4), list[int]()
+
+    async def begin(number: int) -> None:
+        await _begin(limiter, number, begun)
+        limiter.spent(0.002)
+
+    tasks = [asyncio.create_task(begin(number)) for number in range(20)]
+    seen = [0]
+    while len(begun) < len(tasks):
+        await asyncio.sleep(0)
+        seen.append(len(begun))
+    grown = [after - before for before, after in itertools.pairwise(seen) if after > before]
+    assert grown[:5] == [4, 1, 4, 1, 4]
+    await asyncio.gather(*tasks)
+
+
 async def test_who_leaves_takes_no_turn() -> None:
     limiter, begun = AdmissionLimiter(1), list[int]()
     tasks = [asyncio.create_task(_begin(limiter, number, begun)) for number in range(4)]

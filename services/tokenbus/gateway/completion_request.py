@@ -416,7 +416,10 @@ class Reader:
             ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
         else:
             raise invalid("prompt", f"either this or messages, got {'neither' if body.prompt is None else 'both'}")
-        texts = [self._vocabulary.token_name(token_id) for token_id in ids] if body.return_token_strs else None
+        texts = None
+        if body.return_token_strs:
+            names = {token_id: self._vocabulary.token_name(token_id) for token_id in set(ids)}
+            texts = [names[token_id] for token_id in ids]
         most = self.models.get(body.model or next(iter(self.models)), 0) or None
         return orjson.dumps({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
 

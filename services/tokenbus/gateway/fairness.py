@@ -13,6 +13,8 @@ MOST_WAITING = 256
 SHORT_BYTES = 16_384
 """So much of each body is not counted: connections bound it."""
 _BODIES = 8
+_LONG_SECONDS = 0.005
+"""After a tick in which admitted requests took so long, one is admitted in the next."""
 
 
 class FairTurns:
@@ -156,7 +158,7 @@ class HeldBody:
 
 
 class AdmissionLimiter:
-    """Admits at most `per_tick` new requests a tick of the event loop, first in, first out.
+    """Admits at most `per_tick` new requests a tick of the event loop, first in, first out; one where they take long.
 
     A burst of new requests thus delays no stream that runs.
     """
@@ -164,6 +166,7 @@ class AdmissionLimiter:
     def __init__(self, per_tick: int) -> None:
         self._per_tick = per_tick
         self._left = per_tick
+        self._seconds = 0.0
         self._is_counting = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -180,8 +183,13 @@ class AdmissionLimiter:
         self._waiting.append(turn)
         await turn
 
+    def spent(self, seconds: float) -> None:
+        """Count the time that an admitted request took in this tick."""
+        self._seconds += seconds
+
     def _refill(self) -> None:
-        self._left = self._per_tick
+        self._left = self._per_tick if self._seconds < _LONG_SECONDS else 1
+        self._seconds = 0.0
         while self._left and self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():  # else its request was cancelled
