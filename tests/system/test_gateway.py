@@ -7,9 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.processes import run
-from tests.support.waiting import MOST, soon
-from tests.system.deployment import COMMAND
+from tests.support.waiting import soon
 from tests.system.serving import Served, asking, plainly, served
 
 pytestmark = pytest.mark.xdist_group("gateway")
@@ -69,11 +67,3 @@ async def test_stopping_gateway_lets_streams_end(numbers: Served) -> None:
                 pass
         assert raised.value.code == "stopping"
         assert await soon(ending) == 0
-
-
-async def test_taken_address_is_told_in_one_line(numbers: Served) -> None:
-    taken = numbers.url.removeprefix("http://")
-    environment = numbers.deployment.environment(gateway__address=taken)
-    done = await asyncio.to_thread(run, [COMMAND, "gateway"], env=environment, text=True, timeout=MOST)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [f"tokenbus: gateway.address: {taken}: taken: something listens there already"]

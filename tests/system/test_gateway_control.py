@@ -192,11 +192,3 @@ async def test_what_changes_state_is_posted(client: httpx.AsyncClient) -> None:
     assert len(changing) >= 17
     for path in [*changing, "/flush_cache"]:
         assert (await client.get(path)).status_code in {404, 405}, path
-
-
-async def test_failed_update_is_named_and_leaves_all_paused(client: httpx.AsyncClient, tmp_path: Path) -> None:
-    answer = await client.post("/update_weights", json={"weight_dir": str(tmp_path / "none")})
-    error = error_of(answer.text)
-    assert (answer.status_code, error["code"]) == (409, "not_done_by_all")
-    assert "worker worker-0: load_weights.folder" in error["message"]
-    assert (await client.get("/is_paused")).json() == {"is_paused": True}

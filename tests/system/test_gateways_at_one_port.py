@@ -70,15 +70,6 @@ async def _stream(stack: AsyncExitStack, url: str) -> AsyncIterator[dict[str, An
     return (json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {"))
 
 
-async def _idle_one(stack: AsyncExitStack, url: str) -> httpx.AsyncClient:
-    """Return a client that is connected to a gateway without requests."""
-    for _ in range(_MOST_CONNECTIONS):
-        client = await stack.enter_async_context(plainly(url))
-        if (await client.get("/load")).json() == {"server_load": 0}:
-            return client
-    raise AssertionError("each connection led to a gateway with requests")
-
-
 async def _abort(client: httpx.AsyncClient, *names: str) -> None:
     answer = await client.post("/abort_requests", json={"request_ids": names})
     assert answer.json() == {"status": "aborted"}
@@ -91,13 +82,6 @@ async def _check_rest(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     true = synthetic.true_tokens(int(first["id"].rpartition("-")[2], 16), 0, text.count(" "))
     assert text == "".join(f" {token}" for token in true.ids.tolist())
-
-
-async def test_stream_is_ended_by_its_id_at_another_gateway(pair: Pair, stack: AsyncExitStack) -> None:
-    stream = await _stream(stack, pair.url)
-    first = await anext(stream)
-    await _abort(await _idle_one(stack, pair.url), first["id"])
-    await _check_rest(first, stream)
 
 
 async def test_gateway_that_leaves_loses_nothing(pair: Pair, stack: AsyncExitStack) -> None:
