@@ -93,17 +93,6 @@ def test_files_that_hold_and_do_not(tokenbus: Tokenbus) -> None:
     assert "row 1 request 0000000000000009: token_counts[0]: no token in a row that is PREEMPTED, got 2" in shown[7]
 
 
-def test_every_vector_row_by_row(tokenbus: Tokenbus) -> None:
-    """Row by row, the command names the faults of every golden message without failing itself."""
-    for kind, status in (("valid", 0), ("invalid", 1)):
-        names = [str(path) for path in sorted((VECTORS / kind).glob("*.binpb"))]
-        run = tokenbus("check", "--rows", *names)
-        verdicts = [line for line in run.lines if not line.startswith("  ")]
-        assert run.status == status
-        assert len(verdicts) == len(names)
-        assert {line.split()[0] for line in verdicts} == {"ok" if status == 0 else "refused"}
-
-
 def test_json_is_strict(tokenbus: Tokenbus, tmp_path: Path) -> None:
     """With --json nothing is NaN or Infinity, whatever the messages hold, and a name without UTF-8 is escaped."""
     (tmp_path / "\udcff").touch()
@@ -235,14 +224,6 @@ def test_wrong_use(tokenbus: Tokenbus) -> None:
         run = tokenbus(*arguments)
         assert run.status == 2, arguments
         assert "error: " in run.error.splitlines()[-1]
-
-
-def test_help(tokenbus: Tokenbus) -> None:
-    """Help and the version are printed on request, and without any argument, with status 0."""
-    for arguments in ([], ["--help"], ["check", "--help"], ["demo", "--help"], ["--version"]):
-        run = tokenbus(*arguments)
-        assert run.status == 0
-        assert "tokenbus" in run.lines[0]
 
 
 def test_reader_that_goes_away() -> None:

@@ -1,21 +1,17 @@
 """tokenbus export and tokenbus record --format parquet: whole files, and what a killed recorder left."""
 
-import asyncio
 import fcntl
 import json
 import sys
 from io import BytesIO
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.helpers import WORKER, Service, addresses, payloads, publish, recording
+from tests.cli.helpers import WORKER, payloads, recording
 from tests.recordings.test_parquet import tokens_of
-from tests.support.settings import settings_of
-from tests.support.waiting import wait_until
 from tokenbus.cli import main
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.export import unfinished
@@ -227,24 +223,3 @@ def test_folder_that_is_still_written_is_not_completed(tmp_path: Path, capsys: p
         assert f"{folder}: a recorder writes it" in capsys.readouterr().err
     assert main(["export", str(folder)]) == 0
     assert rows_of(folder) == tokens_of(ITEMS[:13])
-
-
-def test_recorder_process_that_is_killed(source: Path, tmp_path: Path) -> None:
-    """The command as users run it, killed, leaves what export completes."""
-    folder = tmp_path / "parts"
-    clients = addresses(tmp_path)[2:]
-    patience = ["--set", "bus.heartbeat_timeout_ms=600000", "--metrics-address", ""]
-    with (
-        Service("processor", *addresses(tmp_path), *patience, processor__unclaimed_timeout_ms=1) as processor,
-        Service("record", str(folder), "--format", "parquet", "--worker", WORKER, *clients) as recorder,
-    ):
-        processor.logged("client connected")
-        recorder.logged("connected")
-        asyncio.run(publish(source.read_bytes(), settings_of({"bus.workers_address": f"ipc://{tmp_path}/w"})))
-        wait_until(lambda: any(part.stat().st_size > PART_BYTES for part in folder.glob("_part-*.tokenbus")))
-        recorder.signal(SIGKILL)
-        assert recorder.end()[0] == -SIGKILL
-    assert main(["export", str(folder)]) in {0, 1}
-    rows = rows_of(folder)
-    assert rows
-    assert rows == tokens_of(ITEMS)[: len(rows)]

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from importlib.util import find_spec
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGTERM
 
 import pytest
 
@@ -22,21 +22,6 @@ from tokenbus.worker import EngineBrokenError, StepArrays
 from tokenbus.worker.run import Pace, run_engine
 
 QUIET = ["--metrics-address", ""]
-
-
-def test_signal_ends_both_with_status_0(tmp_path: Path) -> None:
-    """A processor says when it listens, a worker when it is connected, and either leaves at a signal with status 0."""
-    workers = addresses(tmp_path)[:2]
-    with Service("processor", *addresses(tmp_path), *QUIET) as processor, Service("worker", *workers) as worker:
-        assert processor.logged("listening")["workers"] == workers[1]
-        worker.logged("connected")
-        worker.signal(SIGTERM)
-        assert worker.end()[0] == 0
-        assert processor.logged("worker gone")["reason"] == "it stopped"
-        processor.signal(SIGINT)
-        status, output, log = processor.end()
-    assert (status, output) == (0, "")
-    assert "Traceback" not in log
 
 
 async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
