@@ -72,9 +72,3 @@ async def test_promise_that_a_single_server_cannot_keep_is_refused(server: NatsS
     async with log.writer_of(log.logging_to(server)):
         pass
     assert f"durable_log.replicas is 3, the stream tokenbus-{server.log} has 1" in await refusal(chosen)
-
-
-async def test_processor_without_a_log_has_none_of_its_metrics() -> None:
-    bus = Bus()
-    async with bus.running():
-        assert log.told(bus.processor)("log_waiting_items") is None

@@ -112,13 +112,6 @@ def test_credentials_that_cannot_be_used(tmp_path: Path, text: str, mode: int, l
     assert "\n" not in str(refused.value)
 
 
-def test_missing_files(tmp_path: Path) -> None:
-    for key in ("credentials", "ca_file"):
-        settings = DurableLogSettings(**{key: str(tmp_path / "none")})  # type: ignore[arg-type]
-        with pytest.raises(SettingsError, match=f"durable_log.{key}.*no such file"):
-            Login(settings, is_tls=False)
-
-
 async def test_file_that_is_away_keeps_from_no_connection(start: Start, tmp_path: Path) -> None:
     """A file may be away for a moment, as while it is replaced."""
     server, path = start("authorization: { user: gpu, password: gpu }\n"), proving(tmp_path, "gpu:gpu")

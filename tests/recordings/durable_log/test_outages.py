@@ -8,7 +8,6 @@ import pytest
 from tests.metrics.running import Bus, settings
 from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
-from tests.support.nats_cluster import cluster
 from tests.support.waiting import until
 from tokenbus.bus import AddressError
 from tokenbus.settings import SettingsError
@@ -39,35 +38,6 @@ async def test_processor_starts_without_its_log(server: NatsServer, caplog: pyte
     assert counts("log_items_total", outcome="written") == len(items)
     assert 0 < missing == counts("log_items_total", outcome="missing")
     assert missing <= (counts("log_items_total", outcome="left_out") or 0)
-
-
-async def test_processor_notices_that_its_log_is_gone(server: NatsServer) -> None:
-    chosen = log.logging_to(server)
-    bus = Bus(chosen)
-    async with bus.running():
-        await bus.serve(requests=1, tokens=3)
-        await log.logged(bus)
-        server.kill()
-        await until(lambda: log.says_that_it_does_not_log(bus.processor), every=0.05)
-        await bus.serve(requests=1, tokens=3)
-        server.start()
-        await until(lambda: not log.health(bus.processor).outside)
-        last = await log.logged(bus)
-    assert log.numbered(await log.read(chosen)) == log.whole(last)
-
-
-@pytest.mark.nightly
-async def test_log_of_a_new_cluster_is_made(tmp_path: Path) -> None:
-    with cluster(tmp_path) as nodes:
-        chosen = log.logging_to(*nodes)
-        async with log.writer_of(chosen) as writer:
-            await log.write(writer, [1, 2, 3])
-
-        async def has_all() -> bool:
-            """Tell whether all was read; a reader's server may be behind that which took them."""
-            return log.sequences(await log.read(chosen)) == [1, 2, 3]
-
-        await until(has_all, every=0.1)
 
 
 async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

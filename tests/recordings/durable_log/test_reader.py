@@ -16,10 +16,9 @@ from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus.recordings.durable_log import reader
 from tokenbus.recordings.durable_log.reader import read_log
-from tokenbus.recordings.durable_log.stream import LogError, LogStream
+from tokenbus.recordings.durable_log.stream import LogStream
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
-from tokenbus_contracts import ContractError
 
 
 async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
@@ -159,17 +158,6 @@ async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_be
     gc.collect()
     await asyncio.sleep(0)
     assert not errors
-
-
-async def test_what_is_no_log_is_one_line(server: NatsServer) -> None:
-    settings = log.log_settings(server)
-    with pytest.raises(LogError, match="there is no log: no stream tokenbus-log"):
-        await log.read(settings)
-    async with log.writer_of(settings) as writer:
-        await log.write(writer, [1])
-    (item,) = await log.read(settings)
-    with pytest.raises(ContractError):
-        _ = item.batch
 
 
 async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
