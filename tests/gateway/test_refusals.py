@@ -179,6 +179,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"include": ["message.output_text.log_probs"]}, f"include[0]: {LOGPROBS} is the one with logprobs, got 'message.output_text.log_probs'"),  # noqa: E501
         ({"logprobs": True}, "logprobs: no such field, got True"),
         ({"previous_response_id": "r"}, "previous_response_id: not offered, got 'r'"),
+        ({"conversation": "c"}, "conversation: not offered, got 'c'"),
+        ({"background": True}, "background: not offered, got True"),
         ({"stop": [LARGE]}, "stop[0]: at most 4096 bytes, got 4098"),
         (text_form("x"), "text.format.type: one of 'text', 'json_object', 'json_schema', got 'x'"),
         (text_form("json_schema"), "text.format.schema: required where the type is json_schema, got nothing"),

@@ -7,13 +7,12 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
 from tests.gateway.answering import App, answering
-from tests.system.serving import error_of, is_true
+from tests.system.serving import error_of
 from tokenbus.delivery.step import extras_by_token
 from tokenbus.engines.ngram import NgramEngine
 from tokenbus.engines.synthetic import (
@@ -25,7 +24,6 @@ from tokenbus.engines.synthetic import (
     true_tokens,
 )
 from tokenbus.gateway.metrics import GATEWAY
-from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.worker import StepArrays
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, TokenScoring
 
@@ -51,27 +49,6 @@ async def _chunks(app: App, path: str, **body: Any) -> list[dict[str, Any]]:  # 
 
 
 # Engines that write text.
-
-
-async def test_completion_streams_what_it_answers_at_once() -> None:
-    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "logprobs": 3, "seed": 7}
-    async with answering(NgramEngine(), **TEXT) as app, app.openai() as client:
-        whole = await client.completions.create(**given)
-        stream = await client.completions.create(**given, stream=True, stream_options={"include_usage": True})
-        *parts, last = [chunk async for chunk in stream]
-    (choice,) = whole.choices
-    assert choice.logprobs is not None
-    assert whole.usage is not None
-    assert whole.id == f"cmpl-{whole._request_id}"
-    assert "".join(part.choices[0].text for part in parts) == choice.text
-    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        found = [each for part in parts for each in getattr(part.choices[0].logprobs, name)]
-        assert found == getattr(choice.logprobs, name)
-    assert last.usage == whole.usage
-    assert whole.usage.completion_tokens == len(choice.logprobs.tokens or ())
-    assert whole.usage.prompt_tokens == len(vocabulary_of("ngram").encode(PROMPT))
-    reasons = [part.choices[0].finish_reason for part in parts]
-    assert reasons == [None] * (len(parts) - 1) + [choice.finish_reason]
 
 
 async def test_chat_streams_what_it_answers_at_once() -> None:
@@ -152,18 +129,6 @@ async def test_engine_refuses_by_name_what_it_cannot_do() -> None:
 
 
 # Engines whose tokens are known.
-
-
-async def test_many_at_once_get_their_own_tokens() -> None:
-    """Requests at once, with different lengths and alternatives, get exactly their true tokens."""
-
-    async def one(client: openai.AsyncOpenAI, number: int) -> bool:
-        count = 20 + number % 7
-        answer = await client.completions.create(model=MODEL, prompt="a", max_tokens=count, logprobs=number % 4)
-        return is_true(answer) and answer.usage is not None and answer.usage.completion_tokens == count
-
-    async with answering(SyntheticEngine(drafts=True)) as app, app.openai() as client:
-        assert all(await asyncio.gather(*(one(client, number) for number in range(64))))
 
 
 EXTRAS: dict[str, Any] = {

@@ -130,17 +130,6 @@ def test_panel_disturbs_nothing_at_any_width(page: Page, gateway: ScriptedGatewa
             assert 0 <= box["y"] < 100
 
 
-def test_figures_of_a_worker_stand_in_full_rows(page: Page, gateway: ScriptedGateway) -> None:
-    """A worker's six figures are in one row, or where there is less room in two of three: none is left over."""
-    gateway.bus["workers"] = [worker("worker-0", retained=0, tokens=0)]
-    figures = page.locator(".worker dl div")
-    expect(figures).to_have_count(6)
-    for width in (390, 1280, 1600):
-        page.set_viewport_size({"width": width, "height": 900})
-        found = figures.evaluate_all("all => all.map(each => each.offsetTop)")
-        assert [found.count(top) for top in dict.fromkeys(found)] in ([6], [3, 3])
-
-
 def test_nothing_moves_for_who_wants_no_motion(open_page: Open, gateway: ScriptedGateway) -> None:
     """With reduced motion no element is animated or in transition while tokens come; without, the cursor breathes."""
     page = open_page(gateway.url, reduced_motion="reduce", **PHONE)
