@@ -4,15 +4,12 @@ import gc
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import main, titles
 from benchmarks.errors import NotRunError
 from tests.engines.fastdeploy.kernel import skip
 
@@ -31,28 +28,6 @@ def run(tmp_path: Path) -> Run:
         return tables
 
     return measured
-
-
-def test_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every module that can be run is named with what it does, and what helps them is not."""
-    assert main(["--list", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == titles()
-    stay = "bus codec fastdeploy gateway gpu_ops revision scaling vllm vllm_rows vllm_sampler"
-    assert set(found) == set(stay.split())
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "why"),
-    [
-        ("scaling.__main__", ["--shapes", "1/1/3"], "workers/processors/readers, each at least 1, got '1/1/3'"),
-        ("vllm.__main__", ["--k", "none,21"], "argument --k: none, or 0 to 20, got '21'"),
-    ],
-)
-def test_wrong_options(name: str, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        import_module(f"benchmarks.{name}").main(arguments)
-    assert why in capsys.readouterr().err
 
 
 @pytest.mark.nightly
@@ -125,12 +100,3 @@ def test_gpu_ops_without_a_card(run: Run, capsys: pytest.CaptureFixture[str]) ->
     (twin, *_) = run("gpu_ops").values()
     assert all(row["twin"] > 0 and row["numpy"] > 0 for row in twin)
     assert "On a card: " in capsys.readouterr().out
-
-
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="it would run")
-@pytest.mark.parametrize(("name", "why"), [("vllm.__main__", "vLLM is not installed"), ("vllm_sampler", "vLLM cannot")])
-def test_vllm_is_needed(name: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with suppress(SystemExit):
-        import_module(f"benchmarks.{name}").main(["--quick"])
-    shown = capsys.readouterr()
-    assert why in shown.out + shown.err
