@@ -30,7 +30,6 @@ PROCESS = (
     "recordings/durable_log",
     "gateway/page",
     "support/test_orphans.py",
-    "support/test_processes.py",
     "test_again.py",
     "test_commands.py",
     "test_compose.py",
