@@ -24,7 +24,7 @@ All are in `tokenbus`. A client begins with [connect](#connect), an engine with 
 """
 _GROUPS = {
     "Clients": "connect Client Generation Token TokenExtras RequestParameters StructuredOutput Stream StepRows "
-    "RequestEnd Generate PromptScores WeightSpan Operator ControlError",
+    "RequestEnd Generate PromptScores Turn WeightSpan Operator ControlError",
     "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
     "Recordings and the durable log": "read_recording read_log StreamItem",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Token as Token,
         connect as connect,
     )
+    from tokenbus.client.tokens import Turn as Turn
     from tokenbus.client.weight_spans import WeightSpan as WeightSpan
     from tokenbus.delivery import RequestFailedError as RequestFailedError, Step as Step
     from tokenbus.delivery.step import TokenExtras as TokenExtras
@@ -94,6 +95,7 @@ _HOMES = {
     "StructuredOutput Token connect",
     "tokenbus.delivery": "RequestFailedError Step",
     "tokenbus.delivery.step": "TokenExtras",
+    "tokenbus.client.tokens": "Turn",
     "tokenbus.client.weight_spans": "WeightSpan",
     "tokenbus.recordings.durable_log.reader": "read_log",
     "tokenbus.recordings.durable_log.stream": "LogError",

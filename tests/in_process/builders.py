@@ -19,12 +19,13 @@ from tokenbus_contracts import (
     encode,
 )
 from tokenbus_contracts.generated.client_pb2 import ClientHello
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MINOR
 
 WORKER, EPOCH = batches.WORKER, batches.EPOCH
 BATCH = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH
+OFF = ContinuationPolicy.CONTINUATION_POLICY_OFF
 EVENT = PayloadKind.PAYLOAD_KIND_REQUEST_EVENT
 
 
@@ -113,7 +114,8 @@ def client_hello(session: int = 5, **fields: Any) -> ClientHello:  # noqa: ANN40
 
 
 def generate_of(key: int, max_tokens: int = 4, **fields: Any) -> Generate:  # noqa: ANN401 - as the message has them
-    usual: dict[str, Any] = {"sampling": SamplingParameters(max_tokens=max_tokens)}
+    """Return a request that ends with its first error, unless it says otherwise."""
+    usual: dict[str, Any] = {"sampling": SamplingParameters(max_tokens=max_tokens), "continuation_policy": OFF}
     if "text" not in fields:
         usual["tokens"] = TokenPrompt(token_ids=[0, 1, 2])
     return Generate(request_key=key, **usual | fields)

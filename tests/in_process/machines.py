@@ -14,9 +14,11 @@ from hypothesis.stateful import (
 )
 
 from tests.in_process.faults import damaged, flipped
-from tests.in_process.nodes import Node
-from tests.in_process.shapes import faulty_shapes, healing_shapes, lossless_shapes
+from tests.in_process.nodes import Asked, Node
+from tests.in_process.prefix_engine import PrefixEngine
+from tests.in_process.shapes import continuing_shapes, faulty_shapes, healing_shapes, lossless_shapes
 from tests.in_process.world import Shape, Wish, World
+from tokenbus.delivery.errors import NOT_TAKEN
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
 
@@ -215,6 +217,45 @@ class HealingBus(LosslessBus):
             queue[place % len(queue)] = flipped(queue[place % len(queue)], number)
 
 
+class ContinuingBus(LosslessBus):
+    """Workers die, fail and stand still besides: every request goes on elsewhere, and its turns are never mixed."""
+
+    most_silence = inf
+
+    @initialize(shape=continuing_shapes(), wishes=_BEGINNINGS)
+    def begin(self, shape: Shape, wishes: list[Wish]) -> None:
+        super().begin(shape, wishes)
+
+    @rule(worker=_PLACES)
+    def kill_worker(self, worker: int) -> None:
+        self.world.restart_worker(worker % len(self.world.workers))
+
+    @rule(worker=_PLACES)
+    def fail(self, worker: int) -> None:
+        """Let an engine's next step fail."""
+        engine = self.world.workers[worker % len(self.world.workers)].engine
+        assert isinstance(engine, PrefixEngine)
+        engine.fails_next = engine.has_work
+
+    @rule(worker=_PLACES, seconds=st.sampled_from([1.1, 7.0]))
+    def stop_and_go_on(self, worker: int, seconds: float) -> None:
+        """Let a worker stand still, perhaps until it counts as lost, and come back as the same life."""
+        node = self.world.workers[worker % len(self.world.workers)]
+        node.is_paused = True
+        self.world.pass_time(seconds, carries=True)
+        node.is_paused = False
+        node.pump()
+
+    def restart_client(self, client: int) -> None:
+        """Never: only the life that asked for a request can continue it."""
+
+    def check_at_end(self) -> None:
+        """Assert that no request ended with an error, but those that were aborted, or that no worker ever took."""
+        asked = [each for each in self.world.asked if not (each.is_aborted or _was_never_taken(each))]
+        self.world.asked = asked
+        super().check_at_end()
+
+
 class FaultyBus(LosslessBus):
     """Everything goes wrong: requests may end with errors, but never with a wrong, missing or repeated token."""
 
@@ -325,6 +366,11 @@ class FaultyBus(LosslessBus):
 
     def check_at_end(self) -> None:
         """Assert nothing more: errors are allowed here."""
+
+
+def _was_never_taken(asked: Asked) -> bool:
+    is_first_turn = asked.source is None or len(asked.source.turns) == 1
+    return asked.error is not None and asked.error.code in NOT_TAKEN and is_first_turn
 
 
 def _is_generate(parts: list[bytes]) -> bool:

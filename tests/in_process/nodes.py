@@ -1,14 +1,15 @@
 """The peers of a processor in a simulated network: workers and clients without threads, sockets or time."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.in_process.builders import client_hello
+from tests.in_process.builders import OFF, client_hello
 from tests.in_process.network import Network, Wire
+from tests.in_process.prefix_engine import next_token
 from tokenbus.bus.link import ReconnectingSession
 from tokenbus.client.requests import OpenRequests
 from tokenbus.client.session import ClientSession
@@ -20,7 +21,7 @@ from tokenbus.engines import synthetic
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
-from tokenbus.worker import Publisher
+from tokenbus.worker import Engine, Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.handoff import HandoffSender
@@ -146,11 +147,12 @@ class WorkerNode(Node):
         drafts: bool,
         handoff: HandoffPoint = _NOWHERE,
         sender: HandoffSender | None = None,
+        engine: Engine | None = None,
     ) -> None:
         """Start; one with a sender hands each request off."""
         self.publisher = DrivenPublisher(settings, epoch, handoff)
         role = "mixed" if sender is None else "prefill"
-        self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts, role=role)
+        self.engine = engine or SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts, role=role)
         emitter = Emitter(self.publisher, self.engine.vocabulary_size, sender)
         self._loop = EngineLoop(self.engine, emitter, unix_ms=clock.unix_ms)
         self.settings = settings
@@ -213,8 +215,15 @@ class Asked:
 class AskingClient:
     """One life of a client, at one processor or several, and what it took of each of its requests."""
 
-    def __init__(
-        self, settings: Settings, life: int, networks: Sequence[Network], clock: ManualClock, *, by_columns: bool
+    def __init__(  # noqa: PLR0913 - what differs from world to world
+        self,
+        settings: Settings,
+        life: int,
+        networks: Sequence[Network],
+        clock: ManualClock,
+        *,
+        by_columns: bool,
+        new_id: Callable[[], int],
     ) -> None:
         """Start; tokens are taken from each request's iterator, or as columns."""
         client, bus = settings.client, settings.bus
@@ -228,7 +237,9 @@ class AskingClient:
         )
         interval, timeout = bus.heartbeat_interval_ms / 1000, bus.heartbeat_timeout_ms / 1000
         self._patience = client.resume_timeout_ms / 1000
-        self.requests = OpenRequests(client.request_buffer_rows, self._patience, has_several=len(networks) > 1)
+        self.requests = OpenRequests(
+            client.request_buffer_rows, self._patience, has_several=len(networks) > 1, new_id=new_id
+        )
         self.sessions = [
             ClientSession(hello, self.requests, settings.limits, interval=interval, timeout=timeout) for _ in networks
         ]
@@ -339,6 +350,11 @@ def take(asked: Asked) -> None:
 def assert_true(asked: Asked, place: int) -> None:
     token = asked.tokens[place]
     assert token.position == place
+    if asked.generate.continuation_policy != OFF:
+        assert asked.source is not None
+        turn = [turn for turn in asked.source.turns if turn.begin <= place][-1]
+        assert token.id == next_token(turn.request_id, [each.id for each in asked.tokens[:place]])
+        return
     true = synthetic.true_tokens(asked.key, place, place + 1)
     assert token.id == true.ids[0]
     if not asked.generate.HasField("top_logprobs"):

@@ -219,7 +219,7 @@ class SeveralWorld:
         self.clock = ManualClock()
         self._overrides, self._drafts = overrides, drafts
         self.lives = count(1)
-        self._keys = count(1)
+        self._keys, self._turn_ids = count(1), count(1 << 32)
         self.asked: list[Asked] = []
         self.sites: list[Site] = []
         self.workers: list[MovingWorker] = []
@@ -232,7 +232,14 @@ class SeveralWorld:
         ]
         networks = [site.client_network for site in self.sites]
         self.clients += [
-            AskingClient(self.settings({}), next(self.lives), networks, self.clock, by_columns=by_columns)
+            AskingClient(
+                self.settings({}),
+                next(self.lives),
+                networks,
+                self.clock,
+                by_columns=by_columns,
+                new_id=partial(next, self._turn_ids),
+            )
             for _ in range(clients)
         ]
         self.places = _MAX_REQUESTS * (workers + pairs)

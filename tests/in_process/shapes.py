@@ -1,5 +1,7 @@
 """Which worlds the state machines try: tight ones, because what is never full is never tested."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from tests.in_process.world import Shape
@@ -72,6 +74,12 @@ def lossless_shapes() -> st.SearchStrategy[Shape]:
 def healing_shapes() -> st.SearchStrategy[Shape]:
     """Return worlds in which what is lost is asked for until it comes."""
     return _shapes(_TIGHT | _PATIENT | _HEALING, [64])
+
+
+def continuing_shapes() -> st.SearchStrategy[Shape]:
+    """Return worlds in which workers that are lost are noticed."""
+    shapes = _shapes(_TIGHT | _PATIENT | {"bus.heartbeat_timeout_ms": [5000]}, [64])
+    return shapes.map(lambda shape: replace(shape, continues=True, drafts=False, parts=1))
 
 
 def faulty_shapes() -> st.SearchStrategy[Shape]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from tests.in_process.machines import FaultlessBus, FaultyBus, HealingBus, LosslessBus
+from tests.in_process.machines import ContinuingBus, FaultlessBus, FaultyBus, HealingBus, LosslessBus
 from tests.support.campaigns import IS_SOAK, many
 
 
@@ -30,3 +30,9 @@ def test_no_fault_makes_a_token_wrong(machine: type[RuleBasedStateMachine]) -> N
     Whatever is lost, doubled, damaged or too slow: each request has a beginning of its tokens, and an end.
     """
     run(machine)
+
+
+def test_requests_outlive_their_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often workers die, fail, stand still and come back: no request ends with an error, no turns are mixed."""
+    monkeypatch.setattr("tokenbus.client.requests._MOST_LOSSES", 1_000_000)
+    run(ContinuingBus)

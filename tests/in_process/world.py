@@ -3,12 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import NamedTuple, cast
 
 from tests.in_process.builders import generate_of
 from tests.in_process.network import Network
 from tests.in_process.nodes import Asked, AskingClient, Node, WorkerNode, work_left
+from tests.in_process.prefix_engine import PrefixEngine
 from tests.in_process.sending import Sending
 from tests.support.settings import settings_of
 from tokenbus.bus import Listener
@@ -35,6 +37,8 @@ class Shape:
     """How many messages a connection holds in each direction."""
     by_columns: bool = False
     """Whether clients take whole outputs, instead of iterating over each request."""
+    continues: bool = False
+    """Whether requests go on at another worker when theirs is lost."""
 
 
 class Wish(NamedTuple):
@@ -57,6 +61,7 @@ class World:
         self.client_network = Network(shape.capacity)
         self._keys = count(1)
         self._lives = count(1)
+        self._turn_ids = count(1 << 32)
         self._soon: deque[Callable[[], None]] = deque()
         self.is_patient = self.settings.worker.policy != "fail"
         """Whether engines wait until there is room, instead of giving up at once."""
@@ -81,11 +86,14 @@ class World:
     def _new_worker(self, place: int) -> WorkerNode:
         settings = settings_of({"worker.id": f"worker-{place}"} | self.shape.settings)
         network, shape = self.worker_network, self.shape
-        return WorkerNode(settings, next(self._lives), network, self.clock, parts=shape.parts, drafts=shape.drafts)
+        engine = PrefixEngine() if shape.continues else None
+        life, parts, drafts = next(self._lives), shape.parts, shape.drafts
+        return WorkerNode(settings, life, network, self.clock, parts=parts, drafts=drafts, engine=engine)
 
     def _new_client(self) -> AskingClient:
         by_columns = self.shape.by_columns
-        return AskingClient(self.settings, next(self._lives), [self.client_network], self.clock, by_columns=by_columns)
+        life, networks, new_id = next(self._lives), [self.client_network], partial(next, self._turn_ids)
+        return AskingClient(self.settings, life, networks, self.clock, by_columns=by_columns, new_id=new_id)
 
     def nodes(self) -> Iterator[Node]:
         yield from self.workers
@@ -98,6 +106,9 @@ class World:
         generate = generate_of(
             next(self._keys), wish.max_tokens, top_logprobs=wish.top_logprobs, include_draft_logprobs=wish.drafts
         )
+        if self.shape.continues:
+            generate.ClearField("continuation_policy")
+            generate.ClearField("top_logprobs")
         asked = Asked(generate)
         self.asked.append(asked)
         self.clients[wish.client % len(self.clients)].ask(asked)

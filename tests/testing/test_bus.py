@@ -79,7 +79,7 @@ async def test_alternatives_are_shed_while_a_client_stands_still() -> None:
 async def test_lost_worker_ends_its_requests() -> None:
     """It says nothing, so the processor knows by its silence; the next life of it takes requests."""
     async with testing.bus(step_seconds=0.1) as bus:
-        generation = bus.client.generate([1], max_tokens=1000, request_id=FIRST)
+        generation = bus.client.generate([1], max_tokens=1000, request_id=FIRST, continuation="off")
         await bus.until(anext(generation))
         await bus.worker.lose()
         await bus.advance(1)

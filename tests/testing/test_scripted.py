@@ -102,7 +102,7 @@ async def test_step_that_fails_ends_its_request_alone() -> None:
 async def test_engine_that_breaks_ends_its_worker() -> None:
     async with testing.bus(testing.ScriptedEngine(testing.Answer(tokens=[1, 2], breaks_after=1))) as bus:
         with pytest.raises(tokenbus.RequestFailedError, match="the engine is broken"):
-            [token async for token in bus.client.generate([1])]
+            [token async for token in bus.client.generate([1], continuation="off")]
         await bus.advance(1)
         assert isinstance(bus.worker.failure, tokenbus.EngineBrokenError)
         assert not bus.processor.workers.by_id

@@ -28,6 +28,11 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_SLOW_CLIENT: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_TAKEN_UP: _ClassVar[ErrorCode]
+
+class ContinuationPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTINUATION_POLICY_UNSPECIFIED: _ClassVar[ContinuationPolicy]
+    CONTINUATION_POLICY_OFF: _ClassVar[ContinuationPolicy]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_REQUEST: ErrorCode
 ERROR_CODE_DUPLICATE_REQUEST: ErrorCode
@@ -44,9 +49,11 @@ ERROR_CODE_DEADLINE: ErrorCode
 ERROR_CODE_SLOW_CLIENT: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_TAKEN_UP: ErrorCode
+CONTINUATION_POLICY_UNSPECIFIED: ContinuationPolicy
+CONTINUATION_POLICY_OFF: ContinuationPolicy
 
 class Generate(_message.Message):
-    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address", "handoff_ticket", "handoff_server_key", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key", "prompt_scoring", "token_scoring")
+    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address", "handoff_ticket", "handoff_server_key", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key", "prompt_scoring", "token_scoring", "continuation", "drawn_seed", "continuation_policy")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +71,9 @@ class Generate(_message.Message):
     FIRST_REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORING_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_SEED_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_POLICY_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     model: str
     text: TextPrompt
@@ -81,7 +91,20 @@ class Generate(_message.Message):
     first_request_key: int
     prompt_scoring: PromptScoring
     token_scoring: TokenScoring
-    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ...) -> None: ...
+    continuation: Continuation
+    drawn_seed: int
+    continuation_policy: ContinuationPolicy
+    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ...) -> None: ...
+
+class Continuation(_message.Message):
+    __slots__ = ("token_ids", "turn", "reason")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    turn: int
+    reason: ErrorCode
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., turn: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ...) -> None: ...
 
 class TokenScoring(_message.Message):
     __slots__ = ("other_logprobs", "entropies", "token_ids", "mask_bound")

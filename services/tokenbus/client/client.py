@@ -403,6 +403,8 @@ class Client:
         # A request without an id gets one; an id of zero that was given by name breaks its bound.
         if not generate.request_key and parameters.get("request_id") is None:
             generate.request_key = _random_id()
+        if not generate.sampling.HasField("seed"):
+            generate.drawn_seed = _random_id()
         self._check_room(generate.request_key)
         if generate.deadline_ms:
             moment = self._clock.unix_ms() + generate.deadline_ms

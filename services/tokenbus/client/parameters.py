@@ -11,7 +11,7 @@ import numpy.typing as npt
 from google.protobuf.descriptor import FieldDescriptor
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generate, SamplingParameters
 
 Ids = npt.NDArray[np.integer[Any]]
 """Token ids as an array."""
@@ -129,6 +129,9 @@ class RequestParameters(TypedDict, total=False):
     """The latest moment at which it ends, in milliseconds since 1970-01-01 UTC; default: none."""
     request_id: int | None
     """Its id, from 1 to 2**64 - 1; default: one is drawn at random."""
+    continuation: str | None
+    """"any": when its worker is lost, another worker goes on from the tokens that have come; "off": it ends with an
+    error; default: "any"."""
 
 
 def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
@@ -168,6 +171,7 @@ def named_as_given(error: ContractError) -> ContractError:
 
 _PATHS = {
     "request_id": "request_key",
+    "continuation": "continuation_policy",
     "other_logprobs": "token_scoring.other_logprobs",
     "entropies": "token_scoring.entropies",
     "logprob_token_ids": "token_scoring.token_ids",
@@ -258,7 +262,15 @@ def _set_engine_arguments(generate: Generate, value: object) -> None:
     generate.sampling.engine_arguments = _json("engine_arguments", value)
 
 
+def _set_continuation(generate: Generate, value: object) -> None:
+    if value not in ("any", "off"):
+        raise ContractError("continuation", "one of any, off", value, rule=Rule.NAMED)
+    if value == "off":
+        generate.continuation_policy = ContinuationPolicy.CONTINUATION_POLICY_OFF
+
+
 _WRITERS: dict[str, Callable[[Generate, object], None]] = {
+    "continuation": _set_continuation,
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
     "engine_arguments": _set_engine_arguments,

@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus.client.accepted_tokens import AcceptedTokens, Ids
 from tokenbus.delivery.slots import SlotMap, Slots
 from tokenbus.delivery.step import Step
 from tokenbus_contracts import LogprobBatch, RowStatus
@@ -24,6 +25,9 @@ class Progress:
         self._positions = np.zeros(64, np.int64)
         self._senders = np.full(64, NO_SENDER, np.int64)
         self._workers = np.zeros(64, np.uint64)
+        self._serials = np.zeros(64, np.int64)
+        self._opened = 0
+        self._accepted = AcceptedTokens()
         self.waiting: list[deque[tuple[Step, int]]] = []
         """By slot."""
 
@@ -36,13 +40,19 @@ class Progress:
                 self._positions = np.resize(self._positions, 2 * slot)
                 self._senders = np.resize(self._senders, 2 * slot)
                 self._workers = np.resize(self._workers, 2 * slot)
+                self._serials = np.resize(self._serials, 2 * slot)
         self.waiting[slot] = waiting
         self._positions[slot], self._senders[slot], self._workers[slot] = position, NO_SENDER, 0
+        self._opened += 1
+        self._serials[slot] = self._opened
+        self._accepted.open(self._opened)
 
     def close(self, request_id: int) -> int:
         """Forget a request and what waits for it, and return its next position."""
         position = self.next_position(request_id)
-        self.waiting[self._slots[request_id]] = deque(maxlen=0)
+        slot = self._slots[request_id]
+        self.waiting[slot] = deque(maxlen=0)
+        self._accepted.close(int(self._serials[slot]), position)
         self._slots.remove(request_id)
         return position
 
@@ -58,9 +68,15 @@ class Progress:
         """Learn which worker has a request."""
         self._workers[self._slots[request_id]] = worker
 
-    def go_on(self, request_id: int, position: int) -> None:
-        """Learn that a request has its tokens up to before a position."""
-        self._positions[self._slots[request_id]] = position
+    def go_on(self, request_id: int, token_ids: Ids) -> None:
+        """Count the next tokens of a request."""
+        slot = self._slots[request_id]
+        self._positions[slot] += token_ids.size
+        self._accepted.add(self._serials[slot : slot + 1].copy(), np.array([token_ids.size]), token_ids)
+
+    def accepted(self, request_id: int) -> Ids:
+        """Return the tokens that a request has had since it was opened."""
+        return self._accepted.of(int(self._serials[self._slots[request_id]]))
 
     def set_sender(self, request_id: int, sender: int) -> None:
         """Learn which session has a request and has answered for it; NO_SENDER: none that is known."""
@@ -81,7 +97,10 @@ class Progress:
             & (ends <= MOST_POSITION)
             & (slots >= 0)
         )
-        going_on = slots[is_next]
+        going_on, counts = slots[is_next], target.token_counts
+        if going_on.size:
+            mine = target.token_ids if is_next.all() else target.token_ids[np.repeat(is_next, counts)]
+            self._accepted.add(self._serials[going_on], counts[is_next], mine)
         self._positions[going_on] = ends[is_next]
         self._workers[going_on] = worker_hash(target.header.worker_id)
         return slots, is_next

@@ -1,9 +1,9 @@
 """OpenRequests: a client's open requests, which processor has each, and where those are looked for that lost theirs."""
 
+import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,11 @@ from tokenbus.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus.client.received_scores import ReceivedScores
 from tokenbus.client.search import AwayWorkers, EndedRequests, Search, connected, grace
 from tokenbus.client.steps import RequestEnd, StepRows
-from tokenbus.client.tokens import RequestTokens, stop_of
+from tokenbus.client.tokens import RequestTokens, Turn, stop_of
 from tokenbus.client.waiter import WakeUps
 from tokenbus.client.weight_spans import WeightSpans
 from tokenbus.delivery import RequestFailedError, Step
-from tokenbus.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
+from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, brief, request_error
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
 from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus
@@ -28,22 +28,36 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import (
     Abort,
     Admitted,
+    ContinuationPolicy,
     ErrorCode,
     Generate,
     PromptScoresChunk,
     RequestError,
+    TokenPrompt,
 )
+from tokenbus_contracts.schema import bounds_in
 
 if TYPE_CHECKING:
     from tokenbus.client.session import ClientSession
 
 _MOST_IGNORED = 1024
 _WHOLE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
-_MOST_LOSSES = 4
-"""A request is sent anew for at most so many workers that were lost before they answered: it may be what ends them.
-
-A worker that left its processor counts, too: with fewer, requests would end while processors fail again and again.
-"""
+_CONTINUED = frozenset(
+    {
+        ErrorCode.ERROR_CODE_WORKER_LOST,
+        ErrorCode.ERROR_CODE_ENGINE,
+        ErrorCode.ERROR_CODE_UNKNOWN_REQUEST,
+        ErrorCode.ERROR_CODE_GAP,
+        ErrorCode.ERROR_CODE_HANDOFF,
+    }
+)
+"""The errors of a turn that another turn may get over."""
+_NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
+"""The errors of a later turn that say why nobody goes on: the request ends with the error of the turn before."""
+_MOST_LOSSES = 3
+"""Losses in a row without a new token that end a request: it may kill its workers."""
+_MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
+"""The most tokens of a prompt and a continuation together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +70,8 @@ class OpenRequest:
     generate: Generate | None
     """The request as it was sent, until a processor is known to have taken it."""
     include_drafts: bool
+    origin: Generate | None = None
+    """The request as the application asked for it; None: it was taken up by `resume`, and cannot be continued."""
     stop_texts: tuple[str, ...] = ()
     scoring: ReceivedScores | None = None
     """What has come of its prompt's scores, if it asked for them."""
@@ -67,8 +83,12 @@ class OpenRequest:
     """The id of the processor's life that may have received it; empty: none."""
     is_answered: bool = False
     """Whether that processor has answered the last Generate or Resume of it."""
+    turn: int = 0
+    """The number of its turn; the first is 0."""
     losses: int = 0
-    """How many workers were lost before they answered it."""
+    """Losses in a row without a new token."""
+    loss: RequestError | None = None
+    """The error that ended the last turn."""
     is_aborted: bool = False
     is_submitted: bool = False
     """Whether only the output stream gives its rows: no iterator of its own."""
@@ -104,9 +124,17 @@ class OpenRequests:
     a worker that the client does not hear of may run it under the first one, and the rows of the two are not mixed.
     """
 
-    def __init__(self, max_rows: int, patience: float, *, has_several: bool = False) -> None:
-        """Take how many rows of a request may wait, and how many seconds a request waits for a processor."""
+    def __init__(
+        self,
+        max_rows: int,
+        patience: float,
+        *,
+        has_several: bool = False,
+        new_id: Callable[[], int] = lambda: secrets.randbits(64) or 1,
+    ) -> None:
+        """Let at most `max_rows` rows of a request wait, and a request at most `patience` seconds for a processor."""
         self.has_several = has_several
+        self._new_id = new_id
         self._max_rows = max_rows
         self._patience = patience
         self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
@@ -177,6 +205,7 @@ class OpenRequests:
             self._progress,
             frame.generate,  # a copy: the application may change its message afterwards
             generate.include_draft_logprobs,
+            frame.generate,
             tuple(generate.sampling.stop),
             ReceivedScores(generate) if generate.HasField("prompt_scoring") else None,
             generate.deadline_unix_ms,
@@ -287,6 +316,12 @@ class OpenRequests:
             self._ends.append(RequestEnd(tokens.request_id, status, None, stop, *known))
 
     def _broken(self, request: OpenRequest, error: RequestError) -> None:
+        """End a turn with an error, and the request too if there is to be no other turn."""
+        if self._continue(request, error):
+            return
+        if request.loss is not None and error.code in _NOT_CONTINUED:
+            request.loss.message = brief(f"{request.loss.message}; not continued: {error.message}", error.code)
+            error = request.loss
         self._remove(request)
         if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.was_never_sent:
             self._ended_requests.add(request.key, may_go_on=True)
@@ -432,11 +467,13 @@ class OpenRequests:
             self.repeated += 1
             return -1
         self._weights.note_row(step.rows.header.weight_version, request.tokens.request_id, expected)
-        self._progress.go_on(request.tokens.request_id, position + tokens)
+        self._progress.go_on(request.tokens.request_id, step.rows.row(place).token_ids[expected - position :])
         self._progress.set_worker(request.tokens.request_id, worker_hash(step.worker_id))
         # The output stream has the rows where there is one: its consumer would not take them from here.
         if self._on_output is None and request.tokens.put(step, place) > self._max_rows:
             self._end_slow(request)
+        elif status is RowStatus.UNRECOVERABLE and self._continue(request, _unrecoverable(request)):
+            pass
         elif status in FINISHED:
             self._remove(request)
             self._ended_requests.add(request.key)
@@ -520,20 +557,72 @@ class OpenRequests:
         elif request.home is None and request.search is not None and error.code in NOT_HERE | NOT_TAKEN:
             request.search.without.add(session)
             self._conclude(request, request.search)
-        elif self.has_several and request.generate is not None and error.code in NOT_TAKEN:
+        elif (
+            (self.has_several or request.loss is not None) and request.generate is not None and error.code in NOT_TAKEN
+        ):
             self._not_taken(request, request.generate, session, error)
-        elif self.has_several and error.code in NOT_HERE and not self._has_lost_many(request, error):
+        elif self.has_several and error.code in NOT_HERE and request.generate is None:
             self._lose_home(request, error)
-        elif error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
-            self._send_anew(request, request.generate)
         else:
             self._broken(request, error)
         self._flush_ends()
 
-    def _has_lost_many(self, request: OpenRequest, error: RequestError) -> bool:
-        if request.generate is not None and error.code == ErrorCode.ERROR_CODE_WORKER_LOST:
-            request.losses += 1
-        return request.losses > _MOST_LOSSES
+    # Turns.
+
+    def _continue(self, request: OpenRequest, loss: RequestError) -> bool:
+        """Ask for another turn of a request that has lost its own; False: it ends."""
+        if request.origin is None or not self._may_continue(request, request.origin, loss.code):
+            return False
+        request.loss = loss
+        self._begin_turn(request, request.origin, loss.code)
+        return True
+
+    def _may_continue(self, request: OpenRequest, origin: Generate, code: ErrorCode) -> bool:
+        """Tell whether a request may have another turn, and count the loss of this one."""
+        is_unanswered = request.generate is not None
+        if request.is_aborted:
+            return is_unanswered and code in NOT_HERE  # it has ended then
+        is_off = origin.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_OFF
+        if code not in _CONTINUED or (is_off and not (is_unanswered and code in NOT_HERE)):
+            return False
+        if request.next_position > request.tokens.turns[-1].begin:
+            request.losses = 0
+        request.losses += code != ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
+        size = len(origin.tokens.token_ids) + request.next_position
+        return request.losses < _MOST_LOSSES and size <= _MOST_TOKENS
+
+    def _begin_turn(self, request: OpenRequest, origin: Generate, reason: ErrorCode) -> None:
+        """Ask for the rest of a request under a new id, so that no worker can mix two turns; the one before ends.
+
+        Processors hear that the turn before is over before they hear of the next one.
+        """
+        self._ended_requests.add(request.key, may_go_on=True)
+        for session in self.sessions:
+            session.say(ClientFrame(ended=Ended(request_keys=[request.key])))
+        if request.is_aborted:
+            self._end_aborted(request)
+            return
+        request.turn += 1
+        tokens, position = request.tokens, request.next_position
+        generate = Generate()
+        generate.CopyFrom(origin)
+        generate.request_key, generate.first_request_key = self._new_id(), tokens.request_id
+        if request.deadline_unix_ms:
+            generate.deadline_unix_ms = request.deadline_unix_ms
+            generate.ClearField("deadline_ms")
+        if position:
+            generate.ClearField("prompt_scoring")
+            accepted = self._progress.accepted(tokens.request_id)
+            generate.continuation.token_ids.extend(accepted.tolist())
+            generate.continuation.turn, generate.continuation.reason = request.turn, reason
+        elif request.scoring is not None:
+            request.scoring, tokens.prompt_scores = ReceivedScores(generate), None
+        self._sent_anew.pop(request.key, None)
+        tokens.begin_turn(Turn(position, generate.request_key, CODE_NAMES[reason]))
+        self._sent_anew[request.key] = tokens.request_id
+        request.generate, request.home, request.sent_to, request.search = generate, None, "", Search()
+        self._forget_answer(request)
+        self._place(request, generate, request.search)
 
     # After each handshake: what the processor may have missed is asked for again.
 
@@ -569,14 +658,15 @@ class OpenRequests:
             self._ended_requests.name_to(session)
 
     def _send(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
-        request.home, request.sent_to = session, session.processor_id
-        session.say(ClientFrame(generate=generate))
-        session.used(generate.model)
+        request.home = session
+        if session.say(ClientFrame(generate=generate)):
+            request.sent_to = session.processor_id
+            session.used(generate.model)
 
     # Several processors: where a request goes, and where it is looked for.
 
     def _best(self, model: str, search: Search | None = None) -> "ClientSession | None":
-        if not self.has_several:
+        if not self.has_several and search is None:
             return self.sessions[0]
         without = search.without if search is not None else set()
         able = [each for each in connected(self.sessions) if each not in without]
@@ -599,30 +689,13 @@ class OpenRequests:
     def _lose_home(self, request: OpenRequest, error: RequestError | None) -> None:
         request.home = None
         if request.generate is not None:
-            self._send_anew(request, request.generate)
+            code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
+            self._broken(request, request_error(request_id, code, "its processor is lost"))
             return
         request.search = Search(error)
         self._forget_answer(request)
         for session in self.sessions:
             self._ask(session, request)
-
-    def _send_anew(self, request: OpenRequest, generate: Generate) -> None:
-        """Send a request under another key, as a worker may have it under the one before: that is ended wherever it is.
-
-        So the request waits for no worker that may have it, and no processor mixes the rows of the two.
-        """
-        self._ended_requests.add(request.key, may_go_on=True)
-        for session in self.sessions:
-            session.say(ClientFrame(ended=Ended(request_keys=[request.key])))
-        if request.is_aborted:
-            self._end_aborted(request)
-            return
-        self._sent_anew.pop(request.key, None)
-        request.tokens.resume_id = generate.request_key = _next_key(request.key)
-        generate.first_request_key = request.tokens.request_id
-        self._sent_anew[request.key] = request.tokens.request_id
-        request.sent_to, request.search = "", Search()
-        self._place(request, generate, request.search)
 
     def _ask(self, session: "ClientSession", request: OpenRequest) -> None:
         if session.state is not SessionState.OPEN:
@@ -671,7 +744,7 @@ class OpenRequests:
         best = self._best(generate.model, search)
         if best is not None:
             self._send(request, generate, best)
-        elif search.error is not None and not self._workers_may_come():
+        elif search.error is not None and request.loss is None and not self._workers_may_come():
             self._broken(request, search.error)
 
     def _workers_may_come(self) -> bool:
@@ -698,7 +771,9 @@ class OpenRequests:
                 code, request_id = ErrorCode.ERROR_CODE_DEADLINE, request.tokens.request_id
                 self._broken(request, search.error or request_error(request_id, code, message))
             elif request.generate is not None:
-                if self._workers_may_come():  # perhaps at one that had none
+                if request.loss is not None:
+                    search.without.clear()
+                elif self._workers_may_come():  # perhaps at one that had none
                     search.without &= {each for each in self.sessions if each.is_closing}
                 self._place(request, request.generate, search)
             elif search.is_final or not (search.is_overdue or now - search.since >= grace(self.sessions)):
@@ -711,6 +786,11 @@ class OpenRequests:
         self._flush_ends()
 
 
+def _unrecoverable(request: OpenRequest) -> RequestError:
+    message = "the engine lost its state, and cannot compute it again"
+    return request_error(request.tokens.request_id, ErrorCode.ERROR_CODE_ENGINE, message)
+
+
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
     return Resume(
         request_key=request.key,
@@ -719,11 +799,6 @@ def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
         deadline_unix_ms=request.deadline_unix_ms,
         only_if_here=only_if_here,
     )
-
-
-def _next_key(key: int) -> int:
-    """Return the key to send a request anew under, computed from the one before, as a reader of a log can do, too."""
-    return int.from_bytes(blake2b(key.to_bytes(8, "big"), digest_size=8).digest(), "big") or 1
 
 
 def _places(draft: LogprobBatch, target: LogprobBatch) -> npt.NDArray[np.intp]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,13 +29,28 @@ def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | 
     return texts[text] if 0 <= text < len(texts) else None
 
 
+class Turn(NamedTuple):
+    """A part of a request that one worker computed; after the first, the client continued what was lost.
+
+    Example:
+        turn = tokenbus.Turn(begin=12, request_id=7, reason="worker_lost")
+    """
+
+    begin: int
+    """The position of its first token."""
+    request_id: int
+    """The id under which processors and workers know it."""
+    reason: str = ""
+    """Why the turn before it stopped, as an error's name; empty: this is the first one."""
+
+
 class RequestTokens:
     """The buffer of one request's rows that were not taken yet, for `Generation`; who adds them bounds their number."""
 
     def __init__(self, request_id: int, position: int = 0, *, wake_ups: WakeUps | None = None) -> None:
         self.request_id = request_id
-        self.resume_id = request_id
-        """What processors and workers know it by: its id, or the key under which it was sent anew."""
+        self.turns = [Turn(position, request_id)]
+        """Its turns; the last one runs."""
         self.position = position
         self.status: RowStatus | None = None
         self.stop: int | str | None = None
@@ -58,7 +73,18 @@ class RequestTokens:
         """Whether nothing more will come."""
         return self.status is not None or self.error is not None
 
+    @property
+    def resume_id(self) -> int:
+        """The id under which processors and workers know it now."""
+        return self.turns[-1].request_id
+
     # For the deliverer.
+
+    def begin_turn(self, turn: Turn) -> None:
+        """Add a turn; one that gave no token is forgotten."""
+        while self.turns and self.turns[-1].begin == turn.begin and len(self.turns) > 1:
+            self.turns.pop()
+        self.turns.append(turn)
 
     def put(self, step: Step, row: int) -> int:
         """Add a row of a step; return how many rows wait now."""
@@ -174,11 +200,7 @@ class Generation:
 
     @property
     def resume_id(self) -> int:
-        """The id by which `Client.resume` takes the request up again; it stays as it is once a token has come.
-
-        It is the request's id, unless its processor was lost before that had answered: the client sends the request to
-        another processor under another id then.
-        """
+        """The id by which `Client.resume` takes the request up again: that of its last turn."""
         return self._tokens.resume_id
 
     @property
@@ -215,6 +237,11 @@ class Generation:
         None: not known, as with an engine that does not count them, or of a request that was resumed.
         """
         return self._tokens.cached_tokens
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The parts of the request that different workers computed, in order; mostly one."""
+        return tuple(self._tokens.turns)
 
     @property
     def weight_spans(self) -> tuple[WeightSpan, ...]:

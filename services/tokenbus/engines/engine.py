@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.engines.admission import check_range, request_of
-from tokenbus.engines.handoff import ModelTokenizer, RequestState, resume, unpacked
+from tokenbus.engines.handoff import ModelTokenizer, RequestState, continue_from, resume, unpacked
 from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, ScoredPrompt, check_scoring
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import Ids
@@ -125,6 +125,7 @@ class BatchEngine(ABC, Generic[B]):
     """Computes steps for all running requests. A subclass changes them only in `_keep`: a step can be repeated."""
 
     lora_adapters = ()
+    continues_requests = True
     world_size = 1
     _method: ClassVar[SpeculativeMethod]
     """How it drafts, where it does."""
@@ -221,8 +222,10 @@ class BatchEngine(ABC, Generic[B]):
             raise ValueError("state: none for a prefill engine, got one")
         if state is not None:
             found, carried = unpacked(state, self._most_carried)
-            resume(request, found, self._fingerprint, self._tokenizer)
+            resume(request, found, self._fingerprint, self._tokenizer, generate.continuation.token_ids)
             self._read_carried(request, carried)
+        elif generate.HasField("continuation"):
+            continue_from(request, generate.continuation.token_ids, self._tokenizer)
         prompt = None
         if generate.HasField("prompt_scoring") and state is None:
             check_scoring(generate, self.vocabulary_size, options.max_top_logprobs)

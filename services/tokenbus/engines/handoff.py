@@ -1,9 +1,11 @@
 """RequestState: what a decode engine needs to continue a request after its first token. All of it is checked."""
 
+from collections.abc import Sequence
 from typing import Annotated, Protocol
 
 import msgspec
 
+from tokenbus.engines.admission import check_ids
 from tokenbus.engines.requests import Request, prompt_digest
 from tokenbus.plugins import Tokenizer
 
@@ -51,22 +53,32 @@ def unpacked(data: bytes, most_carried: int) -> tuple[RequestState, bytes]:
     return state, carried
 
 
-def resume(request: Request, state: RequestState, model: str, tokenizer: ModelTokenizer) -> None:
-    """Continue a new request from a state; after a ValueError, the request must be dropped."""
+def resume(
+    request: Request, state: RequestState, model: str, tokenizer: ModelTokenizer, accepted: Sequence[int] = ()
+) -> None:
+    """Continue a new request from a state, behind the tokens of earlier turns; drop the request after a ValueError."""
     if state.model != model:
         raise ValueError(f"state.model: {model}, got {state.model[:64]!r}")
     if state.prompt != prompt_digest(request.prompt):
         raise ValueError("state.prompt: the request's own, got another")
-    for name, ids in (("tokens", state.tokens), ("proposals", state.proposals)):
-        for place, token_id in enumerate(ids):
-            if token_id >= tokenizer.vocabulary_size:
-                raise ValueError(f"state.{name}[{place}]: below {tokenizer.vocabulary_size}, got {str(token_id)[:32]}")
-    if tokenizer.end_token in state.tokens and not request.ignores_end:
-        raise ValueError("state.tokens: none that ends the request, got the end token")
-    if len(state.tokens) >= request.most:
-        raise ValueError(f"state.tokens: less than the {request.most} of the request, got {len(state.tokens)}")
-    if request.stops is not None and request.stops.take(state.tokens):
-        raise ValueError("state.tokens: none that ends the request, got one that does")
-    request.output, request.proposals = state.tokens, state.proposals
+    check_ids("state.proposals", state.proposals, tokenizer.vocabulary_size)
+    _go_on(request, "state.tokens", [*accepted, *state.tokens], tokenizer)
+    request.proposals, request.is_computed = state.proposals, True
     if not request.is_seeded:
         request.seed = state.seed
+
+
+def continue_from(request: Request, token_ids: Sequence[int], tokenizer: ModelTokenizer) -> None:
+    """Continue a new request behind the tokens of its earlier turns; drop the request after a ValueError."""
+    _go_on(request, "continuation.token_ids", list(token_ids), tokenizer)
+
+
+def _go_on(request: Request, name: str, ids: list[int], tokenizer: ModelTokenizer) -> None:
+    check_ids(name, ids, tokenizer.vocabulary_size)
+    if tokenizer.end_token in ids and not request.ignores_end:
+        raise ValueError(f"{name}: none that ends the request, got the end token")
+    if len(ids) >= request.most:
+        raise ValueError(f"{name}: less than the {request.most} of the request, got {len(ids)}")
+    if request.stops is not None and request.stops.take(ids):
+        raise ValueError(f"{name}: none that ends the request, got one that does")
+    request.output = ids

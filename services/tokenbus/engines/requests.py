@@ -73,6 +73,8 @@ class Request:
     token_scoring: TokenScoring | None = None
     """What it wants to know of its tokens beside logprobs."""
     output: list[int] = field(default_factory=list)
+    is_computed: bool = False
+    """Whether the prefill engine computed what comes before the next token."""
     proposals: list[int] = field(default_factory=list)
     """What the prefill engine's draft proposed to follow; not verified yet."""
     carried: Any = None
@@ -141,7 +143,7 @@ class Requests:
         self.positions[slot] = len(request.output)
         self.prompts[slot] = len(request.prompt)
         self.digests[slot] = prompt_digest(request.prompt)
-        self.missing[slot] = 0 if request.output else len(request.prompt)
+        self.missing[slot] = 0 if request.is_computed else self.to_compute(np.array([slot]))[0]
         self.ends[slot] = request.most
         self.top_logprobs[slot] = request.top_logprobs
         self.scored[slot] = request.is_scored

@@ -176,6 +176,7 @@ class SyntheticEngine:
     """Emits a few tokens a step for each request, in an order of rows that is not the batch's."""
 
     vocabulary_size = VOCABULARY_SIZE
+    continues_requests = True
     token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
 
     def __init__(
@@ -234,7 +235,7 @@ class SyntheticEngine:
             raise ValueError(f"request_key: one that is not in use, got {key}")
         if self._role == "prefill" and state is not None:
             raise ValueError("state: none for a prefill engine, got one")
-        begin = 0 if state is None else _position_in(state, key, end)
+        begin = len(generate.continuation.token_ids) if state is None else _position_in(state, key, end)
         first_key = generate.first_request_key or key
         prompt = list(generate.tokens.token_ids) or list(generate.text.text.encode())
         row = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)

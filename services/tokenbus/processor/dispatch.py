@@ -12,11 +12,12 @@ from tokenbus.processor.workers import Worker, Workers
 from tokenbus.settings import Settings
 from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, WorkerRole
 from tokenbus_contracts.schema import bounds_in
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
+_MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _IMBALANCE = 8
 """A worker with requests of the same client may have this part of the least load more: each reader of a step costs."""
@@ -162,12 +163,17 @@ class Dispatch:
         if full := table.limit_for(client_payer(owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full, retry_after_ms=RETRY_MS)
         sampling, most, wrong = generate.sampling, settings.limits.max_top_k, ""
+        accepted = len(generate.continuation.token_ids)
         if sampling.HasField("top_p") and not sampling.top_p > 0:
             wrong = f"sampling.top_p: above 0, got {sampling.top_p}"
         elif sampling.HasField("repetition_penalty") and not sampling.repetition_penalty > 0:
             wrong = f"sampling.repetition_penalty: above 0, got {sampling.repetition_penalty}"
         elif sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
             wrong = f"sampling.min_tokens: at most {sampling.max_tokens}, max_tokens, got {sampling.min_tokens}"
+        elif sampling.HasField("max_tokens") and accepted >= sampling.max_tokens:
+            wrong = f"continuation.token_ids: fewer than the {sampling.max_tokens} of max_tokens, got {accepted}"
+        elif (size := len(generate.tokens.token_ids) + accepted) > _MOST_TOKENS:
+            wrong = f"continuation.token_ids: at most {_MOST_TOKENS} with the prompt, got {size}"
         elif generate.top_logprobs > most:
             wrong = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None

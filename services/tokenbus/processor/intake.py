@@ -179,7 +179,7 @@ class Intake:
                 self._scored(worker, event, pending_ack, now)
             case "error":
                 request_id = event.error.request_key
-                request = self._own(worker, request_id)
+                request = self.registry.failed_by(request_id, worker.source, now)
                 if request is None and (request := self.registry.between(request_id, worker.source.stream)) is not None:
                     self.registry.fail(request, event.error.code, event.error.message)
                 # A worker that stops refuses what crossed its last heartbeat on the way.
@@ -298,7 +298,8 @@ class Intake:
             return
         table = self.registry.table
         for request in table.of_stream(worker.source.stream):
-            is_begun = table.next_position[request.slot] or request.early or request.is_taken_over
+            has_tokens = table.next_position[request.slot] > request.first_position
+            is_begun = has_tokens or request.early or request.is_taken_over
             if _can_be_given_back(request) and not is_begun and not request.has_crossed_goodbye:
                 request.has_crossed_goodbye = True
                 self._dispatch.give_back(request)

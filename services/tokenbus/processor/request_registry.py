@@ -135,6 +135,15 @@ class RequestRegistry:
         is_its = self.table.stream_of(request) in (NO_STREAM, source.stream)
         return request if is_its and self.table.state_of(request) is not State.ENDED else None
 
+    def failed_by(self, request_id: int, source: Source, now: float) -> Request | None:
+        """Return a request that failed at a stream, met here first if need be; None: it is not the stream's.
+
+        After a restart the error may come before the client, and its worker's handshake names the request no more.
+        """
+        request = self.scored_by(request_id, source, now)
+        may_end = request is not None and self.table.state_of(request) in (State.RUNNING, State.ORPHANED, State.RESUMED)
+        return request if may_end else None
+
     def answer(self, request_id: int, source: Source) -> None:
         """Learn from a handshake that a stream has a request, before any row of it came."""
         request = self.table.get(request_id)

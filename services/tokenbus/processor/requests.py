@@ -335,7 +335,8 @@ class RequestTable:
     def submit(self, generate: Generate, stream: int, route: int, owner: int, deadline: Deadline) -> Request:
         """Open a request that a client asks for: at the stream that gets it, or queued where that is NO_STREAM."""
         state = State.QUEUED if stream == NO_STREAM else State.RUNNING
-        request = self.open(generate.request_key, 0, stream, state, deadline)
+        position = len(generate.continuation.token_ids)
+        request = self.open(generate.request_key, position, stream, state, deadline)
         request.generate = Generate()
         request.generate.CopyFrom(generate)
         request.generate.owner = owner

@@ -91,6 +91,18 @@ class CachesPrompts(Protocol):
 
 
 @runtime_checkable
+class ContinuesRequests(Protocol):
+    """An engine that goes on after the tokens of `Generate.continuation`; others are not asked to.
+
+    The first token that it emits has the position behind them. `max_tokens`, `min_tokens` and stops count them as its
+    own. `admit` raises ValueError for parameters with which it cannot go on.
+    """
+
+    continues_requests: bool
+    """True."""
+
+
+@runtime_checkable
 class DescribesModel(Protocol):
     """An engine that says more of its model, which clients learn from the worker's handshake.
 

@@ -3,20 +3,32 @@
 import threading
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from tokenbus.clock import SystemClock
 from tokenbus.delivery.errors import brief
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.worker.command_runner import CommandRunner
-from tokenbus.worker.engine import CachesPrompts, Engine, EngineBrokenError, EngineStepError, ScoresTokens
+from tokenbus.worker.engine import (
+    CachesPrompts,
+    ContinuesRequests,
+    Engine,
+    EngineBrokenError,
+    EngineStepError,
+    ScoresTokens,
+)
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus.worker.publishing import PublisherClient
+from tokenbus.worker.step import StepArrays
+from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
 _log = logger("worker")
 _IDLE_SECONDS = 0.1
 _STOPPING = "the worker is stopping"
+_MOST_FAILED = 4096
 _MOST_PROMPT_TOKENS = 2**32 - 1
 
 
@@ -56,6 +68,8 @@ class EngineLoop:
         self._untried: list[int] = []
         """The ids of the requests that were admitted since the last step that succeeded."""
         self._failed_in_a_row = 0
+        self._failed: dict[int, None] = {}
+        """Requests that ended with an error here, the oldest first, until the engine's last row of each."""
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
         """Admit requests, compute steps and publish them until `stop` is set; `pace` is called before each step.
@@ -108,6 +122,8 @@ class EngineLoop:
                         self._out.scored(chunk)
                 if arrays.states:
                     self._client.active.hand_off(arrays.states)
+                if self._failed:
+                    self._hide_last_rows(arrays)
                 self._out.emit(arrays)
         except NotRunningError:
             raise
@@ -169,6 +185,8 @@ class EngineLoop:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
             raise _RefusedError(ErrorCode.ERROR_CODE_DEADLINE, message)
         try:
+            if generate.HasField("continuation") and not isinstance(self._engine, ContinuesRequests):
+                raise ValueError("continuation: none with this engine, which cannot go on from tokens")  # noqa: TRY301
             self._check_token_scoring(generate)
             prompt_tokens = int(self._engine.admit(generate) if state is None else self._engine.admit(generate, state))
         except ValueError as error:
@@ -265,6 +283,18 @@ class EngineLoop:
         for key in keys:
             self._out.failed(key, code, message)
             self._abort(key)
+            self._failed[key] = None
+        while len(self._failed) > _MOST_FAILED:
+            del self._failed[next(iter(self._failed))]
+
+    def _hide_last_rows(self, arrays: StepArrays) -> None:
+        """Replace ABORTED in rows of requests that have failed: a processor that missed the error would believe it."""
+        keys, statuses = np.asarray(arrays.request_keys), np.array(arrays.statuses)
+        is_last = np.isin(keys, np.fromiter(self._failed, np.uint64)) & (statuses == RowStatus.ABORTED)
+        statuses[is_last] = RowStatus.UNRECOVERABLE
+        arrays.statuses = statuses
+        for key in keys[is_last].tolist():
+            del self._failed[key]
 
     def _end_all_as_broken(self, error: EngineBrokenError) -> None:
         for key in self._client.active.end_all():

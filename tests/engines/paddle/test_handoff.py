@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import Run, asked, paddle, tokens_alone
+from tests.engines.test_continuation import both, handed_on
 from tokenbus.engines.paddle import PaddleEngine, PaddleOptions
 from tokenbus.engines.paddle.network import Shape
 from tokenbus_contracts import RowStatus
@@ -143,3 +144,13 @@ def test_damaged_state_is_refused_or_harmless(changes: list[tuple[int, int]], cu
         decoding().abort(9)
         decoding().step()
     assert not decoding().has_work
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_killed_engine_is_continued_by_another(place: int) -> None:
+    for whole, parts in both(paddle, REQUESTS[place]):
+        assert parts.tokens == whole.tokens
+        assert np.allclose(parts.logprobs, whole.logprobs, rtol=0, atol=1e-4)
+    cut = whole.rows[4].position
+    got = handed_on(paddle, REQUESTS[place], whole.tokens[:cut])
+    assert [token for row in got.rows for token in row.token_ids.tolist()] == whole.tokens[cut:]

@@ -63,7 +63,9 @@ class Asked:
     """A request of a client that is read as its tokens come."""
 
     def __init__(self, client: Client, tokens: int = TOKENS) -> None:
-        self.generation = client.generate([1, 2, 3], max_tokens=tokens, ignore_end_token=True, top_logprobs=2)
+        self.generation = client.generate(
+            [1, 2, 3], max_tokens=tokens, ignore_end_token=True, top_logprobs=2, continuation="off"
+        )
         self.key = self.generation.request_id
         self.ids: list[int] = []
         self.error: RequestFailedError | None = None

@@ -65,6 +65,7 @@ class Drafted(NamedTuple):
     """What the heads drafted for some rows of a block, from the left, and the logits that it was drawn from."""
 
     rows: Ids
+    """Rows of a block; of continued requests, their slots."""
     tokens: Ids
     logits: Logits
     counts: Ids
@@ -79,6 +80,8 @@ class PaddleRequests(Requests):
         self.texts: dict[int, list[int]] = {}
         self.carried: dict[int, Carried] = {}
         """By slot: keys and values that are not in the cache yet."""
+        self.undrafted: set[int] = set()
+        """The slots of continued requests, until the heads have drafted for them as they had in the turn before."""
         self.draft_counts = np.zeros(0, np.int64)
         self.drafts = np.zeros((0, heads), np.int64)
         self.draft_logits = np.zeros((0, heads, VOCABULARY_SIZE), np.float32)
@@ -89,6 +92,7 @@ class PaddleRequests(Requests):
         for slot in slots.tolist():
             del self.texts[slot]
             self.carried.pop(slot, None)
+            self.undrafted.discard(slot)
 
     def _write(self, slot: int, request: Request) -> None:
         # The last token that can be is never a draft's successor, so it needs none.
@@ -102,6 +106,8 @@ class PaddleRequests(Requests):
                 self.carried[slot] = request.carried
             else:
                 self.missing[slot] = len(request.prompt) + len(request.output) - 1
+        if request.output and not request.is_computed:
+            self.undrafted.add(slot)
         self.texts[slot] = request.prompt + request.output
 
 
@@ -120,6 +126,8 @@ class PaddleBlock(Block):
     chunks: Ids
     """Where those of each chunk begin."""
     next_drafts: Drafted | None = field(default=None, init=False)
+    continued: Drafted | None = None
+    """Drafts for continued requests whose tokens were computed in this step."""
 
 
 class PaddleEngine(BatchEngine[PaddleBlock]):
@@ -179,7 +187,8 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         if drafts is not None:
             at = int(np.searchsorted(drafts.rows, row))
             arrays.append(drafts.logits[at, : drafts.counts[at]])
-        arrays += self._runner.cache.read(int(self._requests.places[slot]), len(self._requests.texts[slot]))
+        length = len(self._requests.texts[slot]) + int(block.counts[row]) - 1
+        arrays += self._runner.cache.read(int(self._requests.places[slot]), length)
         return b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in arrays)
 
     def _compute(self, plan: Plan) -> PaddleBlock:
@@ -215,7 +224,21 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
             draft_logits=draft_logits,
             lines=lines,
             chunks=chunk_begins,
+            continued=self._continued(plan, lines, firsts) if requests.undrafted else None,
         )
+
+    def _continued(self, plan: Plan, lines: Tensor, last_lines: Ids) -> Drafted | None:
+        """Draft for continued requests from the state before their last token, as their turn before has done."""
+        requests = self._requests
+        is_done = requests.missing[plan.computing] == plan.sizes
+        is_due = is_done & np.isin(plan.computing, list(requests.undrafted))
+        slots = plan.computing[is_due]
+        if not slots.size:
+            return None
+        positions, states = requests.positions[slots], self._runner.chosen(lines, last_lines[is_due])
+        counts = np.minimum(self._options.speculate, requests.ends[slots] - positions - 1)
+        last = np.array([requests.texts[slot][-1] for slot in slots.tolist()])
+        return Drafted(slots, *self._drafted(states, last, positions, counts, requests.params(slots)), counts)
 
     def _pieces(self, plan: Plan) -> list[Piece]:
         """Return the last token and the drafts of each slot that continues, whose keys and values are in the cache."""
@@ -249,7 +272,8 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         tokens, logits = self._drafted(states, block.tokens[rows, last], positions, counts, requests.params(slots))
         block.next_drafts = Drafted(rows, tokens, logits, counts)
         published = np.zeros(block.slots.size, np.int64)
-        published[rows] = np.where(requests.positions[slots] == 0, counts, 0)
+        is_published = (requests.positions[slots] == 0) | (self._options.role == "prefill")
+        published[rows] = np.where(is_published, counts, 0)
         every = np.zeros((block.slots.size, tokens.shape[1]), np.int64)
         every[rows] = tokens
         return Proposed(published, every)
@@ -300,7 +324,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         return scored(logits, piece)
 
     def _keep(self, block: PaddleBlock, result: Outcome) -> None:
-        requests, drafts = self._requests, block.next_drafts
+        requests, continued = self._requests, block.continued
         columns: Sequence[npt.NDArray[Any]] = (block.slots, block.tokens, result.kept, result.statuses)
         for slot, tokens, kept, status in zip(*(each.tolist() for each in columns), strict=True):
             requests.texts[slot] += tokens[:kept]
@@ -308,8 +332,14 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
             if status == RowStatus.UNRECOVERABLE:
                 _log.error("request ended: logits not finite", request_key=f"{requests.keys[slot]:016x}")
                 self._runner.cache.clear(int(requests.places[slot]))
-        if drafts is not None:
-            slots, most = block.slots[drafts.rows], drafts.tokens.shape[1]
-            requests.draft_counts[slots] = drafts.counts
-            requests.drafts[slots, :most] = drafts.tokens
-            requests.draft_logits[slots, :most] = drafts.logits
+        if (drafts := block.next_drafts) is not None:
+            self._keep_drafts(block.slots[drafts.rows], drafts)
+        if continued is not None:
+            self._keep_drafts(continued.rows, continued)
+            requests.undrafted.difference_update(continued.rows.tolist())
+
+    def _keep_drafts(self, slots: Ids, drafts: Drafted) -> None:
+        requests, most = self._requests, drafts.tokens.shape[1]
+        requests.draft_counts[slots] = drafts.counts
+        requests.drafts[slots, :most] = drafts.tokens
+        requests.draft_logits[slots, :most] = drafts.logits

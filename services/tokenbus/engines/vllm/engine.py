@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,24 +158,27 @@ class VllmEngine(ControlledCore):
             known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, since none is loaded"
             raise ValueError(f"sampling.lora_adapter: {known}, got {sampling.lora_adapter!r}")
         prompt = prompt_of(generate, self._tokenizer, self._context - 1)
+        accepted = list(generate.continuation.token_ids)
+        salt = self.salted(sampling.cache_salt, sampling.lora_adapter)
         try:
             if "structured_outputs" in given:
                 given["structured_outputs"] = vllm.StructuredOutputsParams(**given["structured_outputs"])
             request = self._inputs.process_inputs(
                 name,
-                vllm.tokens_input(prompt, cache_salt=self.salted(sampling.cache_salt, sampling.lora_adapter)),
+                vllm.tokens_input(prompt + accepted, cache_salt=salt),
                 vllm.SamplingParams(**given, skip_clone=True),  # a deep copy of it takes a third of this function
                 supported_tasks=self._tasks,
                 lora_request=adapter,
                 priority=sampling.priority,
             )
-            detokenizer = self._detokenizer(request) if sampling.stop else None
+            detokenizer = self._detokenizer(request, accepted, sampling.min_tokens) if sampling.stop else None
             self._core.add_request(*self._core.preprocess_add_request(request))
         except self._refusals as error:
             raise ValueError(_refusal(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
         self._requests.prompts.add(name, generate)
-        self._requests.add(name, Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer))
+        request = Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer, len(accepted))
+        self._requests.add(name, request)
         return len(prompt)
 
     def abort(self, key: int) -> None:
@@ -236,10 +240,18 @@ class VllmEngine(ControlledCore):
 
         scheduler.update_from_output = update_from_output
 
-    def _detokenizer(self, request: Any) -> Any:  # noqa: ANN401 - vLLM's EngineCoreRequest
+    def _detokenizer(self, request: Any, accepted: list[int], min_tokens: int) -> Any:  # noqa: ANN401 - vLLM's own
+        """Return what finds stop strings; it counts the accepted tokens as output, so that a stop may begin in them."""
         if self._inputs.tokenizer is None:
             raise ValueError("sampling.stop: none, since vLLM runs without a tokenizer here, got some")
-        return self._vllm.IncrementalDetokenizer.from_new_request(self._inputs.tokenizer, request)
+        if accepted:
+            request, request.sampling_params = copy(request), copy(request.sampling_params)
+            request.prompt_token_ids = request.prompt_token_ids[: -len(accepted)]
+            request.sampling_params.min_tokens = min_tokens
+        detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._inputs.tokenizer, request)
+        if accepted and detokenizer.update(accepted, False):  # noqa: FBT003 - vLLM's own order
+            raise ValueError("continuation.token_ids: none that ends the request, got a stop string")
+        return detokenizer
 
     def _note_broken(self) -> None:
         """Keep that a process of vLLM's has died; vLLM calls this on a thread of its own."""

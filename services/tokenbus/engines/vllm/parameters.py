@@ -75,6 +75,8 @@ _PARAMETERS = {
 """By the names of our fields. One that is not here, nor below, is refused by its name."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
 """Fields that vLLM takes beside its SamplingParams."""
+_OF_OUTPUT = ("structured_outputs", "presence_penalty", "frequency_penalty", "bad_words")
+"""Arguments that follow from the whole output, which vLLM does not have of a continued request."""
 SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs", "prompt_logprobs")
 """All arguments of SamplingParams that a request may come to."""
 
@@ -105,6 +107,7 @@ def sampling_arguments(
         if parameter is None:
             raise ValueError(f"sampling.{field.name}: not known to the engine vllm")
         arguments[parameter.name] = parameter.value(value)
+    _shorten(arguments, generate)
     if generate.HasField("top_logprobs"):
         arguments["logprobs"] = generate.top_logprobs
     if generate.HasField("prompt_scoring"):
@@ -113,6 +116,21 @@ def sampling_arguments(
     if extra := _extra_arguments(generate, arguments.get("extra_args") or {}):
         arguments["extra_args"] = extra
     return arguments
+
+
+def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
+    """Reduce what counts the output's tokens by those of earlier turns, which vLLM takes for a part of the prompt."""
+    if not generate.HasField("continuation"):
+        return
+    for name in _OF_OUTPUT:
+        if arguments.get(name):
+            raise ValueError(f"continuation: none with {name}, which vLLM counts from the output's first token")
+    accepted = len(generate.continuation.token_ids)
+    if (most := arguments["max_tokens"]) is not None:
+        if accepted >= most:
+            raise ValueError(f"continuation.token_ids: fewer than the {most} of max_tokens, got {accepted}")
+        arguments["max_tokens"] = most - accepted
+    arguments["min_tokens"] = max(0, (arguments.get("min_tokens") or 0) - accepted)
 
 
 def _of_prompt(asked: PromptScoring, *, has_token_scores: bool) -> dict[str, Any]:

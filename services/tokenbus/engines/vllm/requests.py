@@ -30,6 +30,8 @@ class Request(NamedTuple):
     """Its stop strings, as many as the column `stops` can tell apart."""
     detokenizer: Any = None
     """vLLM's IncrementalDetokenizer, where it has any."""
+    position: int = 0
+    """The position of its first token."""
 
 
 class _Batch:
@@ -88,7 +90,7 @@ class Requests:
         if not self._free:
             self._grow()
         slot = self._slots[name] = self._free.pop()
-        self._keys[slot], self._positions[slot] = request.key, 0
+        self._keys[slot], self._positions[slot] = request.key, request.position
         self._top_ks[slot] = UNSCORED if request.top_k is None else request.top_k
         if request.detokenizer is not None:
             self._with_stops[name] = request

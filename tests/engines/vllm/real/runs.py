@@ -12,7 +12,7 @@ from tokenbus.engines.vllm import VllmEngine
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 
 SHARED: dict[str, Any] = {
     "dtype": "bfloat16",
@@ -101,11 +101,18 @@ def reference(
     return apart(answers_of, str(model), dict(options), [list(group) for group in groups], stops_of)
 
 
-def answered(engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
+def answered(
+    engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63, accepted: Sequence[int] = ()
+) -> list[Answer]:
+    """Return the answers, all of which go on behind tokens that an earlier turn has had."""
     answers = {}
     for key, case in enumerate(cases, first_key):
-        engine.admit(case.generate(key))
-        answers[key] = Answer()
+        generate = case.generate(key)
+        if accepted:
+            generate.continuation.token_ids.extend(accepted)
+            generate.continuation.turn, generate.continuation.reason = 1, ErrorCode.ERROR_CODE_WORKER_LOST
+        engine.admit(generate)
+        answers[key] = Answer(tokens=list(accepted))
     assembler = StepAssembler(Limits.default(), engine.vocabulary_size)
     while engine.has_work:
         for arrays in engine.step():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,40 @@ def test_same_answers(model: Path, engine_of: Callable[..., EngineHost]) -> None
     *_, at_their_end, preempted_ones, stopped = mine
     assert all(answer.status is RowStatus.FINISHED_STOP for answer in (*at_their_end, *stopped))
     assert any(answer.was_preempted for answer in preempted_ones)
+
+
+def test_next_turn_goes_on_with_the_same_tokens(engine_of: Callable[..., EngineHost]) -> None:
+    engine_of(*arguments(FEW_BLOCKS))(turns_go_on)
+
+
+def turns_go_on(engine: VllmEngine) -> None:
+    """Continue greedy requests at each place, also where a stop string has begun, and refuse what cannot go on."""
+    case = Case(SHORT[0], {**GREEDY, "max_tokens": 12, "min_tokens": 3}, 2)
+    (whole,) = answered(engine, [case])
+    for cut in range(1, 12):
+        (answer,) = answered(engine, [case], accepted=whole.tokens[:cut])
+        assert (answer.tokens, answer.status) == (whole.tokens, whole.status)
+        assert len(answer.logprobs) == 12 - cut
+    text, ended = engine._inputs.tokenizer.decode, 0
+    for cut in range(4, 11):
+        begun = text(whole.tokens[:cut])
+        stop = begun[-1:] + text(whole.tokens)[len(begun) :][:1]
+        stopping = replace(case, sampling={**case.sampling, "stop": [stop]})
+        (first,) = answered(engine, [stopping])
+        if len(first.tokens) > cut:
+            (answer,) = answered(engine, [stopping], accepted=whole.tokens[:cut])
+            assert (answer.tokens, answer.status, answer.stop) == (first.tokens, first.status, stop)
+            ended += 1
+        else:
+            with pytest.raises(ValueError, match="none that ends the request, got a stop string"):
+                answered(engine, [stopping], accepted=whole.tokens[:cut])
+    assert ended
+    for name, value in (("presence_penalty", 1.0), ("frequency_penalty", 1.0), ("bad_words", ["cat"])):
+        with pytest.raises(ValueError, match=f"continuation: none with {name}"):
+            answered(engine, [replace(case, sampling={**case.sampling, name: value})], accepted=whole.tokens[:2])
+    with pytest.raises(ValueError, match=r"continuation.token_ids: fewer than the 12 of max_tokens, got 12"):
+        answered(engine, [case], accepted=whole.tokens)
+    assert not engine.has_work
 
 
 def test_engine_survives(engine_of: Callable[..., EngineHost]) -> None:

@@ -1,0 +1,82 @@
+"""AcceptedTokens: the token ids that open requests have accepted, with which a client continues them elsewhere."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_MERGED = 256
+"""The number of steps that are merged into one array."""
+_SPARE = 65_536
+"""Tokens of ended requests that may stay until the arrays are compacted."""
+Ids = npt.NDArray[np.uint32]
+Serials = npt.NDArray[np.int64]
+
+
+class _Rows(NamedTuple):
+    """The tokens of some rows: `counts` of them for the request of each serial."""
+
+    serials: Serials
+    counts: npt.NDArray[np.intp]
+    token_ids: Ids
+
+
+class AcceptedTokens:
+    """Keeps steps as they come, so that adding one costs about the same for one row and for hundreds.
+
+    A request is known by its serial, a number that no other request of this client ever has.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[_Rows] = []
+        self._merged: list[_Rows] = []
+        """Each has one row for a request, in the order of the serials."""
+        self._open: set[int] = set()
+        self._size = self._dead = 0
+
+    def open(self, serial: int) -> None:
+        """Keep the tokens of a request."""
+        self._open.add(serial)
+
+    def add(self, serials: Serials, counts: npt.NDArray[np.integer], token_ids: Ids) -> None:
+        """Add the tokens of a step's rows."""
+        self._steps.append(_Rows(serials, counts.astype(np.intp), token_ids.copy()))
+        self._size += token_ids.size
+        if len(self._steps) >= _MERGED:
+            self._merged.append(_merged(self._steps))
+            self._steps = []
+
+    def of(self, serial: int) -> Ids:
+        """Return a request's tokens in their order."""
+        if self._steps or len(self._merged) != 1:
+            self._compact()
+        (rows,) = self._merged
+        place = int(np.searchsorted(rows.serials, serial))
+        if place == rows.serials.size or rows.serials[place] != serial:
+            return np.zeros(0, np.uint32)
+        begin = int(rows.counts[:place].sum())
+        return rows.token_ids[begin : begin + int(rows.counts[place])]
+
+    def close(self, serial: int, tokens: int) -> None:
+        """Forget a request and the number of tokens that it has here."""
+        self._open.remove(serial)
+        self._dead += tokens
+        if self._dead > _SPARE and 2 * self._dead > self._size:
+            self._compact()
+
+    def _compact(self) -> None:
+        rows = _merged([*self._merged, *self._steps])
+        is_open = np.isin(rows.serials, np.fromiter(self._open, np.int64))
+        token_ids = rows.token_ids[np.repeat(is_open, rows.counts)]
+        self._merged, self._steps = [_Rows(rows.serials[is_open], rows.counts[is_open], token_ids)], []
+        self._size, self._dead = token_ids.size, 0
+
+
+def _merged(parts: list[_Rows]) -> _Rows:
+    """Return one row for each request, in the order of the serials; a request's tokens keep their order."""
+    if not parts:
+        return _Rows(np.zeros(0, np.int64), np.zeros(0, np.intp), np.zeros(0, np.uint32))
+    serials, counts, token_ids = map(np.concatenate, zip(*parts, strict=True))
+    of_tokens = np.repeat(serials, counts)
+    found, totals = np.unique(of_tokens, return_counts=True)
+    return _Rows(found, totals, token_ids[np.argsort(of_tokens, kind="stable")])
