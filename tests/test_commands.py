@@ -82,7 +82,7 @@ SCENARIOS = {
 EXAMPLES = {
     "README.md": "tests/test_readme.py",
     "docs/contract.md": "tests/test_readme.py",
-    "docs/extending.md": "tests/test_extending.py",
+    "docs/extending.md": "tests/test_readme.py",
     "docs/gateway.md": "tests/test_commands.py",
     "docs/gpu-ops.md": "tests/test_commands.py",
     "docs/log.md": "tests/recordings/durable_log/test_reader.py",

@@ -78,10 +78,19 @@ async def test_engine_example(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("program", [RUN_ENGINE, WORDS], ids=["docstring", "extending"])
-def test_program_of_a_worker(program: str, environment: dict[str, str]) -> None:
-    """The example of `run_engine` and the program of docs/extending.md find a processor, and SIGTERM ends them well."""
+async def test_program_of_a_worker(program: str, environment: dict[str, str]) -> None:
+    """The example of `run_engine` and the program of docs/extending.md answer, and SIGTERM ends them well."""
     with _beside_a_processor([sys.executable, "-c", program], environment) as worker:
-        assert worker.terminate() == 0
+        async with tokenbus.connect(environment["TOKENBUS_BUS_CLIENTS_ADDRESS"]) as client:
+            tokens = [token async for token in client.generate([5, 3], max_tokens=40, top_logprobs=2)]
+        assert await asyncio.to_thread(worker.terminate) == 0
+    assert [token.position for token in tokens] == list(range(40))
+    if program is WORDS:  # which takes the most probable word
+        assert all(token.alternatives[0] == (token.id, token.logprob) for token in tokens)
+        names: dict[str, Any] = {"__name__": "words"}
+        exec(WORDS, names)  # noqa: S102 - it is our own page
+        following = [3, *(token.id for token in tokens)]
+        assert following[1:] == names["TARGET"].argmax(axis=1)[following[:-1]].tolist()
 
 
 async def test_embedded_example(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
