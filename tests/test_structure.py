@@ -45,21 +45,12 @@ def test_contracts_need_numpy_and_protobuf_alone() -> None:
 
 _TOKENBUS = PACKAGES["tokenbus"]
 _MAY_IMPORT = {
-    "bus": "",
-    "cli": "bus client delivery gateway metrics model_files processor recordings worker",
-    "client": "bus delivery recordings",
-    "delivery": "",
-    "engines": "bus cli delivery model_files worker",
-    "gateway": "bus client delivery metrics model_files",
-    "logs": "",
-    "metrics": "bus delivery processor worker",
-    "model_files": "",
-    "processor": "bus delivery recordings",
-    "recordings": "bus",
-    "settings": "",
-    "testing": "bus client engines processor worker",
-    "worker": "bus delivery metrics",
-}
+    "bus": "", "cli": "bus client delivery gateway metrics model_files processor recordings worker",
+    "client": "bus delivery recordings", "delivery": "", "engines": "bus cli delivery model_files worker",
+    "gateway": "bus client delivery metrics model_files", "logs": "", "metrics": "bus delivery processor worker",
+    "model_files": "", "processor": "bus delivery recordings", "recordings": "bus", "settings": "",
+    "testing": "bus client engines processor worker", "worker": "bus delivery metrics",
+}  # fmt: skip
 """Which folders of tokenbus each of them imports, beside the modules next to them, settings and logs.
 
 Engines import the command line for FastDeploy's command alone. The metrics of a process look at what it runs.

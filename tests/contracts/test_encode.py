@@ -23,21 +23,11 @@ from tokenbus_contracts.schema import COLUMNS
 
 HEADER = BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=2, value_kind=ValueKind.RAW_LOGPROBS)
 TWO_ROWS: dict[str, Any] = {
-    "request_keys": [5, 6],
-    "batch_indices": [0, 1],
-    "positions": [0, 0],
-    "statuses": [RowStatus.ACTIVE] * 2,
-    "token_counts": [2, 1],
-    "draft_token_counts": [1, 0],
-    "proposal_counts": [0, 0],
-    "scorings": [Scoring.FULL] * 2,
-    "top_ks": [1, 0],
-    "token_ids": [3, 4, 0],
-    "logprobs": [-0.5, -1.5, 0.0],
-    "ranks": [1, 2, 1],
-    "alternative_token_ids": [3, 9],
-    "alternative_logprobs": [-0.5, -0.75],
-}
+    "request_keys": [5, 6], "batch_indices": [0, 1], "positions": [0, 0], "statuses": [RowStatus.ACTIVE] * 2,
+    "token_counts": [2, 1], "draft_token_counts": [1, 0], "proposal_counts": [0, 0], "scorings": [Scoring.FULL] * 2,
+    "top_ks": [1, 0], "token_ids": [3, 4, 0], "logprobs": [-0.5, -1.5, 0.0], "ranks": [1, 2, 1],
+    "alternative_token_ids": [3, 9], "alternative_logprobs": [-0.5, -0.75],
+}  # fmt: skip
 
 
 def batch(**changed: Any) -> LogprobBatch:  # noqa: ANN401 - a test passes whatever a caller might
@@ -82,15 +72,10 @@ def test_integer_column_refuses_what_it_cannot_hold(name: str, value: object, ru
 @pytest.mark.parametrize(
     ("value", "rule"),
     [
-        (float("nan"), Rule.FINITE),
-        (float("inf"), Rule.FINITE),
-        (float("-inf"), Rule.FINITE),
-        (-1e300, Rule.FINITE),
-        (0.25, Rule.MAX),
-        ("-1", Rule.TYPE),
-        (1j, Rule.TYPE),
+        (float("nan"), Rule.FINITE), (float("inf"), Rule.FINITE), (float("-inf"), Rule.FINITE), (-1e300, Rule.FINITE),
+        (0.25, Rule.MAX), ("-1", Rule.TYPE), (1j, Rule.TYPE),
     ],
-)
+)  # fmt: skip
 def test_value_column_refuses_what_is_no_logprob(name: str, value: object, rule: Rule) -> None:
     """NaN, infinities, what is infinite as float32, positive values and no numbers at all are refused by name."""
     error = refusal(**{name: [*TWO_ROWS[name][:-1], value]})
@@ -118,23 +103,12 @@ def test_column_of_another_length_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("worker_id", 7),
-        ("worker_id", None),
-        ("epoch", -1),
-        ("epoch", 2**64),
-        ("epoch", "1"),
-        ("step", 1.5),
-        ("part_count", None),
-        ("kind", "target"),
-        ("kind", "BATCH_KIND_TARGET"),
-        ("selection", "yes"),
-        ("selection", 7),
-        ("draft_follows", 1),
-        ("vocabulary_size", 2**32),
-        ("schema_minor", -1),
+        ("worker_id", 7), ("worker_id", None), ("epoch", -1), ("epoch", 2**64), ("epoch", "1"), ("step", 1.5),
+        ("part_count", None), ("kind", "target"), ("kind", "BATCH_KIND_TARGET"), ("selection", "yes"),
+        ("selection", 7), ("draft_follows", 1), ("vocabulary_size", 2**32), ("schema_minor", -1),
         ("worker_id", "\udc80"),
     ],
-)
+)  # fmt: skip
 def test_header_value_of_another_type_is_refused(name: str, value: object) -> None:
     """A header value that its field cannot hold is a ContractError that names it, never a TypeError."""
     header = HEADER._replace(**{name: value})  # type: ignore[arg-type]

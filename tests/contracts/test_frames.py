@@ -179,19 +179,13 @@ def _padding(size: int) -> bytes:
     ("frame", "line"),
     [
         (WorkerFrame(epoch=1), "body: one of hello, item, gap, heartbeat, goodbye, got none"),
-        (
-            ClientFrame(generate=Generate(request_key=1, sampling=SamplingParameters())),
-            "generate.prompt: one of text, tokens, got none",
-        ),
-        (
-            WorkerFrame(epoch=1, hello=Hello(schema_major=2)),
-            "hello.schema_major: schema version 1 of package tokenbus.v1, got 2",
-        ),
+        (ClientFrame(generate=Generate(request_key=1, sampling=SamplingParameters())), "generate.prompt: one of text, tokens, got none"),  # noqa: E501
+        (WorkerFrame(epoch=1, hello=Hello(schema_major=2)), "hello.schema_major: schema version 1 of package tokenbus.v1, got 2"),  # noqa: E501
         (ProcessorFrame(refusal=Refusal(reason=99)), "refusal.message: text, got empty text"),  # type: ignore[arg-type]
         (ProcessorFrame(abort=Abort()), "abort.request_key: at least 1, got 0"),
     ],
     ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
-)
+)  # fmt: skip
 def test_what_a_refusal_says(frame: Message, line: str) -> None:
     """The error is one line with the field's whole path, the limit and the value, both ways."""
     for use in (lambda: read_frame(type(frame), frame.SerializeToString()), lambda: write_frame(frame)):

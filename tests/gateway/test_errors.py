@@ -15,22 +15,10 @@ from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 STATUSES = {
-    "INVALID_REQUEST": 400,
-    "DUPLICATE_REQUEST": 409,
-    "UNKNOWN_REQUEST": 502,
-    "OVERLOADED": 429,
-    "NO_WORKER": 503,
-    "WORKER_LOST": 502,
-    "GAP": 502,
-    "ENGINE": 500,
-    "UNRECOVERABLE": 502,
-    "HANDOFF": 502,
-    "ABORTED": 503,
-    "DEADLINE": 504,
-    "SLOW_CLIENT": 503,
-    "INTERNAL": 500,
-    "TAKEN_UP": 409,
-}
+    "INVALID_REQUEST": 400, "DUPLICATE_REQUEST": 409, "UNKNOWN_REQUEST": 502, "OVERLOADED": 429, "NO_WORKER": 503,
+    "WORKER_LOST": 502, "GAP": 502, "ENGINE": 500, "UNRECOVERABLE": 502, "HANDOFF": 502, "ABORTED": 503,
+    "DEADLINE": 504, "SLOW_CLIENT": 503, "INTERNAL": 500, "TAKEN_UP": 409,
+}  # fmt: skip
 
 
 def refused(reason: str) -> ApiError:
@@ -83,16 +71,11 @@ MESSAGES = CHAT | {"max_tokens": 1, "tools": [{"name": "f", "input_schema": {}}]
         ("sampling.structured_output: none", "messages", MESSAGES | {"tool_choice": ANY}, "tool_choice: none"),
         ("sampling.structured_output: none", "messages", MESSAGES, "output_config.format: none"),
         ("sampling.structured_output: none", "responses", {"input": "a"}, "text.format: none"),
-        (
-            "sampling.structured_output.regex: none",
-            "completion",
-            {"prompt": "a", "structured_outputs": {"regex": "a"}},
-            "structured_outputs.regex: none",
-        ),
+        ("sampling.structured_output.regex: none", "completion", {"prompt": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex: none"),  # noqa: E501
         ("sampling.stop[1]: too long", "messages", MESSAGES, "stop_sequences[1]: too long"),
         ("sampling.max_tokens: at most 7", "responses", {"input": "a"}, "max_output_tokens: at most 7"),
     ],
-)
+)  # fmt: skip
 async def test_answer_names_the_field_of_its_own_body(
     reason: str, route: str, body: dict[str, Any], message: str
 ) -> None:

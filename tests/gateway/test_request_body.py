@@ -29,16 +29,9 @@ READER = reading("numbers")
 TYPES = RequestTypes(settings(SMALL))
 COMPLETION = VALID["completion"]
 TYPE_OF: dict[str, type[Any]] = {
-    "completion": Completion,
-    "chat": Chat,
-    "messages": Messages,
-    "token_count": TokenCount,
-    "responses": Responses,
-    "generation": Generate,
-    "inspection": Inspection,
-    "tokenization": Tokenization,
-    "detokenization": Detokenization,
-}
+    "completion": Completion, "chat": Chat, "messages": Messages, "token_count": TokenCount, "responses": Responses,
+    "generation": Generate, "inspection": Inspection, "tokenization": Tokenization, "detokenization": Detokenization,
+}  # fmt: skip
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -219,27 +212,15 @@ def test_null_stands_for_a_field_that_is_left_out() -> None:
 
 
 OF_ROUTERS: dict[str, Any] = {
-    "no_stop_trim": False,
-    "ignore_eos": False,
-    "skip_special_tokens": True,
-    "separate_reasoning": True,
-    "stream_reasoning": True,
-    "return_hidden_states": False,
-    "continue_final_message": False,
-}
+    "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True, "separate_reasoning": True,
+    "stream_reasoning": True, "return_hidden_states": False, "continue_final_message": False,
+}  # fmt: skip
 """What smg, sglang-router and vllm-router add to a body."""
 OF_CLIENTS: dict[str, Any] = {
-    "user": "u",
-    "metadata": {"a": "b"},
-    "prompt_cache_key": "k",
-    "safety_identifier": "s",
-    "store": True,
-    "verbosity": "low",
-    "use_beam_search": False,
-    "length_penalty": 2.0,
-    "logprob_start_len": False,
+    "user": "u", "metadata": {"a": "b"}, "prompt_cache_key": "k", "safety_identifier": "s", "store": True,
+    "verbosity": "low", "use_beam_search": False, "length_penalty": 2.0, "logprob_start_len": False,
     "stream_options": {"include_obfuscation": True},
-}
+}  # fmt: skip
 """What OpenAI's and other clients send, and what it is ignored as."""
 
 
@@ -407,32 +388,14 @@ def test_texts_that_are_json_are_not_nested_too_deep_either() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"n": 100, "allowed_token_ids": [*range(6000)]},
-            "allowed_token_ids: at most 2097152 bytes of all choices together, got 2400000 of 100",
-        ),
-        (
-            {"n": 100, "logit_bias": {str(each): 1 for each in range(1024)}},
-            "logit_bias: at most 2097152 bytes of all choices together, got 6553600 of 100",
-        ),
-        (
-            {"n": 100, "structured_outputs": {"grammar": "a" * 30_000}},
-            "structured_outputs: at most 2097152 bytes of all choices together, got 3009600 of 100",
-        ),
-        (
-            {"prompt": [1] * 5000, "prompt_logprob_token_ids": [*range(256)]},
-            "prompt_logprob_token_ids: at most 1048576 logprobs of all choices' prompts together, got 1285000",
-        ),
-        (
-            {"prompt": [1] * 5000, "n": 10, "prompt_logprobs": 20},
-            "prompt_logprobs: at most 1048576 logprobs of all choices' prompts together, got 1050000 of 50000 tokens",
-        ),
-        (
-            {"prompt": [[1] * 5000] * 40, "echo": True, "logprobs": 20},
-            "echo: at most 4194304 logprobs of all choices' prompts together, got 4200000 of 200000 tokens",
-        ),
+        ({"n": 100, "allowed_token_ids": [*range(6000)]}, "allowed_token_ids: at most 2097152 bytes of all choices together, got 2400000 of 100"),  # noqa: E501
+        ({"n": 100, "logit_bias": {str(each): 1 for each in range(1024)}}, "logit_bias: at most 2097152 bytes of all choices together, got 6553600 of 100"),  # noqa: E501
+        ({"n": 100, "structured_outputs": {"grammar": "a" * 30_000}}, "structured_outputs: at most 2097152 bytes of all choices together, got 3009600 of 100"),  # noqa: E501
+        ({"prompt": [1] * 5000, "prompt_logprob_token_ids": [*range(256)]}, "prompt_logprob_token_ids: at most 1048576 logprobs of all choices' prompts together, got 1285000"),  # noqa: E501
+        ({"prompt": [1] * 5000, "n": 10, "prompt_logprobs": 20}, "prompt_logprobs: at most 1048576 logprobs of all choices' prompts together, got 1050000 of 50000 tokens"),  # noqa: E501
+        ({"prompt": [[1] * 5000] * 40, "echo": True, "logprobs": 20}, "echo: at most 4194304 logprobs of all choices' prompts together, got 4200000 of 200000 tokens"),  # noqa: E501
     ],
-)
+)  # fmt: skip
 def test_work_of_all_choices_together_is_bounded(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError) as refused:
         READER.completion({"prompt": "a", **fields})

@@ -23,17 +23,12 @@ KINDS = [
     *(
         pytest.param(*kind, marks=pytest.mark.nightly)
         for kind in (
-            ("bfloat16", True, False, "sm_90"),
-            ("bfloat16", False, False, "sm_90"),
-            ("bfloat16", True, False, "sm_80"),
-            ("float16", True, False, "sm_90"),
-            ("float32", True, False, "sm_90"),
-            ("bfloat16", True, True, "sm_80"),
-            ("float16", True, True, "sm_90"),
-            ("float32", True, True, "sm_90"),
+            ("bfloat16", True, False, "sm_90"), ("bfloat16", False, False, "sm_90"),
+            ("bfloat16", True, False, "sm_80"), ("float16", True, False, "sm_90"), ("float32", True, False, "sm_90"),
+            ("bfloat16", True, True, "sm_80"), ("float16", True, True, "sm_90"), ("float32", True, True, "sm_90"),
         )
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.skipif(NVCC is None, reason="not run: nvcc, CUDA's compiler, is not installed here")

@@ -79,26 +79,14 @@ def test_no_rows_and_no_tokens_are_no_fault() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"logits": LOGITS.astype(np.float64)}, "logits: one of bfloat16, float16, float32, got float64"),
     ({"logits": LOGITS[0]}, "logits: two dimensions, rows and vocabulary, got shape (400,)"),
-    (
-        {"logits": np.asfortranarray(LOGITS)},
-        "logits: rows whose logits follow one another (a stride of 1), got a stride of 9",
-    ),
-    (
-        {"logits": "logits"},
-        "logits: an array: of numpy, paddle, torch, cupy or anything else that speaks DLPack, got str",
-    ),
+    ({"logits": np.asfortranarray(LOGITS)}, "logits: rows whose logits follow one another (a stride of 1), got a stride of 9"),  # noqa: E501
+    ({"logits": "logits"}, "logits: an array: of numpy, paddle, torch, cupy or anything else that speaks DLPack, got str"),  # noqa: E501
     ({"logits": np.zeros((9, 0), np.float32)}, "logits.vocabulary: at least 1, got 0"),
     ({"token_ids": [1, 2]}, "token_ids: 9 elements, one for each row of logits, or 9, one for each token, got 2"),
     ({"token_ids": [0] * 8 + [400]}, "token_ids[8]: at most 399, got 400"),
     ({"token_ids": [0, -1] + [0] * 7}, "token_ids[1]: at least 0, got -1"),
-    (
-        {"token_ids": np.zeros(9)},
-        "token_ids: whole numbers (int32, int64, uint32, uint64, int16, uint16, int8, uint8), got float64",
-    ),
-    (
-        {"token_ids": np.zeros((2, 3), int), "token_counts": [4, 5]},
-        "token_ids: at least shape (2, 5), requests and their tokens, got shape (2, 3)",
-    ),
+    ({"token_ids": np.zeros(9)}, "token_ids: whole numbers (int32, int64, uint32, uint64, int16, uint16, int8, uint8), got float64"),  # noqa: E501
+    ({"token_ids": np.zeros((2, 3), int), "token_counts": [4, 5]}, "token_ids: at least shape (2, 5), requests and their tokens, got shape (2, 3)"),  # noqa: E501
     ({"top_k": 128}, "top_k: at most 127, got 128"),
     ({"top_k": -1}, "top_k: at least 0, got -1"),
     ({"top_k": [0] * 8 + [200]}, "top_k[8]: at most 127, got 200"),
@@ -115,14 +103,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"offsets": [0]}, "offsets: token_counts beside them, got none"),
     ({"scored": [1] * 9}, "scored: True or False for each request, got int64"),
     ({"scored": [True]}, "scored: 9 elements, one for each request, got 1"),
-    (
-        {"value_kind": ValueKind.UNSPECIFIED},
-        (
-            "value_kind: one of RAW_LOGPROBS, PROCESSED_LOGPROBS, RAW_LOGITS, PROCESSED_LOGITS, got "
-            "<ValueKind.UNSPECIFIED: 0>"
-        ),
-    ),
-]
+    ({"value_kind": ValueKind.UNSPECIFIED}, ("value_kind: one of RAW_LOGPROBS, PROCESSED_LOGPROBS, RAW_LOGITS, PROCESSED_LOGITS, got <ValueKind.UNSPECIFIED: 0>")),  # noqa: E501
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD, ids=[message for _, message in BAD])

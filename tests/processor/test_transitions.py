@@ -25,20 +25,14 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
     "give back": (lambda table, request: table.give_back(request), {RUNNING: QUEUED}),
     "begin": (lambda table, request: table.begin(request, 1), {ORPHANED: RUNNING}),
     "resume": (lambda table, request: table.resume(request, 3, 0.0), {ORPHANED: RESUMED}),
-    "vouch": (
-        lambda table, request: table.vouch(request, 1),
-        {QUEUED: RUNNING, HANDED_OFF: RUNNING, ORPHANED: ORPHANED, RESUMED: RUNNING},
-    ),
+    "vouch": (lambda table, request: table.vouch(request, 1), {QUEUED: RUNNING, HANDED_OFF: RUNNING, ORPHANED: ORPHANED, RESUMED: RUNNING}),  # noqa: E501
     "disown": (lambda table, request: table.disown(request, 2.0), {RESUMED: ORPHANED}),
-    "lose": (
-        lambda table, request: table.lose(request, 0.0),
-        {QUEUED: RESUMED, RUNNING: RESUMED, HANDED_OFF: RESUMED, RESUMED: RESUMED},
-    ),
+    "lose": (lambda table, request: table.lose(request, 0.0), {QUEUED: RESUMED, RUNNING: RESUMED, HANDED_OFF: RESUMED, RESUMED: RESUMED}),  # noqa: E501
     "hand off": (lambda table, request: table.hand_off(request, 0.0), {RUNNING: HANDED_OFF}),
     "go on": (lambda table, request: table.go_on(request, 2), {QUEUED: RUNNING, HANDED_OFF: RUNNING, RESUMED: RUNNING}),
     "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED, HANDED_OFF: ENDED, ORPHANED: ENDED}),
     "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),
-}
+}  # fmt: skip
 
 
 @given(st.sampled_from([*OPENING]), st.lists(st.sampled_from([*CHANGES]), max_size=30))

@@ -25,62 +25,30 @@ VECTORS = "contracts/vectors/v1"
 LOAD = "  // How busy the sender is, in requests. Zero: idle. Invalid above the bound.\n  uint32 load = 99"
 NESTED = "  // Inner.\n  message Inner {\n    // Text.\n    string text = 1;\n  }\n"
 CHANGES = {
-    "bounds: Hello.schema_minor.max: 9 is in the schema, and Hello.schema_minor was released without": (
-        STREAM,
-        "uint32 schema_minor = 2;",
-        "uint32 schema_minor = 2 [(bounds) = {max: 9}];",
-    ),
+    "bounds: Hello.schema_minor.max: 9 is in the schema, and Hello.schema_minor was released without": (STREAM, "uint32 schema_minor = 2;", "uint32 schema_minor = 2 [(bounds) = {max: 9}];"),  # noqa: E501
     "bounds: LogprobBatch.positions.unique: 1 is in the schema, and LogprobBatch.positions was released without": (
         CONTRACT,
         "repeated fixed32 positions = 4 [(bounds) = {",
         "repeated fixed32 positions = 4 [(bounds) = {\n    unique: true",
     ),
-    "bounds: Refusal.max_bytes: 2048 is in the schema, and Refusal was released without": (
-        STREAM,
-        "message Refusal {",
-        "message Refusal {\n  option (message_bounds) = {max_bytes: 2048};",
-    ),
-    "bounds: StreamLimits.max_top_k.max: 127 was released, and the schema has no such bound": (
-        STREAM,
-        "uint32 max_top_k = 5 [(bounds) = {max: 127}];",
-        "uint32 max_top_k = 5;",
-    ),
+    "bounds: Refusal.max_bytes: 2048 is in the schema, and Refusal was released without": (STREAM, "message Refusal {", "message Refusal {\n  option (message_bounds) = {max_bytes: 2048};"),  # noqa: E501
+    "bounds: StreamLimits.max_top_k.max: 127 was released, and the schema has no such bound": (STREAM, "uint32 max_top_k = 5 [(bounds) = {max: 127}];", "uint32 max_top_k = 5;"),  # noqa: E501
     "bounds: ROW_STATUS_IDLE.tokens: 1 was released, and the schema has no such bound": (
         CONTRACT,
         "ROW_STATUS_IDLE = 2 [(status_rule) = {tokens: TOKEN_RULE_NONE}];",
         "ROW_STATUS_IDLE = 2;",
     ),
-    "bounds: LogprobBatch.top_ks.max: 127 was released, 100 is in the schema": (
-        CONTRACT,
-        "max: 127\n    default_max: 20",
-        "max: 100\n    default_max: 20",
-    ),
+    "bounds: LogprobBatch.top_ks.max: 127 was released, 100 is in the schema": (CONTRACT, "max: 127\n    default_max: 20", "max: 100\n    default_max: 20"),  # noqa: E501
     "bounds: Generate.top_logprobs.max: 127, but LogprobBatch.top_ks.max is 100, and they are one bound": None,
     "bounds: LogprobBatch.alternative_token_ids.max_items: ": None,
-    "bounds: TokenBias.bias: least -100 beside min 1, and they say the same": (
-        REQUEST,
-        "    least: -100\n",
-        "    least: -100\n    min: 1\n",
-    ),
+    "bounds: TokenBias.bias: least -100 beside min 1, and they say the same": (REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n"),  # noqa: E501
     "bounds: Hello.request_keys: repeated without max_items": (STREAM, "    max_items: 65536\n", ""),
-    "bounds: Heartbeat.Inner.text: text or bytes without max_bytes": (
-        STREAM,
-        "message Heartbeat {\n",
-        f"message Heartbeat {{\n{NESTED}",
-    ),
-    'breaking: proto/tokenbus/v1/stream.proto:*Previously present field "10" with name "tp_rank"': (
-        STREAM,
-        "uint32 tp_rank = 10",
-        "uint32 tp_rank = 30",
-    ),
-    "lint: proto/tokenbus/v1/logprob_batch.proto:*comment": (
-        CONTRACT,
-        "uint32 schema_minor = 2;",
-        "uint32 schema_minor = 2;\n  bool new = 21;",
-    ),
+    "bounds: Heartbeat.Inner.text: text or bytes without max_bytes": (STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{NESTED}"),  # noqa: E501
+    'breaking: proto/tokenbus/v1/stream.proto:*Previously present field "10" with name "tp_rank"': (STREAM, "uint32 tp_rank = 10", "uint32 tp_rank = 30"),  # noqa: E501
+    "lint: proto/tokenbus/v1/logprob_batch.proto:*comment": (CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 21;"),  # noqa: E501
     "format: *": (CONTRACT, "  uint32 schema_minor", "    uint32 schema_minor"),
     "generated: not what the schema gives now: *logprob_batch_pb2.py": None,
-}
+}  # fmt: skip
 """By how a fault's line begins (and, behind a star, what it has too): the file, its text, and another in its place."""
 
 

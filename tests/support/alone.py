@@ -13,60 +13,26 @@ STARTING = frozenset(
 """The audit events of Python's ways to start a process, and of the fork server's."""
 
 PROCESS = (
-    "benchmarks",
-    "contracts/test_bombs.py",
+    "benchmarks", "contracts/test_bombs.py",
     "engines/fastdeploy/test_paddle.py",  # to import Paddle starts some
-    "engines/fastdeploy/test_processes.py",
-    "engines/fastdeploy/test_switch.py",
-    "engines/paddle",
-    "engines/vllm/real",
-    "examples",
+    "engines/fastdeploy/test_processes.py", "engines/fastdeploy/test_switch.py", "engines/paddle",
+    "engines/vllm/real", "examples",
     "gpu_ops/test_frameworks.py",  # to import Paddle starts some
-    "gpu_ops/test_kernels.py",
-    "system",
-    "schema_tools",
-    "bus/test_bounds.py",
-    "cli",
-    "recordings/durable_log",
-    "gateway/page",
-    "support/test_orphans.py",
-    "test_again.py",
-    "test_commands.py",
-    "test_compose.py",
-    "test_kubernetes.py",
-    "test_python310.py",
-    "test_readme.py",
-    "test_structure.py",
-    "test_supply.py",
-    "test_yaml.py",
-    "testing/test_plugin.py",
-)
+    "gpu_ops/test_kernels.py", "system", "schema_tools", "bus/test_bounds.py", "cli", "recordings/durable_log",
+    "gateway/page", "support/test_orphans.py", "test_again.py", "test_commands.py", "test_compose.py",
+    "test_kubernetes.py", "test_python310.py", "test_readme.py", "test_structure.py", "test_supply.py",
+    "test_yaml.py", "testing/test_plugin.py",
+)  # fmt: skip
 """Folders and modules, below tests/, of which all tests are marked `process`; in others, single tests are."""
 
 LONG = (
-    "bus/test_conformance.py",
-    "bus/test_crowds.py",
-    "bus/test_keys.py",
-    "contracts/published",
-    "contracts/test_equivalence.py",
-    "engines/fastdeploy/test_differential.py",
-    "engines/fastdeploy/test_errors.py",
-    "engines/fastdeploy/test_ranks.py",
-    "engines/ngram/test_engine.py",
-    "engines/ngram/test_speculation.py",
-    "gateway/test_access.py",
-    "gateway/test_accounting.py",
-    "gateway/test_dialects.py",
-    "gateway/test_models.py",
-    "gateway/test_native.py",
-    "gateway/test_routes.py",
-    "in_process/test_control.py",
-    "in_process/test_failover.py",
-    "in_process/test_state_machine.py",
-    "system/test_campaign.py",
-    "test_api.py",
-    "testing/test_bus.py",
-)
+    "bus/test_conformance.py", "bus/test_crowds.py", "bus/test_keys.py", "contracts/published",
+    "contracts/test_equivalence.py", "engines/fastdeploy/test_differential.py", "engines/fastdeploy/test_errors.py",
+    "engines/fastdeploy/test_ranks.py", "engines/ngram/test_engine.py", "engines/ngram/test_speculation.py",
+    "gateway/test_access.py", "gateway/test_accounting.py", "gateway/test_dialects.py", "gateway/test_models.py",
+    "gateway/test_native.py", "gateway/test_routes.py", "in_process/test_control.py", "in_process/test_failover.py",
+    "in_process/test_state_machine.py", "system/test_campaign.py", "test_api.py", "testing/test_bus.py",
+)  # fmt: skip
 """Folders and modules of which all tests are marked `long`: together they take seconds of processor time."""
 
 

@@ -29,15 +29,8 @@ FORK = "tests.fork"
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "import os, socket; from tests.support.fork_server import serve; serve(socket.socket(fileno=os.dup(0)))"
 _READ_AT_START = (
-    "LANG",
-    "LC_",
-    "LD_",
-    "MALLOC_",
-    "OPENBLAS_",
-    "PYTHON",
-    "TOKENBUS_FASTDEPLOY",
-    "TOKENBUS_PURE",
-)
+    "LANG", "LC_", "LD_", "MALLOC_", "OPENBLAS_", "PYTHON", "TOKENBUS_FASTDEPLOY", "TOKENBUS_PURE",
+)  # fmt: skip
 """The first letters of the variables that the interpreter and libraries read at their start."""
 
 

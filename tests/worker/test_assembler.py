@@ -233,14 +233,8 @@ def test_drafts_that_finish_late_still_say_their_step() -> None:
         ({"alternative_logprobs": [[-1.0]]}, r"alternative_logprobs: shape \(3, 2\), as alternative_token_ids"),
         ({"alternative_token_ids": None, "top_ks": [1, 0]}, "alternative_token_ids: as many as top_ks says, got none"),
         ({"top_ks": [3, 0]}, r"top_ks\[0\]: at most 2, as many as were given, got 3"),
-        (
-            {"alternative_token_ids": [1], "alternative_logprobs": [-1.0]},
-            "top_ks: one for each row of alternatives in one line, got none",
-        ),
-        (
-            {"alternative_token_ids": [1], "alternative_logprobs": [-1.0], "top_ks": [1, 1]},
-            "alternative_token_ids: 3 elements, as top_ks and token_counts say, got 1",
-        ),
+        ({"alternative_token_ids": [1], "alternative_logprobs": [-1.0]}, "top_ks: one for each row of alternatives in one line, got none"),  # noqa: E501
+        ({"alternative_token_ids": [1], "alternative_logprobs": [-1.0], "top_ks": [1, 1]}, "alternative_token_ids: 3 elements, as top_ks and token_counts say, got 1"),  # noqa: E501
         ({"kept_counts": [3, 0]}, r"kept_counts\[0\]: at most 2, got 3"),
         ({"kept_counts": [-1, 0]}, r"kept_counts\[0\]: at most 2, got -1"),
         ({"index_to_batch_id": [1, 1]}, "index_to_batch_id: each place from 0 to 1 once, got 1 places"),
@@ -249,7 +243,7 @@ def test_drafts_that_finish_late_still_say_their_step() -> None:
         ({"proposal_token_ids": [1]}, "proposal_counts: one for each row of proposals, got none"),
         ({"proposal_token_ids": [1], "proposal_counts": [1, 1]}, "proposal_token_ids: 2 elements, one for each token"),
     ],
-)
+)  # fmt: skip
 def test_step_that_contradicts_itself_is_refused(changed: dict[str, Any], line: str) -> None:
     """Arrays that do not fit each other are refused as a whole, with what was found (cases 1, 5, 11 and 28)."""
     with pytest.raises(ContractError, match=line):

@@ -36,12 +36,7 @@ class Kind:
 
 
 KINDS = {
-    "synthetic": Kind(
-        lambda: SyntheticEngine(role="prefill"),
-        lambda: SyntheticEngine(role="decode"),
-        lambda key: generate_of(key, 2000, top_logprobs=0),
-        100,
-    ),
+    "synthetic": Kind(lambda: SyntheticEngine(role="prefill"), lambda: SyntheticEngine(role="decode"), lambda key: generate_of(key, 2000, top_logprobs=0), 100),  # noqa: E501
     "ngram": Kind(
         lambda: NgramEngine(NgramOptions(role="prefill")),
         lambda: NgramEngine(NgramOptions(role="decode")),
@@ -54,7 +49,7 @@ KINDS = {
         lambda key: asked(key, "One morning ", max_tokens=100, seed=key, ignore_end_token=True),
         30,
     ),
-}
+}  # fmt: skip
 EVERY_KIND = pytest.mark.parametrize(
     "name",
     ["synthetic", "ngram", pytest.param("paddle", marks=[*NEEDS_PADDLE, pytest.mark.nightly])],

@@ -41,19 +41,12 @@ def test_ticket_for_the_request_and_the_worker_is_good() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"request_key": 2},
-        {"owner": 4},
-        {"deadline_unix_ms": 9_000_000_000_000},
-        {"worker_id": "prefill-1"},
-        {"ticket": "none"},
-        {"ticket": "shorter"},
-        {"ticket": "head alone"},
-        {"ticket": "another bit"},
-        {"ticket": "another life"},
-        {"ticket": "made without the key"},
+        {"request_key": 2}, {"owner": 4}, {"deadline_unix_ms": 9_000_000_000_000}, {"worker_id": "prefill-1"},
+        {"ticket": "none"}, {"ticket": "shorter"}, {"ticket": "head alone"}, {"ticket": "another bit"},
+        {"ticket": "another life"}, {"ticket": "made without the key"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_ticket_for_anything_else_is_refused(changed: dict[str, object]) -> None:
     clock = ManualClock()
     mine = Tickets(clock)

@@ -78,75 +78,31 @@ def with_bound(path: str, **changed: int) -> Edit:
 
 READERS = "processors and clients with the"
 BREAKING: list[tuple[str, Edit, str]] = [
-    (
-        "Ack.through_sequence",
-        lambda edited: edited.remove("Ack.through_sequence"),
-        "the field is gone: workers with the new schema do not read what processors with the old one say in it",
-    ),
-    (
-        "Ack.through_sequence",
-        with_field("Ack.through_sequence", name="last"),
-        "is called last now: the bytes are the same; JSON and code that name it break",
-    ),
+    ("Ack.through_sequence", lambda edited: edited.remove("Ack.through_sequence"), "the field is gone: workers with the new schema do not read what processors with the old one say in it"),  # noqa: E501
+    ("Ack.through_sequence", with_field("Ack.through_sequence", name="last"), "is called last now: the bytes are the same; JSON and code that name it break"),  # noqa: E501
     ("BatchHeader.step", with_field("BatchHeader.step", json_name="number"), "is called number in JSON now"),
     ("Credit.bytes", with_field("Credit.bytes", type=FieldDescriptorProto.TYPE_FIXED32), "is fixed32 instead of"),
-    (
-        "LogprobBatch.request_keys",
-        with_bound("LogprobBatch.request_keys", max_items=512),
-        f"max_items: 512 instead of 1,024: {READERS} new schema refuse what",
-    ),
-    (
-        "LogprobBatch.request_keys",
-        with_bound("LogprobBatch.request_keys", max_items=2048),
-        f"max_items: 2,048 instead of 1,024: {READERS} old schema refuse what",
-    ),
+    ("LogprobBatch.request_keys", with_bound("LogprobBatch.request_keys", max_items=512), f"max_items: 512 instead of 1,024: {READERS} new schema refuse what"),  # noqa: E501
+    ("LogprobBatch.request_keys", with_bound("LogprobBatch.request_keys", max_items=2048), f"max_items: 2,048 instead of 1,024: {READERS} old schema refuse what"),  # noqa: E501
     ("BatchHeader.step", with_bound("BatchHeader.step", min=5), f"min: 5 instead of 1: {READERS} new schema refuse"),
-    (
-        "LogprobBatch.logprobs",
-        with_bound("LogprobBatch.logprobs", finite=False),
-        f"finite: demanded no longer: {READERS} old schema refuse",
-    ),
-    (
-        "LogprobBatch.token_counts",
-        with_bound("LogprobBatch.token_counts", default_max=5),
-        f"default_max: 5 instead of 8: {READERS} new schema that set no limit",
-    ),
+    ("LogprobBatch.logprobs", with_bound("LogprobBatch.logprobs", finite=False), f"finite: demanded no longer: {READERS} old schema refuse"),  # noqa: E501
+    ("LogprobBatch.token_counts", with_bound("LogprobBatch.token_counts", default_max=5), f"default_max: 5 instead of 8: {READERS} new schema that set no limit"),  # noqa: E501
     (
         "LogprobBatch.token_counts",
         lambda edited: edited.bounds("LogprobBatch.token_counts").ClearField("default_max"),
         f"default_max: 16 instead of 8: {READERS} old schema that set no limit",
     ),
-    (
-        "ClientFrame.abort",
-        lambda edited: edited.field("ClientFrame.abort").ClearField("oneof_index"),
-        "is in no oneof instead of body",
-    ),
-    (
-        "RowStatus.ROW_STATUS_",
-        lambda edited: edited.enum("RowStatus").value.pop(),
-        f"is gone: {READERS} new schema refuse or misread it",
-    ),
-    (
-        "RowStatus.ROW_STATUS_NEW",
-        lambda edited: edited.enum("RowStatus").value.add(name="ROW_STATUS_NEW", number=99),
-        f"the value 99 is new: {READERS} old schema refuse it",
-    ),
-    (
-        "BatchKind.BATCH_KIND_TARGET",
-        lambda edited: setattr(edited.enum("BatchKind").value[1], "name", "BATCH_KIND_MAIN"),
-        "is called BATCH_KIND_MAIN now",
-    ),
-    (
-        "RowStatus.ROW_STATUS_",
-        lambda edited: setattr(status_rule_in(edited.enum("RowStatus").value[2].options), "proposals", True),
-        "rows of this status may carry other things than before",
-    ),
+    ("ClientFrame.abort", lambda edited: edited.field("ClientFrame.abort").ClearField("oneof_index"), "is in no oneof instead of body"),  # noqa: E501
+    ("RowStatus.ROW_STATUS_", lambda edited: edited.enum("RowStatus").value.pop(), f"is gone: {READERS} new schema refuse or misread it"),  # noqa: E501
+    ("RowStatus.ROW_STATUS_NEW", lambda edited: edited.enum("RowStatus").value.add(name="ROW_STATUS_NEW", number=99), f"the value 99 is new: {READERS} old schema refuse it"),  # noqa: E501
+    ("BatchKind.BATCH_KIND_TARGET", lambda edited: setattr(edited.enum("BatchKind").value[1], "name", "BATCH_KIND_MAIN"), "is called BATCH_KIND_MAIN now"),  # noqa: E501
+    ("RowStatus.ROW_STATUS_", lambda edited: setattr(status_rule_in(edited.enum("RowStatus").value[2].options), "proposals", True), "rows of this status may carry other things than before"),  # noqa: E501
     (
         "ClientFrame",
         lambda edited: setattr(message_bounds_in(edited.message("ClientFrame").options), "max_bytes", 1000),
         "max_bytes: 1,000 instead of 8,388,608: processors with the new schema refuse what clients",
     ),
-]
+]  # fmt: skip
 HARMLESS: list[tuple[str, Edit, str]] = [
     (
         "Heartbeat.load",

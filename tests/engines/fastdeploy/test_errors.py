@@ -59,16 +59,11 @@ WRONG: list[tuple[str, str, Any, str]] = [
     (PLAIN, "accept_tokens", np.array([5, 6]), ": 2 dimensions, got shape (2,)"),
     (PLAIN, "accept_tokens", np.array([[5], [6]]), "[0]: a line of at least 2 tokens, got 1"),
     (PLAIN, "accept_tokens", zeros((2, 0)), "[0]: a line of at least 2 tokens, got 0"),
-    (
-        "mtp_save_first_token",
-        "base_model_draft_tokens",
-        np.array([[5], [6]]),
-        "[0]: a line of at least 2 tokens, got 1",
-    ),
+    ("mtp_save_first_token", "base_model_draft_tokens", np.array([[5], [6]]), "[0]: a line of at least 2 tokens, got 1"),  # noqa: E501
     ("mtp_save_first_token", "base_model_draft_tokens", zeros((2, 0)), "[0]: a line of at least 2 tokens, got 0"),
     ("save_output", "sampled_token_ids", zeros((513, 1)), ": at most 512 slots, got 513"),
     ("save_output_topk", "logprobs", np.zeros((1, 3), np.float32), ": 2 lines of 3, one for each token, got 1"),
-]
+]  # fmt: skip
 """The op, an argument and what is wrong with it: the error behind the argument's name."""
 
 

@@ -59,21 +59,12 @@ GOES_ON = ((1, 1), (), [ACTIVE] * 2)
 LIVES: dict[str, tuple[list[tuple[Any, ...]], list[int]]] = {
     "a length that grows is one request's": ([((1,), (4,), [ACTIVE]), ((3,), (7,), [ACTIVE])], [4]),
     "a prompt in chunks has no tokens": ([((0,), (2,), [PREFILLING]), ((1,), (4,), [ACTIVE])], [1]),
-    "another prompt ends the former request": (
-        [((2, 2), (6, 6), [ACTIVE] * 2), ((0, 1), (2, 7), [FINISHED, ACTIVE]), ((1, 1), (4, 8), [ACTIVE] * 2)],
-        [1, 4],
-    ),
+    "another prompt ends the former request": ([((2, 2), (6, 6), [ACTIVE] * 2), ((0, 1), (2, 7), [FINISHED, ACTIVE]), ((1, 1), (4, 8), [ACTIVE] * 2)], [1, 4]),  # noqa: E501
     "a shorter length is another request's": ([((2,), (6,), [ACTIVE]), ((1,), (4,), [ACTIVE, REPLACED])], [1]),
     "the same length too": ([((2,), (6,), [ACTIVE]), ((1,), (6,), [ACTIVE, REPLACED])], [1]),
     "another prompt's length too": ([((2,), (6,), [ACTIVE]), ((1,), (9,), [ACTIVE, REPLACED], 5)], [1]),
-    "an op without lengths has a token for each request in each step": (
-        [GOES_ON, ((0, 1), (), [FINISHED, ACTIVE]), ((0, 1), (), [IDLE, ACTIVE]), GOES_ON],
-        [1, 4],
-    ),
-    "a step without a token in the middle is no end": (
-        [((2,), (6,), [ACTIVE]), ((0,), (6,), [IDLE]), ((1,), (7,), [ACTIVE])],
-        [3],
-    ),
+    "an op without lengths has a token for each request in each step": ([GOES_ON, ((0, 1), (), [FINISHED, ACTIVE]), ((0, 1), (), [IDLE, ACTIVE]), GOES_ON], [1, 4]),  # noqa: E501
+    "a step without a token in the middle is no end": ([((2,), (6,), [ACTIVE]), ((0,), (6,), [IDLE]), ((1,), (7,), [ACTIVE])], [3]),  # noqa: E501
     "a preempted request is resumed in any slot, as another": (
         [
             ((2, 1), (6, 6), [ACTIVE] * 2),
@@ -83,12 +74,9 @@ LIVES: dict[str, tuple[list[tuple[Any, ...]], list[int]]] = {
         ],
         [1, 4],
     ),
-    "a slot with tokens right after its request was preempted": (
-        [((2,), (), [ACTIVE]), ((-9,), (), [PREEMPTED]), ((1,), (), [ACTIVE, REPLACED])],
-        [1],
-    ),
+    "a slot with tokens right after its request was preempted": ([((2,), (), [ACTIVE]), ((-9,), (), [PREEMPTED]), ((1,), (), [ACTIVE, REPLACED])], [1]),  # noqa: E501
     "a request that cannot be recovered is over": ([((-3,), (), [OVER]), ((1,), (), [ACTIVE])], [1]),
-}
+}  # fmt: skip
 """Steps: tokens of slots, their lengths, the rows' statuses, and a prompt's length that differs; then what is open."""
 
 

@@ -324,14 +324,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("-- python", {"TOKENBUS_FASTDEPLOY_FORM": "1.0"}, 2, "TOKENBUS_FASTDEPLOY_FORM: one of 2.4, "),
         ("-- python", {"INFERENCE_MSG_QUEUE_ID": "x"}, 2, "INFERENCE_MSG_QUEUE_ID: a whole number from 0 "),
         ("-- python", {"INFERENCE_MSG_ID": "2"}, 2, "INFERENCE_MSG_ID: another number than 2"),
-        (
-            "-- python",
-            {"FD_USE_GET_SAVE_OUTPUT_V1": "1"},
-            2,
-            "FD_USE_GET_SAVE_OUTPUT_V1: 0, as FastDeploy calls no op ",
-        ),
+        ("-- python", {"FD_USE_GET_SAVE_OUTPUT_V1": "1"}, 2, "FD_USE_GET_SAVE_OUTPUT_V1: 0, as FastDeploy calls no op "),  # noqa: E501
     ],
-)
+)  # fmt: skip
 def test_command_that_is_not_started(  # noqa: PLR0913, PLR0917 - a case
     given: str, variables: dict[str, str], status: int, line: str, machine: Machine, command: Command
 ) -> None:

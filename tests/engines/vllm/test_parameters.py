@@ -51,15 +51,9 @@ def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
         ({"sampling": {"stop_token_ids": [1, 100]}}, r"sampling.stop_token_ids\[1\]: below 100, got 100"),
         ({"sampling": {"engine_arguments": "{"}}, "sampling.engine_arguments: JSON, got an error: "),
         ({"sampling": {"engine_arguments": "[1]"}}, "sampling.engine_arguments: a JSON object, got list"),
-        *(
-            (
-                {"sampling": {"engine_arguments": f'{{"{name}": [1]}}'}},
-                f"sampling.engine_arguments.{name}: none, which the worker sets, got one",
-            )
-            for name in (ASKED, GIVEN)
-        ),
+        *(({"sampling": {"engine_arguments": f'{{"{name}": [1]}}'}}, f"sampling.engine_arguments.{name}: none, which the worker sets, got one") for name in (ASKED, GIVEN)),  # noqa: E501
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_refused(asked: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=f"^{line}") as raised:
         arguments(Generate(**{"request_key": 1} | asked))

@@ -35,20 +35,10 @@ def row(step: int, position: int, tokens: list[dict[str, Any]], drafts: list[Dra
 
 STORY = [
     row(11, 0, [token("There", 0.62)]),
-    row(
-        12,
-        1,
-        [token(" is", 0.97), token(" something", 0.74), token(" new", 0.004, rank=37)],
-        [(" is", 0.9, True), (" something", 0.6, True), (" alive", 0.8, False)],
-    ),
+    row(12, 1, [token(" is", 0.97), token(" something", 0.74), token(" new", 0.004, rank=37)], [(" is", 0.9, True), (" something", 0.6, True), (" alive", 0.8, False)]),  # noqa: E501
     row(13, 4, [token(" in", 0.41)], [(" to", 0.5, False), (" the", 0.7, False)]),
-    row(
-        14,
-        5,
-        [token(" the", 0.93), token(" dough", 0.15), token(".\n", 0.55)],
-        [(" the", 0.8, True), (" dough", 0.2, True)],
-    ),
-]
+    row(14, 5, [token(" the", 0.93), token(" dough", 0.15), token(".\n", 0.55)], [(" the", 0.8, True), (" dough", 0.2, True)]),  # noqa: E501
+]  # fmt: skip
 """Eight tokens in four steps: "There is something new in the dough." and a line's end."""
 STORY_TEXT = "There is something new in the dough.\n"
 STORY_TOKENS = 8
