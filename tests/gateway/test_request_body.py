@@ -254,6 +254,20 @@ OTHERS_NAMES = (
 """Names that other servers have for other things, which none of ours is mistaken for."""
 
 
+@pytest.mark.parametrize("route", ["completion", "chat"])
+def test_request_says_whether_it_goes_on_elsewhere(route: str) -> None:
+    for asked, policy in (
+        (None, 0),
+        ({}, 0),
+        ({"continue": None}, 0),
+        ({"continue": "any"}, 0),
+        ({"continue": "off"}, 1),
+    ):
+        assert read(READER, route, **VALID[route], tokenbus=asked).generate(0).continuation_policy == policy
+    with pytest.raises(ApiError, match=r"tokenbus.continue: .*never"):
+        read(READER, route, **VALID[route], tokenbus={"continue": "never"})
+
+
 @pytest.mark.parametrize("route", ["completion", "chat", "messages", "responses", "generation", "tokenization"])
 def test_names_of_others_are_no_mistakes(route: str) -> None:
     fields = dict.fromkeys(OTHERS_NAMES, 1)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 COMPLETION_TOKENS = 16
 MAX_FORM_CHARACTERS = 65_536
@@ -36,6 +36,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(gt=0, le=100)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Side = Literal["left", "right"]
+_Continue = Literal["any", "off"]
 _WhichTools = Literal["none", "auto", "required"]
 _Kind = Literal["function"]
 _TextKind = Literal["text", "input_text", "output_text", "refusal", "thinking"]
@@ -168,6 +169,14 @@ class StreamOptions(Body, kw_only=True):
     continuous_usage_stats: Annotated[bool | None, says("Whether each chunk has the usage up to it.")] = None
 
 
+class BusOptions(Body, kw_only=True):
+    """How the bus treats a request."""
+
+    continue_: Annotated[_Continue | None, says("Whether another worker goes on when its own is lost.")] = field(
+        default="any", name="continue"
+    )
+
+
 class Sampling(Body, kw_only=True):
     """What every route that generates takes."""
 
@@ -227,6 +236,7 @@ class Generation(FullSampling, kw_only=True):
     truncate_prompt_tokens: Annotated[int | None, says("A prompt's tokens that are kept; -1: all that fit.")] = None
     truncation_side: Annotated[_Side | None, says("Where a prompt that is too long is cut; absent: left.")] = None
     request_id: Annotated[Label | None, says("What the answer's id has behind `cmpl-` or `chatcmpl-`.")] = None
+    tokenbus: Annotated[BusOptions | None, says("How the bus treats the request.")] = None
     response_format: Annotated[ResponseFormat | None, says("The form that the answer has.")] = None
 
 

@@ -43,7 +43,7 @@ from tokenbus.gateway.validation import invalid, json_text
 from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generate, SamplingParameters, TokenPrompt
 
 T = TypeVar("T")
 B = TypeVar("B", Chat, Completion)
@@ -51,6 +51,7 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
+_ANY, _OFF = ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED, ContinuationPolicy.CONTINUATION_POLICY_OFF
 _MAX_ENGINE_BYTES = 65_536
 _SAME_NAMES = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty"),
@@ -109,6 +110,8 @@ class CompletionRequest:
     top_logprobs: int | None = None
     """How many alternatives; None: no logprobs at all."""
     wants_drafts: bool = False
+    is_continued: bool = True
+    """Whether another worker goes on when its own is lost."""
     wants_ids: bool = False
     """Whether the answer has its tokens' ids, and its prompts' unless it hides those."""
     hides_prompts: bool = False
@@ -217,6 +220,7 @@ class CompletionRequest:
             sampling=SamplingParameters(**sampling, lora_adapter=self.model if self.parent else None),
             top_logprobs=self.top_logprobs,
             include_draft_logprobs=self.wants_drafts,
+            continuation_policy=_ANY if self.is_continued else _OFF,
             prompt_scoring=self.prompt_scoring,
             token_scoring=self.token_scoring or None,
         )
@@ -447,6 +451,7 @@ class Reader:
             "sampling": _sampling(body),
             "fields": _fields_of(body),
             "wants_drafts": body.include_draft_logprobs,
+            "is_continued": body.tokenbus is None or body.tokenbus.continue_ != "off",
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,
             "is_streamed": body.stream,

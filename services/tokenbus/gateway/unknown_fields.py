@@ -84,9 +84,13 @@ class _Search:
 @cache
 def _fields_of(kind: type[Struct]) -> tuple[frozenset[str | None], frozenset[str]]:
     """Return the known fields of an object, and those of them that may be objects, or lists of some."""
-    names = frozenset({*kind.__struct_fields__, kind.__struct_config__.tag_field})
+    names = frozenset({*kind.__struct_encode_fields__, kind.__struct_config__.tag_field})
     hints = get_type_hints(kind)
-    return names, frozenset(name for name in kind.__struct_fields__ if _has_object(hints[name]))
+    return names, frozenset(
+        name
+        for name, attribute in zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        if _has_object(hints[attribute])
+    )
 
 
 def _has_object(hint: Any) -> bool:  # noqa: ANN401 - a type
@@ -112,7 +116,7 @@ def _asks_logprobs(name: str) -> bool:
 
 @cache
 def _letters_of(kind: type[Struct]) -> dict[str, str]:
-    return {_letters(each): each for each in kind.__struct_fields__}
+    return {_letters(each): each for each in kind.__struct_encode_fields__}
 
 
 def _letters(name: str) -> str:
