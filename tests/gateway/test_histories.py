@@ -39,7 +39,6 @@ MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "null refusal": (said(refusal=None, annotations=None, audio=None, function_call=None, tool_calls=None), "b"),
     "annotations": (said(annotations=[]), "b"),
     "audio": (said(audio={"id": "a"}), "b"),
-    "parsed": (said(parsed={"a": 1}), "b"),
     "no content": ({"role": "assistant"}, ""),
     "null content": (said(None), ""),
     "null content of a user": (said(None, "user"), ""),
@@ -56,9 +55,6 @@ MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "part that is a thought": (said([{"type": "thinking", "thinking": "b", "signature": "s"}]), "b"),
     "reasoning": (said(reasoning="r"), "b"),
     "reasoning_content": (said(reasoning_content="r"), "b"),
-    "reasoning_details": (said(reasoning_details=[{"type": "reasoning.text", "text": "r"}]), "b"),
-    "provider_specific_fields": (said(provider_specific_fields={"a": 1}), "b"),
-    "thinking_blocks": (said(thinking_blocks=[{"type": "thinking", "thinking": "t", "signature": "s"}]), "b"),
     "cache_control": (said(role="user", cache_control={"type": "ephemeral"}), "b"),
     "name": (said(role="user", name="ada"), "b"),
     "developer": (said(role="developer"), "b"),
@@ -75,8 +71,6 @@ MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "null for arguments": (called(function(arguments=None)), ""),
     "call without a type": (called({"id": "c1", "function": {"name": "f", "arguments": "{}"}}), ""),
     "call without an id": (called({"function": {"name": "f", "arguments": "{}"}}), ""),
-    "provider_specific_fields of a call": (called(CALL | {"provider_specific_fields": {"a": 1}}), ""),
-    "extra_content of a call": (called(CALL | {"extra_content": {"google": {"thought_signature": "s"}}}), ""),
     "caller": (called(CALL | {"caller": None}), ""),
     "result": (said("1", "tool", tool_call_id="c1"), "1"),
     "result with a name": (said("1", "tool", tool_call_id="c1", name="f"), "1"),
@@ -86,10 +80,6 @@ MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "function": (said("1", "function", name="f"), "1"),
     "function_call": (said(None, function_call={"name": "f", "arguments": "{}"}), ""),
     "id of a message": (said(id="m1", created=5), "b"),
-    "weight": (said(weight=1), "b"),
-    "prefix": (said(prefix=True), "b"),
-    "images": (said(images=[]), "b"),
-    "metadata": (said(role="user", metadata={"a": "b"}), "b"),
 }
 """Messages of a history, and the text that each is."""
 
