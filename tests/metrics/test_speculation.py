@@ -32,16 +32,6 @@ def counted(*steps: list[tuple[int, int]]) -> Speculation:
     return speculation
 
 
-def test_a_row_accepted_one_less_than_it_emitted() -> None:
-    """Of 3 draft tokens, 2 emitted tokens mean 1 accepted, and 4 mean 3: the last is the target model's own."""
-    assert counted([(3, 2)]).heads() == [(1, 1, 1), (2, 1, 0), (3, 1, 0)]
-    assert counted([(3, 4)]).heads() == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
-
-
-def test_heads_are_counted_by_position() -> None:
-    assert counted([(3, 2), (3, 4)], [(1, 1), (2, 3)]).heads() == [(1, 4, 3), (2, 3, 2), (3, 2, 1)]
-
-
 def test_rows_without_drafts_do_not_count() -> None:
     """Rows that verified no draft, or emitted nothing, say nothing about the draft model (case 25)."""
     speculation = counted([(0, 1), (0, 3)], [], [(4, 0)])
