@@ -392,29 +392,3 @@ async def test_two_busy_sides(bus: Bus, count: int) -> None:
     listener, connection, peer = await bus.pair()
     async with timeout(120):
         await asyncio.gather(Side(listener, peer, count).run(), Side(connection, None, count).run())
-
-
-@COUNTS
-async def test_two_full_sides(bus: Bus, count: int) -> None:
-    """Two sides that send as much as fits, and receive as it comes, lose nothing and never stand still."""
-    small = bus.with_settings(replace(SETTINGS, high_water_mark=2))
-    listener, connection, peer = await small.pair()
-
-    async def from_connection() -> None:
-        for number in range(count):
-            await until(lambda number=number: connection.send(numbered(number)))  # type: ignore[misc]
-
-    async def from_listener() -> None:
-        for number in range(count):
-            await until(lambda number=number: listener.send(peer, numbered(number)) is Outcome.SENT)  # type: ignore[misc]
-
-    async def to_connection() -> None:
-        for number in range(count):
-            assert await connection.receive() == numbered(number)
-
-    async def to_listener() -> None:
-        for number in range(count):
-            assert await listener.receive() == (peer, numbered(number))
-
-    async with timeout(120):
-        await asyncio.gather(from_connection(), from_listener(), to_connection(), to_listener())
