@@ -83,13 +83,6 @@ def test_every_bound_of_a_number(entry: Entry) -> None:
             replace(getattr(Settings(), entry.section), **{entry.name: value})
 
 
-@pytest.mark.parametrize("text", ["soon", "", "1.5", " 1", "\uff11", "0x10", "9" * 5000])
-def test_text_that_is_no_whole_number(text: str) -> None:
-    line = refusal(TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS=text)
-    assert line.startswith("TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS: 500 to 3600000 ms, got '")
-    assert len(line) < 200
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "valid"),
     [
@@ -98,6 +91,7 @@ def test_text_that_is_no_whole_number(text: str) -> None:
         ("WORKER_ID", "\udcff", "text of 1 to 64 bytes"),
         ("WORKER_ROLE", "decoder", "one of mixed, prefill, decode"),
         *(("PROCESSOR_MAX_WORKERS", value, "1 to 65536 workers") for value in ("half", "1.5", "nan", "inf")),
+        *(("PROCESSOR_MAX_WORKERS", value, "1 to 65536 workers") for value in ("", " 1", "\uff11", "0x10")),
         ("BUS_INSECURE", "maybe", "true or false"),
         ("LOG_LEVEL", "trace", "one of debug, info, warning, error"),
         ("BUS_WORKERS_ADDRESS", "127.0.0.1:5570", ENDPOINTS),
