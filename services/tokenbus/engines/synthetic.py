@@ -101,11 +101,9 @@ def true_extras(key: int, begin: int, end: int, asked: TokenScoring, weight_vers
     places, of_none = np.zeros(numbers.size, np.uint64), slice(0)
     given = np.array(asked.token_ids, np.uint64)
     of_given = mixed(numbers[:, None] ^ given)
-    sizes = (numbers >> np.uint64(33)).astype(np.uint32) % _MOST_CHOICES + 1
+    sizes = _sizes(numbers)
     choices = [
-        np.sort(_ids(np.full(size, number, np.uint64), np.arange(size, dtype=np.uint64)))
-        for number, size in zip(numbers, sizes.tolist(), strict=True)
-        if size <= asked.mask_bound
+        _choices(number, size) for number, size in zip(numbers, sizes.tolist(), strict=True) if size <= asked.mask_bound
     ]
     return Extras(
         _logprobs(mixed(numbers), places)[slice(None) if asked.other_logprobs else of_none],
@@ -116,6 +114,15 @@ def true_extras(key: int, begin: int, end: int, asked: TokenScoring, weight_vers
         np.concatenate([np.zeros(0, np.uint32), *choices]),
         asked.mask_bound,
     )
+
+
+def _sizes(numbers: Words) -> npt.NDArray[np.uint32]:
+    return (numbers >> np.uint64(33)).astype(np.uint32) % _MOST_CHOICES + 1
+
+
+def _choices(number: np.uint64, size: int) -> npt.NDArray[np.uint32]:
+    """Return the token ids that one is sampled from."""
+    return np.sort(_ids(np.full(size, number, np.uint64), np.arange(size, dtype=np.uint64)))
 
 
 def _entropies(numbers: Words) -> npt.NDArray[np.float32]:
@@ -351,31 +358,42 @@ class SyntheticEngine:
                 if status is RowStatus.HANDED_OFF
             },
         )
-        return replace(arrays, **self._extras(rows, counts)) if any(row.token_scoring for row in rows) else arrays
+        return (
+            replace(arrays, **self._extras(rows, counts, numbers)) if any(row.token_scoring for row in rows) else arrays
+        )
 
-    def _extras(self, rows: Sequence[_Running], counts: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """Return the arrays of what some rows want to know beside logprobs."""
+    @staticmethod
+    def _extras(rows: Sequence[_Running], counts: npt.NDArray[np.uint8], numbers: Words) -> dict[str, Any]:
+        """Return the arrays of what some rows want to know beside logprobs; `numbers` are those of their tokens."""
         asked = [row.token_scoring or TokenScoring() for row in rows]
-        found = [
-            true_extras(row.first_key, row.position, row.position + int(count), each, self.weight_version)
-            for row, count, each in zip(rows, counts, asked, strict=True)
-        ]
-        unasked = [np.zeros(count, np.float32) for count in counts]
+        given_counts = np.array([len(each.token_ids) for each in asked], np.uint32)
+        mask_bounds = np.array([each.mask_bound for each in asked], np.uint32)
+        owners = np.repeat(np.arange(len(rows)), counts)
+        given_ids = np.concatenate([np.array(each.token_ids, np.uint64) for each in asked])
+        # Each token has a logprob of each id that its row names.
+        widths = given_counts[owners].astype(np.intp)
+        begins = (np.cumsum(given_counts) - given_counts)[owners].astype(np.intp)
+        places = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths - begins, widths)
+        of_given = mixed(np.repeat(numbers, widths) ^ given_ids[places])
+        sizes = _sizes(numbers)
+        masks = [_choices(numbers[place], sizes[place]) for place in np.flatnonzero(sizes <= mask_bounds[owners])]
 
-        def of_tokens(name: str) -> npt.NDArray[Any]:
-            parts = zip((getattr(each, name) for each in found), unasked, strict=True)
-            return np.concatenate([part if part.size else none.astype(part.dtype) for part, none in parts])
+        def of_tokens(values: npt.NDArray[Any], wanted: Sequence[bool]) -> npt.NDArray[Any]:
+            return np.where(np.array(wanted)[owners], values, np.zeros(1, values.dtype))
 
+        nothing = np.zeros(numbers.size, np.uint64)
         return {
             "extras": np.array(
                 [each.other_logprobs * Extra.OTHER_LOGPROB + each.entropies * Extra.ENTROPY for each in asked], np.uint8
             ),
-            "given_counts": np.array([len(each.token_ids) for each in asked], np.uint32),
-            "mask_bounds": np.array([each.mask_bound for each in asked], np.uint32),
-            **{name: of_tokens(name) for name in ("other_logprobs", "entropies", "mask_sizes")},
-            "given_token_ids": np.concatenate([each.given_token_ids for each in found]),
-            "given_logprobs": np.concatenate([each.given_logprobs.reshape(-1) for each in found]),
-            "mask_token_ids": np.concatenate([each.mask_token_ids for each in found]),
+            "given_counts": given_counts,
+            "mask_bounds": mask_bounds,
+            "other_logprobs": of_tokens(_logprobs(mixed(numbers), nothing), [each.other_logprobs for each in asked]),
+            "entropies": of_tokens(_entropies(numbers), [each.entropies for each in asked]),
+            "mask_sizes": of_tokens(sizes, [each.mask_bound > 0 for each in asked]),
+            "given_token_ids": given_ids.astype(np.uint32),
+            "given_logprobs": _logprobs(of_given, np.zeros(of_given.size, np.uint64)),
+            "mask_token_ids": np.concatenate([np.zeros(0, np.uint32), *masks]),
         }
 
     def _count(self, row: _Running) -> int:
