@@ -435,6 +435,23 @@ async def test_without_a_worker_it_is_not_ready() -> None:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
 
 
+async def test_answers_of_a_lost_worker_end_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with answering() as app, app.client() as client:
+        app.bus.worker.step_seconds = 0.1
+        bodies = [BODY | {"max_tokens": 900, "stream": is_streamed} for is_streamed in (True, False)]
+        answers = [asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies]
+        await app.bus.advance(0.5)
+        await app.bus.worker.lose()
+        stream, whole = [await app.bus.until(answer) for answer in answers]
+        page = (await client.get("/metrics")).text
+    *chunks, broken = [line.removeprefix("data: ") for line in stream.text.splitlines() if line.startswith("data: ")]
+    assert (whole.status_code, error_of(whole.text)["code"], error_of(broken)["code"]) == (502, *["worker_lost"] * 2)
+    assert f"(after {3 * len(chunks)} tokens)" in error_of(broken)["message"]
+    lines = [f'request failed request="{each.headers["x-request-id"]}" code="worker_lost"' for each in (stream, whole)]
+    assert any(line in caplog.text for line in lines)  # one line for both
+    assert 'tokenbus_gateway_broken_answers_total{code="worker_lost"} 1.0' in page
+
+
 async def test_a_gateway_that_can_go_on_with_nothing_says_so() -> None:
     """Where what hands out tokens has ended, requests would wait for ever: /healthz says so."""
     async with answering() as app, app.client() as client:

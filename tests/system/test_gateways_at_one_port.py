@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
-from tests.support.waiting import MOST, until
+from tests.support.waiting import MOST, soon, until
 from tests.system.bytewise import GATEWAY
 from tests.system.deployment import Deployment
 from tests.system.programs import Program
-from tests.system.serving import plainly, served
+from tests.system.serving import asking, plainly, served
 from tokenbus.bus import AddressError
 from tokenbus.engines import synthetic
 from tokenbus.gateway.server import serve_gateway
@@ -64,7 +65,7 @@ async def _health(gateway: Program) -> dict[str, Any]:
 async def _stream(stack: AsyncExitStack, url: str) -> AsyncIterator[dict[str, Any]]:
     """Begin a stream on a connection of its own, and return its chunks."""
     client = await stack.enter_async_context(plainly(url))
-    asked = {"model": "tokenbus", "prompt": [1], "max_tokens": 1_000_000, "stream": True}
+    asked: dict[str, Any] = {"model": "tokenbus", "prompt": [1], "max_tokens": 1_000_000, "stream": True}
     response = await stack.enter_async_context(client.stream("POST", "/v1/completions", json=asked))
     assert response.status_code == 200
     return (json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {"))
@@ -123,3 +124,19 @@ async def test_port_is_shared_by_those_that_say_so(deployment: Deployment, monke
         SettingsError, match=r"gateway.reuse_port: false where the system has no SO_REUSEPORT, got True"
     ):
         await serve_gateway(first).__aenter__()
+
+
+async def test_stopping_gateway_lets_streams_end() -> None:
+    with served(gateway__tokenizer="numbers", gateway__drain_timeout_ms=1000) as system:
+        system.start_worker("worker-0", "--drafts")
+        async with asking(system.url) as client:
+            asked: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "stream": True}
+            short, long = [await client.completions.create(**asked, max_tokens=most) for most in (60, 100_000)]
+            ending = asyncio.create_task(asyncio.to_thread(system.gateway.terminate))
+            chunks = [chunk async for chunk in short]
+            assert chunks[-1].choices[0].finish_reason == "length"
+            with pytest.raises(openai.APIError) as raised:
+                async for _ in long:
+                    pass
+            assert raised.value.code == "stopping"
+            assert await soon(ending) == 0
