@@ -1,13 +1,10 @@
-"""An example consumer, as another company would write it: it samples answers, and asks again if a worker is lost."""
+"""An example consumer, as another company would write it: it samples answers, several at once."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tokenbus
-
-RETRIED = {"worker_lost", "gap", "engine"}
-"""Ends of requests after which another try can succeed."""
 
 
 @dataclass
@@ -17,22 +14,22 @@ class Sample:
     tokens: list[int]
     logprob: float
     """The sum over its tokens."""
-    tries: int
+    workers: int
+    """The number of workers that computed it: after the loss of one, another goes on."""
 
 
 class Sampler:
     """Samples answers to prompts, several at once."""
 
-    def __init__(self, client: tokenbus.Client, *, at_once: int = 8, tries: int = 3, max_tokens: int = 64) -> None:
+    def __init__(self, client: tokenbus.Client, *, at_once: int = 8, max_tokens: int = 64) -> None:
         self._client = client
         self._room = asyncio.Semaphore(at_once)
-        self._tries = tries
         self._max_tokens = max_tokens
 
     async def sample(self, prompts: Sequence[Sequence[int]]) -> list[Sample]:
         """Return an answer to each prompt, in their order.
 
-        Raises an ExceptionGroup of RequestFailedError if a prompt still fails at its last try.
+        Raises an ExceptionGroup of RequestFailedError if a prompt fails.
         """
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(self._one(prompt)) for prompt in prompts]
@@ -40,20 +37,13 @@ class Sampler:
 
     async def _one(self, prompt: Sequence[int]) -> Sample:
         async with self._room:
-            for number in range(1, self._tries + 1):
-                try:
-                    return await self._tried(prompt, number)
-                except tokenbus.RequestFailedError as error:
-                    if number == self._tries or error.code_name not in RETRIED:
-                        raise
-        raise AssertionError("it returns or raises")
-
-    async def _tried(self, prompt: Sequence[int], number: int) -> Sample:
-        sample = Sample([], 0.0, number)
-        async for token in self._client.generate(prompt, max_tokens=self._max_tokens, top_logprobs=0):
-            sample.tokens.append(token.id)
-            sample.logprob += token.logprob or 0.0
-        return sample
+            sample = Sample([], 0.0, 0)
+            generation = self._client.generate(prompt, max_tokens=self._max_tokens, top_logprobs=0)
+            async for token in generation:
+                sample.tokens.append(token.id)
+                sample.logprob += token.logprob or 0.0
+            sample.workers = len(generation.turns)
+            return sample
 
 
 async def main() -> None:

@@ -21,16 +21,6 @@ async def test_samples_are_in_the_order_of_the_prompts() -> None:
 
 
 @pytest.mark.asyncio
-async def test_step_that_fails_is_tried_again() -> None:
-    engine = testing.ScriptedEngine(
-        testing.Answer(tokens=[1, 2, 3], fails_after=2, error="out of memory"), testing.Answer(tokens=[1, 2, 3])
-    )
-    async with testing.bus(engine) as bus:
-        (sample,) = await Sampler(bus.client).sample([[9]])
-    assert (sample.tokens, sample.tries) == ([1, 2, 3], 2)
-
-
-@pytest.mark.asyncio
 async def test_lost_worker_costs_nothing_but_time() -> None:
     async with testing.bus(testing.SyntheticEngine, workers=2, step_seconds=0.2) as bus:
         sampling = asyncio.ensure_future(Sampler(bus.client).sample([[number] for number in range(8)]))
@@ -38,7 +28,7 @@ async def test_lost_worker_costs_nothing_but_time() -> None:
         await bus.worker.lose()
         samples = await bus.until(sampling)
     assert {len(sample.tokens) for sample in samples} == {64}
-    assert {sample.tries for sample in samples} == {1, 2}
+    assert {sample.workers for sample in samples} == {1, 2}
 
 
 @pytest.mark.asyncio
@@ -48,11 +38,11 @@ async def test_restarted_processor_is_not_noticed() -> None:
         await bus.advance(1)
         await bus.restart_processor()
         samples = await bus.until(sampling)
-    assert [(len(sample.tokens), sample.tries) for sample in samples] == [(64, 1), (64, 1)]
+    assert [(len(sample.tokens), sample.workers) for sample in samples] == [(64, 1), (64, 1)]
 
 
 @pytest.mark.asyncio
-async def test_request_that_is_refused_is_not_tried_again() -> None:
+async def test_request_that_is_refused_raises() -> None:
     async with testing.bus(testing.ScriptedEngine()) as bus:
         with pytest.raises(ExceptionGroup) as failed:
             await Sampler(bus.client).sample([[1]])
