@@ -8,15 +8,12 @@ from signal import SIGTERM
 
 import pytest
 
-from tests.cli.helpers import Service, addresses, generate, memory_settings
-from tests.support.serving import serve
+from tests.cli.helpers import Service, addresses, generate
 from tests.support.settings import settings_of
-from tests.support.waiting import MOST, until
-from tokenbus.bus.memory import MemoryTransport
+from tests.support.waiting import MOST
 from tokenbus.cli import main
 from tokenbus.client import Client
-from tokenbus.engines.synthetic import SyntheticEngine, true_tokens
-from tokenbus.processor import Processor
+from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.settings import Settings
 from tokenbus.worker import EngineBrokenError, StepArrays
 from tokenbus.worker.run import Pace, run_engine
@@ -40,22 +37,6 @@ async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
             processor.signal(SIGTERM)
             status, _, _ = await asyncio.to_thread(processor.end)
     assert status == -SIGTERM
-
-
-async def test_stopping_worker_finishes_its_requests() -> None:
-    settings = memory_settings()
-    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with Processor(settings, transport=transport) as processor, Client(settings, transport=transport) as client:
-        engine = SyntheticEngine(drafts=True, parts=2)
-        working = asyncio.create_task(serve(engine, settings, stop, steps_per_second=50, transport=transport))
-        await until(lambda: processor.workers.by_id)
-        tokens = client.generate(generate(300))
-        first = await anext(tokens)
-        stop.set()
-        rest = [token.id async for token in tokens]
-        await asyncio.wait_for(working, MOST)
-        await until(lambda: not processor.workers.by_id)
-    assert [first.id, *rest] == true_tokens(tokens.request_id, 0, 300).ids.tolist()
 
 
 def test_engine_that_breaks_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
