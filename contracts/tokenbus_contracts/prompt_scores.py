@@ -17,7 +17,7 @@ _MOST_BYTES = 61_440
 """Of a chunk's arrays, so that it fits into an event."""
 _ITEM_BYTES = 4
 _TOKEN_BYTES = 3 * _ITEM_BYTES
-_ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
+_ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_logprobs", "alternative_token_ids")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +114,11 @@ class PromptScores:
     @classmethod
     def joined(cls, chunks: Sequence["PromptScores"]) -> "PromptScores":
         """Return the scores of chunks that follow one another."""
-        whole: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in chunks]) for name in _ARRAYS}
+        last = chunks[-1]
+        names = _ARRAYS[:-1] if last.are_named else _ARRAYS
+        whole: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in chunks]) for name in names}
+        if last.are_named:  # the same for each token, so they are there once
+            whole[_ARRAYS[-1]] = np.broadcast_to(last.alternative_token_ids[:1], whole["alternative_logprobs"].shape)
         return replace(chunks[0], **whole)
 
 

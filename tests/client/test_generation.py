@@ -15,11 +15,12 @@ from tokenbus.client import StructuredOutput as FormArgument
 from tokenbus.client.parameters import request_of
 from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
-from tokenbus_contracts import ContractError, RowStatus
+from tokenbus_contracts import ContractError, PromptScores, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import (
     ErrorCode,
     Generate,
+    PromptScoring,
     RequestError,
     SamplingParameters,
     StructuredOutput,
@@ -321,6 +322,27 @@ def _ends(outputs: list[StepRows | RequestEnd]) -> dict[int, tuple[RowStatus | N
         for each in outputs
         if isinstance(each, RequestEnd)
     }
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(([], False), ([7], False)), (([7], False), ([7], True)), (([7], True), ([8], True))]
+)
+def test_scores_whose_chunks_do_not_agree_end_their_request_alone(
+    first: tuple[list[int], bool], second: tuple[list[int], bool]
+) -> None:
+    peer = opened()
+    outputs: list[StepRows | RequestEnd] = []
+    peer.requests.open_stream(outputs.append)
+    peer.requests.open(generate_of(1, prompt_scoring=PromptScoring(top_logprobs=1)))
+    peer.requests.open(generate_of(2))
+    for position, (others, are_named) in enumerate((first, second), 1):
+        own = (np.array([position], "u4"), np.array([-1], "f4"), np.array([1], "u4"))
+        beside = (np.array([others], "u4"), np.array([[-2.0] * len(others)], "f4"))
+        scores = PromptScores(1, position, 3, *own, *beside, are_named)
+        (chunk,) = scores.chunks()
+        peer.numbered(prompt_scores=chunk)
+    assert "as in the chunk before" in str(_ends(outputs)[1][1])
+    assert 2 in peer.requests.requests
 
 
 def test_each_end_comes_once_after_the_rows_before_it() -> None:

@@ -27,6 +27,9 @@ class ReceivedScores:
         if self._prompt.size and not self._is_of_prompt(chunk):
             limit = "those of the request's prompt"
             raise ContractError("prompt_scores.token_ids", limit, "others", rule=Rule.AGREEMENT)
+        if self._chunks and _alternatives(chunk) != _alternatives(self._chunks[-1]):
+            limit = "as many, or the same named, as in the chunk before"
+            raise ContractError("prompt_scores.alternatives", limit, "others", rule=Rule.AGREEMENT)
         self._chunks.append(chunk)
         self._next = chunk.end
         return chunk.is_last
@@ -40,3 +43,8 @@ class ReceivedScores:
         whole = self._chunks[0] if len(self._chunks) == 1 else PromptScores.joined(self._chunks)
         self._chunks = [whole]
         return replace(whole, request_key=request_id)
+
+
+def _alternatives(chunk: PromptScores) -> tuple[int, bytes]:
+    """Return how many alternatives each token has, and which, if the request named them."""
+    return chunk.alternative_logprobs.shape[1], chunk.alternative_token_ids[:1].tobytes() if chunk.are_named else b""
