@@ -46,6 +46,7 @@ class _EngineCoreOutput:
     new_token_ids: list[int]
     finish_reason: _FinishReason | None = None
     stop_reason: int | str | None = None
+    prefill_stats: None = None
 
 
 @dataclass(slots=True)

@@ -105,6 +105,16 @@ def test_losses_that_are_no_fault_of_the_request_are_not_counted() -> None:
     assert not source.has_ended
 
 
+def test_cached_tokens_are_those_of_the_prompt() -> None:
+    """A later turn's count, which is of the prompt and the accepted tokens, is ignored once a token has come."""
+    peer, source = begun(0)
+    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, cached_tokens=3))
+    peer.rows(RowShape(5, 0, 2))
+    key = asked(end(peer, LOST)).request_key
+    peer.numbered(admitted=Admitted(request_key=key, worker_id="w", epoch=1, cached_tokens=9))
+    assert source.cached_tokens == 3
+
+
 @pytest.mark.parametrize("code", [INVALID, ErrorCode.ERROR_CODE_DEADLINE, ErrorCode.ERROR_CODE_SLOW_CLIENT, NO_WORKER])
 def test_other_errors_end_it(code: ErrorCode) -> None:
     peer, source = begun()

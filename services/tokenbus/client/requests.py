@@ -503,7 +503,8 @@ class OpenRequests:
         if request.home in (None, session):
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
-            if admitted.HasField("cached_tokens"):
+            # Of a later turn the count would be of the prompt and the accepted tokens.
+            if admitted.HasField("cached_tokens") and not request.next_position:
                 self._note_cached(request, admitted.cached_tokens)
             if request.closed_at is None:
                 self._progress.set_worker(request.tokens.request_id, worker_hash(admitted.worker_id))
