@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -147,6 +148,7 @@ class _Holder(Answer):
 
     def evict(self, _size: int) -> None:
         self.evictions += 1
+        self._close()
 
 
 async def test_scores_are_charged_before_they_are_asked_for() -> None:
@@ -208,6 +210,23 @@ async def test_rows_of_one_answer_wait_for_no_backlog_of_another(monkeypatch: py
         assert max(map(len, slow.order.split("-"))) <= 12
         assert slow.order.count("a", 0, slow.order.rindex("b")) < 20
         assert dispatcher.backlog.size == 0
+
+
+async def test_answer_with_the_most_rows_that_wait_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, buffers = _Slow(monkeypatch), Buffers(8 * 9000)
+    async with _running(buffers) as (processor, dispatcher, caller):
+        answers = [_Holder(slow.listener(name), buffers) for name in "ab"]
+        answers[0].listeners = [slow.listener("a") for _ in range(30)]
+        for key, answer in ((5, answers[0]), (100, answers[1])):
+            buffers.join(answer)
+            keys = range(key, key + len(answer.listeners))
+            await dispatcher.open(keys, map(generate_of, keys), answer, caller)
+            answer.begin(partial(dispatcher.close, keys))
+        await processor.body("generate")
+        for position in range(3):
+            processor.rows(*(RowShape(key, position, 1) for key in (*range(5, 35), 100)))
+        await turns(100)
+        assert [answer.evictions for answer in answers] == [1, 0]
 
 
 @pytest.mark.parametrize("ends", [False, True])

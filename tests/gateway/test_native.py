@@ -12,11 +12,12 @@ import pytest
 from tests.gateway.rendering import chunks, said
 from tokenbus.gateway import native
 from tokenbus.gateway.answer import Choice
+from tokenbus.gateway.buffers import Backlog
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import Entries, Lists
+from tokenbus.gateway.logprob_writers import Drafted, Entries, Lists, Piece
 from tokenbus.gateway.messages_format import MessagesFormat
-from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.rendered_step import RenderedStep, WaitingRow
 from tokenbus.gateway.vocabulary import Vocabulary, vocabulary_of
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
@@ -71,9 +72,10 @@ def _logprobs(random: np.random.Generator, count: int) -> np.ndarray[tuple[int],
     return np.where(random.random(count) < 0.1, random.choice([0.0, -9999.0, -1.0, -0.5], count), spread).astype("f4")
 
 
-def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool, waiting: int = 0) -> list[bytes]:
+def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool, waits: bool = False) -> list[bytes]:
     view = RenderedStep(step, vocabulary)
-    view.waiting = waiting
+    if waits:
+        Backlog().hold(WaitingRow(view, 0))
     part = Entries() if is_chat else Lists(EventStream())
     return [part.joined(part.take(view, place, view.counts[place])) for place in range(step.row_count)]
 
@@ -85,14 +87,40 @@ def test_twins_write_the_same(seed: int, is_chat: bool, monkeypatch: pytest.Monk
     random = np.random.default_rng(seed)
     vocabulary, steps = Vocabulary(_Words()), [_drawn(random, rows, 64) for rows in (1, 32, 33, 70)]
     found = [_written(step, vocabulary, is_chat=is_chat) for step in steps]
-    waited = [_written(step, vocabulary, is_chat=is_chat, waiting=1) for step in steps]
+    waited = [_written(step, vocabulary, is_chat=is_chat, waits=True) for step in steps]
     views = [RenderedStep(step, vocabulary) for step in steps]
     assert all((view.contents(0) if is_chat else view.lists(0)) is not None for view in views)
     monkeypatch.setattr(native, "_render", None)
     assert found == [_written(step, vocabulary, is_chat=is_chat) for step in steps]
-    assert waited == found == [_written(step, vocabulary, is_chat=is_chat, waiting=1) for step in steps]
+    assert waited == found == [_written(step, vocabulary, is_chat=is_chat, waits=True) for step in steps]
     for each in found:
         assert all(isinstance(json.loads(row), dict) for row in each)
+
+
+def _without_offsets(piece: Piece) -> Piece:
+    return piece[:3] if isinstance(piece, tuple) else piece
+
+
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_rows_of_a_step_of_which_few_wait_are_written_the_same(*, has_draft: bool) -> None:
+    """The others are freed; what is counted is free again when none waits."""
+    random, vocabulary, backlog = np.random.default_rng(3), Vocabulary(_Words()), Backlog()
+    step = _drawn(random, 70, 64)
+    whole, view = (RenderedStep(step, vocabulary, step if has_draft else None) for _ in range(2))
+    rows = [WaitingRow(view, place) for place in range(0, 70, 7)]
+    for row in rows:
+        backlog.hold(row)
+    before = backlog.size
+    backlog.fit(view)
+    assert backlog.size < before / 2
+    for part in (Entries(), Lists(EventStream()), *([Drafted(Entries())] if has_draft else [])):
+        for row in rows:
+            found = part.take(row.step, row.place, row.step.counts[row.place])
+            expected = part.take(whole, place := 7 * rows.index(row), whole.counts[place])
+            assert _without_offsets(found) == _without_offsets(expected)
+    for row in rows:
+        backlog.free(row)
+    assert backlog.size == 0
 
 
 @pytest.mark.parametrize(("vocabulary", "most", "scoring"), [

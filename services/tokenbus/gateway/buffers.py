@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokenbus.client import RequestEnd, StepRows
 from tokenbus.gateway.fairness import AdmissionLimiter
-from tokenbus.gateway.rendered_step import RenderedStep, size_of
+from tokenbus.gateway.rendered_step import RenderedStep, WaitingRow, size_of
 from tokenbus_contracts import LogprobBatch
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _FREED_SHARE = 8
 _COLLECTED_BYTES = 256
 """What the objects around collected bytes take."""
 _NO_BYTES, _TIME_BYTES = getsizeof(bytearray()), 8
+_LEAST_ROWS, _FEW_SHARE = 16, 4
+"""Of steps from so many rows on the others are freed when fewer than a quarter wait."""
 _LEAST_FREED = 16 * 2**20
 """From so many freed bytes on they are given back to the system."""
 _NOTHING: Mapping["Answer", int] = MappingProxyType({})
@@ -405,17 +407,25 @@ class Backlog:
         self.size -= size
         return output
 
-    def hold(self, step: RenderedStep) -> None:
+    def hold(self, row: WaitingRow) -> None:
         """Count a row that waits: while one does, all of its step takes memory."""
-        if not step.waiting:
-            self.size += step.size
-        step.waiting += 1
+        if not row.step.waiting:
+            self.size += row.step.size
+        row.step.waiting[row] = None
 
-    def free(self, step: RenderedStep) -> None:
+    def free(self, row: WaitingRow) -> None:
         """Count a row that waits no more."""
-        step.waiting -= 1
-        if not step.waiting:
-            self.size -= step.size
+        del row.step.waiting[row]
+        if not row.step.waiting:
+            self.size -= row.step.size
+        else:
+            self.fit(row.step)
+
+    def fit(self, step: RenderedStep) -> None:
+        """Free the rows of a step of which few wait: else one answer that is behind would hold those of all others."""
+        rows = step.batch.row_count
+        if step.waiting and rows >= _LEAST_ROWS and len(step.waiting) * _FEW_SHARE < rows:
+            self.size += step.compacted().size - step.size
 
     def weights(self) -> Counter[int]:
         """Return how many bytes wait for each request, without rows that were taken."""

@@ -15,7 +15,7 @@ from tokenbus.gateway.buffers import Backlog, Buffers, selected
 from tokenbus.gateway.errors import ApiError, of_request
 from tokenbus.gateway.event_writer import EventWriter, Left
 from tokenbus.gateway.fairness import FairQueue
-from tokenbus.gateway.rendered_step import RenderedStep
+from tokenbus.gateway.rendered_step import RenderedStep, WaitingRow
 from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.metrics.families import Histogram
@@ -56,7 +56,7 @@ class OpenRequest:
     listener: Listener
     caller: Caller
     share: "_Share"
-    rows: deque[Left | RequestFailedError] = field(default_factory=deque)
+    rows: deque[WaitingRow | RequestFailedError] = field(default_factory=deque)
     """Rows that wait for a turn, and the error behind them."""
     is_held: bool = False
     """Whether Python takes the first of these rows' followers, too; while rows wait it takes all."""
@@ -183,6 +183,8 @@ class Dispatcher:
                 if one is not None:
                     self._hand_left(one, left)
             await self._end_long_turn()
+        for view in views:
+            self.backlog.fit(view)
         self._to_socket.observe_all(rows.seconds())
 
     async def _hand_waiting(self) -> None:
@@ -212,8 +214,8 @@ class Dispatcher:
             if isinstance(row, RequestFailedError):
                 self._fail(one.request_id, row)
                 break
-            self._hand(one, row)
-            self.backlog.free(row.view)
+            self._hand(one, Left(row.step, row.place, None, is_rest=False))
+            self.backlog.free(row)
             if thread_time() >= until:
                 break
         outbox.flush()
@@ -243,7 +245,7 @@ class Dispatcher:
     def _wait(self, one: OpenRequest, rows: Iterable[Left]) -> None:
         """Let rows of a request wait for its answer's turn: until then Python takes those behind them, too."""
         stream, share = one.listener.stream, one.share
-        for row in rows:
+        for row in (WaitingRow(left.view, left.place) for left in rows):
             if not one.rows:
                 if stream is not None:
                     one.is_held, stream.is_held = stream.is_held, True
@@ -251,7 +253,7 @@ class Dispatcher:
                     self._waiting.add(share.who, share)
                 share.requests.append(one)
             one.rows.append(row)
-            self.backlog.hold(row.view)
+            self.backlog.hold(row)
 
     def _steps(self) -> list[RenderedStep]:
         """Take the steps that wait, up to a request's error, which is handed out alone.
@@ -299,10 +301,11 @@ class Dispatcher:
         for key, weight in self.backlog.weights().items():
             if key in self._opened:
                 beside[self._opened[key].answer] += weight
-        for one in self._opened.values():
-            steps = (row.view for row in one.rows if isinstance(row, Left))
-            beside[one.answer] += sum(step.size // step.waiting for step in steps)
-        self._buffers.evict(self.backlog.size // 2, beside=beside)
+        for one in self._opened.values():  # there may be very many rows: the first speaks for all of a request
+            if one.rows and isinstance(one.rows[0], WaitingRow):
+                step = one.rows[0].step
+                beside[one.answer] += len(one.rows) * (step.size // step.batch.row_count)
+        self._buffers.evict(sum(beside.values()) // 2, beside=beside)
         self.backlog.keep(self._opened)
 
     async def open(
@@ -423,8 +426,8 @@ class Dispatcher:
         one = self._opened.pop(request_id, None)
         if one is not None:
             for row in one.rows:
-                if isinstance(row, Left):
-                    self.backlog.free(row.view)
+                if isinstance(row, WaitingRow):
+                    self.backlog.free(row)
             one.rows.clear()
         return one
 

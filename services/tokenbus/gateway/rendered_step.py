@@ -49,11 +49,24 @@ class RenderedStep:
         self.vocabulary = vocabulary
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
-        self.waiting = 0
-        """How many of its rows wait for a turn."""
+        self.waiting: dict[WaitingRow, None] = {}
+        """Its rows that wait for a turn."""
         self._lists: _Blocks = {}
         self._contents: _Blocks = {}
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
+
+    def compacted(self) -> "RenderedStep":
+        """Return a step of the rows that wait alone; they belong to it from now on."""
+        rows = list(self.waiting)
+        batch, draft = self.batch.select([row.place for row in rows]), None
+        if self.draft is not None:
+            draft = self.draft.batch
+            draft = draft.select(np.flatnonzero(np.isin(draft.request_keys, batch.request_keys)))
+        step = RenderedStep(batch, self.vocabulary, draft, self._weights)
+        for place, row in enumerate(rows):
+            row.step, row.place = step, place
+        step.waiting, self.waiting = self.waiting, {}
+        return step
 
     @cached_property
     def size(self) -> int:
@@ -187,6 +200,15 @@ class RenderedStep:
         """Return a row's token ids."""
         begin = self.begins[place]
         return self.ids[begin : begin + self.counts[place]]
+
+
+class WaitingRow:
+    """A row that waits for a turn: its step, and its place there."""
+
+    __slots__ = ("place", "step")
+
+    def __init__(self, step: RenderedStep, place: int) -> None:
+        self.step, self.place = step, place
 
 
 def size_of(batch: LogprobBatch) -> int:
