@@ -5,19 +5,29 @@ The loops end with the command, and all ends with this process. The exit status 
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.support import orphans
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep the processors busy with some processes."""
+    loops = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def main(count: str, separator: str, *command: str) -> int:
     assert separator == "--", __doc__
     orphans.end_with_this_process()
-    loops = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(int(count))]
-    try:
+    with busy_loops(int(count)):
         return subprocess.run(command, check=False).returncode
-    finally:
-        for loop in loops:
-            loop.kill()
 
 
 if __name__ == "__main__":
