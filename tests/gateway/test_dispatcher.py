@@ -234,7 +234,7 @@ async def test_requests_of_an_answer_are_sent_a_few_at_a_time(
     ends: bool,  # noqa: FBT001 - a parameter of the test
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Other tasks run meanwhile; what an answer that ends has not sent is not sent, and takes no room."""
+    """Other tasks run meanwhile. An answer that ends sends no further request, and takes no room for it."""
     slow = _Slow(monkeypatch)
     async with _running() as (processor, dispatcher, caller):
         keys, answer = range(5, 25), _answer(*(_Listener() for _ in range(20)))

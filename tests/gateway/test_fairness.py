@@ -196,6 +196,6 @@ def test_who_was_up_to_date_is_next() -> None:
     assert _slices(queue, 4, "dx") == "xdbc"
     queue.add("A", "d")
     assert _slices(queue, 2, "d") == "da"
-    assert queue
+    assert queue.answers
     assert _slices(queue, 3, "abc") == "bca"
-    assert not queue
+    assert not queue.answers

@@ -177,7 +177,7 @@ class CompletionRequest:
         return 8 * self.scored_values + 4 * self.scored_tokens
 
     def kept(self) -> "CompletionRequest":
-        """Return what its answer needs once it is sent: no lists for the engine, and of hidden prompts the lengths."""
+        """Return it without lists for the engine, and with ranges in the place of hidden prompts."""
         shows_prompts = self.echoes or (self.wants_ids and not self.hides_prompts)
         prompts = self.prompts if shows_prompts else [range(len(each)) for each in self.prompts]
         sampling = {name: value for name, value in self.sampling.items() if name in _KEPT}

@@ -31,9 +31,9 @@ _ROWS_AT_ONCE = 64
 _LONGEST_TURN_SECONDS = 0.01
 """After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
 _SLICE_SECONDS = 0.0005
-"""After so long it is another answer's turn, where rows wait."""
+"""Of one answer, where rows wait."""
 _OPENING_SECONDS = 0.003
-"""After so long other tasks run, while an answer's requests are sent to the bus."""
+"""The longest time without other tasks while an answer's requests are sent to the bus."""
 _MOST_BEHIND = 64
 """Steps that may wait to be handed out before answers whose HTTP clients do not read are ended."""
 _MOST_GATHERED = 8
@@ -164,14 +164,14 @@ class Dispatcher:
 
     async def _hand_out(self) -> None:
         while True:
-            while not self.backlog and not self._waiting:
+            while not self.backlog and not self._waiting.answers:
                 self._came.clear()
                 await self._came.wait()
                 self._turn_began = monotonic()
             steps = self._steps()
             if steps:
                 await self._hand_steps(steps)
-            if self._waiting:
+            if self._waiting.answers:
                 await self._hand_waiting()
 
     async def _hand_steps(self, views: Sequence[RenderedStep]) -> None:
@@ -192,7 +192,7 @@ class Dispatcher:
 
         An answer has a slice of the turn, and then the next one.
         """
-        while self._waiting and not self._is_turn_over():
+        while self._waiting.answers and not self._is_turn_over():
             (who, share), began = self._waiting.take(), thread_time()
             while share.requests and thread_time() - began < _SLICE_SECONDS:
                 one = share.requests.popleft()
@@ -225,9 +225,9 @@ class Dispatcher:
             stream.socket = outbox.descriptor()
 
     def _hand_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
-        """Hand out the rows of a request that could not be sent directly; those that Python writes may have to wait."""
+        """Hand out the rows of a request that could not be sent directly; rows that Python writes may have to wait."""
         outbox, stream = one.answer.outbox, one.listener.stream
-        if one.rows or self._waiting or self._is_turn_over():
+        if left[-1].events is None and (one.rows or self._waiting.answers or self._is_turn_over()):
             written = 0 if one.rows else next((n for n, row in enumerate(left) if row.events is None), len(left))
             self._wait(one, left[written:])
             left = left[:written]

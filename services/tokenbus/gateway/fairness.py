@@ -14,7 +14,7 @@ SHORT_BYTES = 16_384
 """So much of each body is not counted: connections bound it."""
 _BODIES = 8
 _LONG_SECONDS = 0.005
-"""After a tick in which admitted requests took so long, one is admitted in the next."""
+"""If admitted requests took this time in a tick, the next one admits one request."""
 
 
 class FairTurns:
@@ -201,7 +201,7 @@ class AdmissionLimiter:
 
 
 class _Round(Generic[T]):
-    """Whose slice is next: first those that were up to date before, then those that are behind, one after the other."""
+    """Whose slice is next: members that were up to date come first, then late members in turn."""
 
     def __init__(self) -> None:
         self._fresh: deque[T] = deque()
@@ -229,30 +229,27 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._clients = _Round[Hashable]()
-        self._answers: dict[Hashable, _Round[T]] = {}
-        """Of each client those that have work."""
-
-    def __bool__(self) -> bool:
-        return bool(self._answers)
+        self.answers: dict[Hashable, _Round[T]] = {}
+        """Each client's answers with work."""
 
     def add(self, who: Hashable, answer: T) -> None:
         """Add a client's answer that has work now, and had none."""
-        if who not in self._answers:
-            self._answers[who] = _Round()
+        if who not in self.answers:
+            self.answers[who] = _Round()
             self._clients.add(who)
-        self._answers[who].add(answer)
+        self.answers[who].add(answer)
 
     def take(self) -> tuple[Hashable, T]:
         """Return the next slice's client and answer; `give_back` must follow."""
         who = self._clients.take()
-        return who, self._answers[who].take()
+        return who, self.answers[who].take()
 
     def give_back(self, who: Hashable, answer: T, *, has_more: bool) -> None:
         """End a slice of an answer, which may have more work."""
-        answers = self._answers[who]
+        answers = self.answers[who]
         if has_more:
             answers.add_again(answer)
         if answers:
             self._clients.add_again(who)
         else:
-            del self._answers[who]
+            del self.answers[who]

@@ -16,9 +16,9 @@ from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 _BLOCK_ROWS = 32
 """Rows that are written together: few, so that the first need not wait for the last."""
 _BATCH_BYTES = 2000
-"""Most of what a batch of few rows takes are the objects around its columns."""
+"""Memory of the objects around a batch's columns."""
 _LISTED_BYTES = 200
-"""What the lists have of each token, rows' alternatives aside."""
+"""Memory of the lists for each token, without alternatives."""
 _Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -70,7 +70,7 @@ class RenderedStep:
 
     @cached_property
     def size(self) -> int:
-        """What it takes in memory while rows wait, in bytes."""
+        """Memory of the step while rows wait, in bytes."""
         own = size_of(self.batch) + _LISTED_BYTES * self.batch.token_ids.size
         return own + (0 if self.draft is None else self.draft.size)
 
@@ -212,7 +212,7 @@ class WaitingRow:
 
 
 def size_of(batch: LogprobBatch) -> int:
-    """Return what a batch takes in memory, in bytes."""
+    """Return the memory of a batch, in bytes."""
     return _BATCH_BYTES + batch.nbytes
 
 

@@ -217,7 +217,7 @@ class Routes:
         answer.who = _who(request)
         answer.begin(close)
         try:
-            # What a short body takes is not counted, as connections bound it.
+            # Connections bound the memory of short bodies.
             reserved = asked.scored_bytes + (kept_bytes if kept_bytes > SHORT_BYTES else 0)
             await feed.open(keys, asked.generates(), answer, caller, reserved)
         except BaseException as error:
