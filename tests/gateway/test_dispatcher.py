@@ -170,10 +170,11 @@ async def test_scores_are_charged_before_they_are_asked_for() -> None:
 
 
 class _Slow:
-    """The order in which rows are handed out, each of which takes a millisecond; `-` stands for other tasks."""
+    """The order in which rows are handed out, each of which takes milliseconds; `-` stands for other tasks."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, each: int = 1) -> None:
         self.order = ""
+        self._each = each
         self._milliseconds = 0
         for clock in ("monotonic", "thread_time"):
             monkeypatch.setattr(module, clock, lambda: self._milliseconds / 1024)
@@ -182,9 +183,9 @@ class _Slow:
         return _Listener(on_row=lambda: self.spend(name))
 
     def spend(self, name: str) -> None:
-        """Note something that takes a millisecond."""
+        """Note something that takes as long as a row."""
         self.order += name
-        self._milliseconds += 1
+        self._milliseconds += self._each
 
     async def watch(self) -> None:
         """Note when other tasks run."""
@@ -213,7 +214,7 @@ async def test_rows_of_one_answer_wait_for_no_backlog_of_another(monkeypatch: py
 
 
 async def test_answer_with_the_most_rows_that_wait_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, buffers = _Slow(monkeypatch), Buffers(8 * 9000)
+    slow, buffers = _Slow(monkeypatch, each=20), Buffers(8 * 12_000)
     async with _running(buffers) as (processor, dispatcher, caller):
         answers = [_Holder(slow.listener(name), buffers) for name in "ab"]
         answers[0].listeners = [slow.listener("a") for _ in range(30)]
@@ -223,8 +224,9 @@ async def test_answer_with_the_most_rows_that_wait_ends_first(monkeypatch: pytes
             await dispatcher.open(keys, map(generate_of, keys), answer, caller)
             answer.begin(partial(dispatcher.close, keys))
         await processor.body("generate")
-        for position in range(3):
+        for position in range(2):
             processor.rows(*(RowShape(key, position, 1) for key in (*range(5, 35), 100)))
+            await until(lambda: slow.order, every=0)
         await turns(100)
         assert [answer.evictions for answer in answers] == [1, 0]
 
