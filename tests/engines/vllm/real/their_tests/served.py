@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +35,11 @@ sys.modules.setdefault("tblib", SimpleNamespace(pickling_support=SimpleNamespace
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that ask a server, and give the fixture's server our start and our end."""
-    from tests.utils import RemoteOpenAIServer  # type: ignore[import-untyped]  # noqa: PLC0415 - vLLM's, not ours
-
-    RemoteOpenAIServer._pre_download_model = lambda *_: None
-    RemoteOpenAIServer._start_server = _start
-    RemoteOpenAIServer._poll = lambda self: self.proc.exitcode
-    RemoteOpenAIServer._terminate_process_tree = _end
+    remote = import_module("tests.utils").RemoteOpenAIServer  # vLLM's, not ours
+    remote._pre_download_model = lambda *_: None
+    remote._start_server = _start
+    remote._poll = lambda self: self.proc.exitcode
+    remote._terminate_process_tree = _end
     items[:] = [each for each in items if isinstance(each, pytest.Function) and _asks(each)]
     gc.freeze()  # they collect garbage after each test
 
