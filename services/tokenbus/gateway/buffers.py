@@ -378,10 +378,12 @@ class _Entry(NamedTuple):
 class Backlog:
     """Steps and ends that came from the bus and were not handed out yet; first in, first out.
 
-    Rows that were taken from here and wait for a turn count, too, with all of their step.
+    Rows that were taken from here and wait for a turn count, too, with all of their step. From `compacted_bytes` on,
+    rows of a step that do not wait are freed: below that it costs more than it frees.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compacted_bytes: int = 0) -> None:
+        self._compacted_bytes = compacted_bytes
         self._entries: deque[_Entry] = deque()
         self.size = 0
 
@@ -424,6 +426,8 @@ class Backlog:
     def fit(self, step: RenderedStep) -> None:
         """Free the rows of a step of which few wait: else one answer that is behind would hold those of all others."""
         rows = step.batch.row_count
+        if self.size <= self._compacted_bytes:
+            return
         if step.waiting and rows >= _LEAST_ROWS and len(step.waiting) * _FEW_SHARE < rows:
             self.size += step.compacted().size - step.size
 

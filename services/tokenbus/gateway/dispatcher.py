@@ -96,10 +96,10 @@ class Dispatcher:
         self._opened: dict[int, OpenRequest] = {}
         self._callers: dict[int, Caller] = {}
         """By request id, until the bus has ended it, which for an aborted one is later than here."""
-        self.backlog = Backlog()
+        self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
+        self.backlog = Backlog(self.most_backlog // 4)
         self._waiting: FairQueue[_Share] = FairQueue()
         """The answers with rows that wait for a turn."""
-        self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
         self._came = asyncio.Event()
         self._taken = 0
         self._turn_began = 0.0

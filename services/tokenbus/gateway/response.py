@@ -131,11 +131,7 @@ class AnswerResponse(Response):
             self._connect(connection, connection.writer(scope))
         while not first.is_last:
             await outbox.ready()
-            # A fast client leaves its socket empty: without these, all of a large answer would be sent in one turn.
-            if outbox.has_parts or (self._gzip is not None and outbox.length > _LONG_BYTES):
-                await self._buffers.turns.next()
-            else:
-                await asyncio.sleep(0)
+            await self._let_others_run()
             # What waits for room stays in the outbox, where it is counted and can be dropped.
             has_room = connection is None or not connection.is_full or await connection.has_room(self._write_timeout)
             if connection is not None and (outbox.is_broken or not has_room):
@@ -146,6 +142,14 @@ class AnswerResponse(Response):
                 return
             first = outbox.take()
             await self._send(send, first)
+
+    async def _let_others_run(self) -> None:
+        """Let other tasks run before a long part is sent: the empty socket of a fast client would let none."""
+        outbox = self._answer.outbox
+        if outbox.has_parts or (self._gzip is not None and outbox.length > _LONG_BYTES):
+            await self._buffers.turns.next()
+        elif self._gzip is not None or outbox.length > _PIECE_BYTES:
+            await asyncio.sleep(0)
 
     def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
         """Let what comes from now on go to the connection at once."""
