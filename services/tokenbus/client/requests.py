@@ -503,8 +503,9 @@ class OpenRequests:
         if request.home in (None, session):
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
-            # Of a later turn the count would be of the prompt and the accepted tokens.
-            if admitted.HasField("cached_tokens") and not request.next_position:
+            # A turn behind accepted tokens counts them, too.
+            counts_others = request.turn and request.tokens.turns[-1].begin
+            if admitted.HasField("cached_tokens") and not counts_others:
                 self._note_cached(request, admitted.cached_tokens)
             if request.closed_at is None:
                 self._progress.set_worker(request.tokens.request_id, worker_hash(admitted.worker_id))
