@@ -27,6 +27,8 @@ VOCABULARY_SIZE = 50_000
 _RANKS = 4
 _MOST_CHOICES = 8
 """From so many tokens one is sampled at most, where a request wants to know it."""
+_MOST_SCORES = 2**18
+"""A step that scored so many alternatives of prompts scores no other prompt."""
 _UNLIMITED = 2**31 - 1
 _STATE = struct.Struct("<8sQI")
 """What a prefill engine hands off: the mark, the request's key, and the place of its next token."""
@@ -173,6 +175,8 @@ class _Running:
     is_scored: bool
     is_aborted: bool = False
     has_begun: bool = False
+    unscored: tuple[Sequence[int], PromptScoring] | None = None
+    """Its prompt, which is still to be scored, and how."""
     prompt_scores: PromptScores | None = None
     """What is still to be said of its prompt."""
     token_scoring: TokenScoring | None = None
@@ -250,7 +254,7 @@ class SyntheticEngine:
             row.token_scoring = generate.token_scoring
         if generate.HasField("prompt_scoring"):
             asked = generate.prompt_scoring
-            row.prompt_scores = true_prompt_scores(first_key, prompt, asked, key)
+            row.unscored = prompt, asked
             row.end = 0 if asked.without_generation else end
         self._requests[key] = row
         return len(prompt)
@@ -264,7 +268,7 @@ class SyntheticEngine:
     def step(self) -> Sequence[StepArrays]:
         """Compute a step: the target, then the draft."""
         self._step += 1
-        rows = self._runnable()[: self._max_rows]
+        rows = self._scored(self._runnable()[: self._max_rows])
         # Engines sort rows by what they compute for them; here by the step's number.
         order = np.random.default_rng(self._step).permutation(len(rows))
         rows = [rows[place] for place in order]
@@ -285,6 +289,20 @@ class SyntheticEngine:
             if status is not RowStatus.ACTIVE:
                 del self._requests[row.key]
         return made
+
+    @staticmethod
+    def _scored(rows: Sequence[_Running]) -> list[_Running]:
+        """Return the rows whose prompts need no more scores; of long prompts a step scores one, as engines do."""
+        scored, values = [], 0
+        for row in rows:
+            if row.unscored is not None and not row.is_aborted and values < _MOST_SCORES:
+                prompt, asked = row.unscored
+                row.prompt_scores = true_prompt_scores(row.first_key, prompt, asked, row.key)
+                row.unscored = None
+                values += row.prompt_scores.alternative_logprobs.size
+            if row.unscored is None or row.is_aborted:
+                scored.append(row)
+        return scored
 
     def pause(self, *, running: bool) -> None:
         """Begin no new request, and go on with none if `running`."""
