@@ -326,7 +326,7 @@ def test_request_that_ends_each_worker_that_gets_it_is_not_sent_to_all_of_them()
     source = two.requests.open(generate_of(5))
     (key,) = keys(two.a, "generate")
     two.room(two.b, any=99)
-    for _ in range(2):
+    for _ in range(4):
         assert source.error is None
         error(two.a, LOST, key)
         (key,) = keys(two.b, "generate")

@@ -56,6 +56,8 @@ _NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
 """The errors of a later turn that say why nobody goes on: the request ends with the error of the turn before."""
 _MOST_LOSSES = 3
 """Losses in a row without a new token that end a request: it may kill its workers."""
+_MOST_MOVES = 5
+"""The same before the first answer, among several processors: a worker that left its processor counts, too."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 """The most tokens of a prompt and a continuation together."""
 
@@ -591,7 +593,8 @@ class OpenRequests:
             request.losses = 0
         request.losses += code != ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
         size = len(origin.tokens.token_ids) + request.next_position
-        return request.losses < _MOST_LOSSES and size <= _MOST_TOKENS
+        most = _MOST_MOVES if self.has_several and is_unanswered else _MOST_LOSSES
+        return request.losses < most and size <= _MOST_TOKENS
 
     def _begin_turn(self, request: OpenRequest, origin: Generate, reason: ErrorCode) -> None:
         """Ask for the rest of a request under a new id, so that no worker can mix two turns; the one before ends.
