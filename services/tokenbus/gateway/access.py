@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -29,7 +30,7 @@ _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
 """Paths that need a key or a peer on this machine, even where the gateway has no keys."""
 _ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
 """Headers of proxies: then the peer is not the client."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9 ,_-]*")
 _PREFLIGHT_SECONDS = 600
@@ -194,10 +195,13 @@ def _is_same(origin: str, host: str, scheme: str) -> bool:
 
 def _is_near(scope: Scope, headers: Headers) -> bool:
     """Return whether a request comes from this machine, and not through a proxy."""
-    if any(name in headers for name in _FORWARDING):
-        return False
+    return _FORWARDING.isdisjoint(headers.keys()) and _is_loopback((scope.get("client") or ("",))[0])
+
+
+@lru_cache(maxsize=4096)
+def _is_loopback(host: str) -> bool:
     try:
-        address = ipaddress.ip_address((scope.get("client") or ("",))[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)

@@ -4,6 +4,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from sys import getsizeof
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -481,13 +482,13 @@ class Reader:
 
     def _check_copies(self, request: CompletionRequest) -> None:
         """Raise an ApiError for a field that is too long to be sent to the workers for each choice."""
-        given = {**request.sampling, **request.token_scoring}
-        name = max(given, key=lambda each: _bytes_of(given[each]), default="")
-        size, most = request.choices * _bytes_of(given.get(name)), _COPY_BYTES * self._settings.max_prompt_tokens
-        if size > most:
-            name = _BODY_FIELDS.get(name, name)
-            name = request.fields.get(name, name)
-            raise invalid(name, f"at most {most} bytes of all choices together, got {size} of {request.choices}")
+        most, choices = _COPY_BYTES * self._settings.max_prompt_tokens, request.choices
+        for name, value in chain(request.sampling.items(), request.token_scoring.items()):
+            size = choices * _bytes_of(value)
+            if size > most:
+                member = _BODY_FIELDS.get(name, name)
+                limit = f"at most {most} bytes of all choices together"
+                raise invalid(request.fields.get(member, member), f"{limit}, got {size} of {choices}")
 
     def _check_scores(self, request: CompletionRequest) -> None:
         """Raise an ApiError for prompts whose scores are more than an answer has room for."""

@@ -138,7 +138,8 @@ class RequestTypes:
         A completion's prompt is returned as a list of prompts.
         """
         for name, member in value.items() if isinstance(value, dict) else [("", value)]:
-            check_depth(name, depth_of(member))
+            if isinstance(member, (dict, list)):
+                check_depth(name, depth_of(member))
         if isinstance(value, dict):
             # null stands for a field that is left out.
             value = {name: _integral(member) for name, member in value.items() if member is not None}

@@ -53,20 +53,21 @@ class _Search:
         """
         kind = type(body)
         known, of_objects = _fields_of(kind)
-        for name, value in given.items():
-            if name not in known:
-                if value is not None and (kind, path, name) not in self._checked:
-                    self._checked.add((kind, path, name))
-                    self._check(kind, name, value, place, is_option=is_option)
-                    self.paths[f"{path}{shown(name)[1:-1]}"] = None
-            elif name in of_objects:
-                member = getattr(body, name)
-                if isinstance(member, Struct):
-                    self.look(member, value, f"{place}{name}.", f"{path}{name}.", is_option=is_option)
-                elif isinstance(member, list):
-                    for index, (each, item) in enumerate(zip(member, value, strict=True)):
-                        if isinstance(each, Struct):
-                            self.look(each, item, f"{place}{name}[{index}].", f"{path}{name}.", is_option=False)
+        for name, value in () if known.issuperset(given) else given.items():
+            if name not in known and value is not None and (kind, path, name) not in self._checked:
+                self._checked.add((kind, path, name))
+                self._check(kind, name, value, place, is_option=is_option)
+                self.paths[f"{path}{shown(name)[1:-1]}"] = None
+        for name in of_objects:
+            if name not in given:
+                continue
+            member, value = getattr(body, name), given[name]
+            if isinstance(member, Struct):
+                self.look(member, value, f"{place}{name}.", f"{path}{name}.", is_option=is_option)
+            elif isinstance(member, list):
+                for index, (each, item) in enumerate(zip(member, value, strict=True)):
+                    if isinstance(each, Struct):
+                        self.look(each, item, f"{place}{name}[{index}].", f"{path}{name}.", is_option=False)
 
     def _check(self, kind: type[Struct], name: str, value: object, place: str, *, is_option: bool) -> None:
         is_off = value is False or value in ("", [], {})
@@ -82,11 +83,11 @@ class _Search:
 
 
 @cache
-def _fields_of(kind: type[Struct]) -> tuple[frozenset[str | None], frozenset[str]]:
+def _fields_of(kind: type[Struct]) -> tuple[frozenset[str | None], tuple[str, ...]]:
     """Return the known fields of an object, and those of them that may be objects, or lists of some."""
     names = frozenset({*kind.__struct_encode_fields__, kind.__struct_config__.tag_field})
     hints = get_type_hints(kind)
-    return names, frozenset(
+    return names, tuple(
         name
         for name, attribute in zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
         if _has_object(hints[attribute])
