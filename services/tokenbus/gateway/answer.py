@@ -311,7 +311,7 @@ class Choice:
         elif count:
             text = self._text.add(view.data(place))
         self.stream.tokens += count
-        if count:  # bytes of a character that wait belong to the next row's text
+        if count and self.stream.form is not None:  # bytes of a character that wait belong to the next row's text
             self.stream.is_held = self._text.is_split
         status = view.statuses[place]
         if status == UNRECOVERABLE:

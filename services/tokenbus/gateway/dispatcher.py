@@ -239,7 +239,7 @@ class Dispatcher:
             self._hand(one, row)
         if len(left) > 1:
             outbox.flush()
-        if stream is not None:
+        if stream is not None and stream.form is not None:
             stream.socket = outbox.descriptor()
 
     def _wait(self, one: OpenRequest, rows: Iterable[Left]) -> None:

@@ -7,6 +7,7 @@ character, and all rows where there is no renderer, are left to `answer` and `ss
 import ctypes
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ class EventStream:
 
     def __init__(self, form: EventForm | None = None) -> None:
         self.form = form
-        self._state = _State(socket=-1)
+        self._state: _State | SimpleNamespace = SimpleNamespace(tokens=0, characters=0, socket=-1, is_held=False)
         self._around = b""
 
     def open(self, key: int, state: _State, form: EventForm) -> None:
@@ -100,7 +101,8 @@ class EventStream:
 
     def close(self) -> None:
         """Count for itself again."""
-        state, self._state = self._state, _State(tokens=self.tokens, characters=self.characters, socket=-1)
+        own = SimpleNamespace(tokens=self.tokens, characters=self.characters, socket=-1, is_held=False)
+        state, self._state = self._state, own
         state.key, state.socket, state.is_held = 0, -1, True
 
 
@@ -254,14 +256,12 @@ class Rows:
 
     def _left(self, begin: int, end: int) -> Iterator[tuple[int, list[Left]]]:
         found: dict[int, list[Left]] = {}
-        for row, state in enumerate(self._states[begin:end].tolist(), begin):
+        columns = (column[begin:end].tolist() for column in (self._states, self._keys, self._numbers, self._places))
+        for row, (state, key, number, place) in enumerate(zip(*columns, strict=True), begin):
             if state in _DONE:
                 continue
             events = None
             if state != _LEFT:
                 events = self._writer.out[self._begins.item(row) : self._ends.item(row)].tobytes()
-            view = self._views[self._numbers.item(row)]
-            found.setdefault(self._keys.item(row), []).append(
-                Left(view, self._places.item(row), events, state == _REST)
-            )
+            found.setdefault(key, []).append(Left(self._views[number], place, events, state == _REST))
         yield from found.items()
