@@ -1,7 +1,8 @@
 """What answers are charged with, held to the memory that the process takes for them."""
 
+import gc
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,14 @@ FORMS: Mapping[str, tuple[Callable[[CompletionRequest, int], Format], Mapping[st
     "messages": (MessagesFormat, {"n": 1}),
     "responses": (ResponsesFormat, {"top_logprobs": TOP_K, "n": 1}),
 }
+
+
+@pytest.fixture(autouse=True)
+def _without_collections() -> Iterator[None]:
+    """Let no collection of other tests' garbage free memory between two measurements."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def _step(position: int, choices: int, top_k: int) -> RenderedStep:
@@ -148,6 +157,21 @@ async def test_streams_are_charged_with_their_memory(name: str) -> None:
     request = CompletionRequest(**{"model": "m", "prompts": [PROMPT], "n": CHOICES, "is_streamed": True, **fields})
     gateway = settings({"gateway.stream_buffer_bytes": 2**28}).gateway
     await _check(lambda asked, buffers: StreamedAnswer(asked, form(asked, 1), gateway, buffers), request)
+
+
+async def test_nothing_is_kept_of_an_answer_whose_client_has_left() -> None:
+    request = CompletionRequest(model="m", prompts=[PROMPT], n=CHOICES, top_logprobs=TOP_K)
+    tracemalloc.start()
+    try:
+        held, buffers = Held(), Buffers(2**30)
+        answer = WholeAnswer(request, Envelope(request, 1), settings().gateway, buffers)
+        _fill(answer, request)
+        filled, counted = held.now(), buffers.size
+        answer.drop()
+        assert held.now() < filled - counted / 2
+        assert buffers.size == 0
+    finally:
+        tracemalloc.stop()
 
 
 async def test_inspected_answers_are_charged_with_their_memory() -> None:

@@ -36,7 +36,7 @@ async def test_bound_is_told() -> None:
         outbox.put(b"!")
         outbox.close()
 
-    outbox = Outbox(8, full, Buffers(2**30))
+    outbox = Outbox(50, full, Buffers(2**30))
     outbox.put(b"abc")
     assert not told
     outbox.put(b"defghi")

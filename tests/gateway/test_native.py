@@ -98,7 +98,7 @@ def test_twins_write_the_same(seed: int, is_chat: bool, monkeypatch: pytest.Monk
 
 
 def _without_offsets(piece: Piece) -> Piece:
-    return piece[:3] if isinstance(piece, tuple) else piece
+    return piece[:3]
 
 
 @pytest.mark.parametrize("has_draft", [False, True])

@@ -8,11 +8,11 @@ from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
 from tokenbus.client.tokens import stop_of
-from tokenbus.gateway.buffers import Buffers, Collected, Outbox
+from tokenbus.gateway.buffers import COLLECTED_BYTES, Buffers, Collected, Outbox, collect
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import Part, Piece, Written, collect
+from tokenbus.gateway.logprob_writers import Part, Piece, Written
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.stop_strings import RunningText
 from tokenbus.gateway.tool_calls import AutoCallWriter, CallWriter
@@ -30,6 +30,8 @@ REASONS = {
 }
 """The finish reasons by the status of a last row."""
 UNRECOVERABLE = int(RowStatus.UNRECOVERABLE)
+_LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
+"""Bounds of the memory that a choice is charged with in advance, so that few rows need counting."""
 _TURN_BYTES = 2**18
 """Of an answer that are written before other tasks run."""
 
@@ -181,6 +183,10 @@ class Answer:
         self.outbox.close()
         self._close()
 
+    def drop(self) -> None:
+        """Free the waiting bytes."""
+        self.outbox.drop()
+
     def _error_event(self, _error: ApiError) -> bytes:
         """Return what a stream that has begun sends of its error; other answers have a status."""
         return b""
@@ -271,8 +277,8 @@ class Choice:
         self._request = request
         self._echo = request.echoes[index // request.n] if request.echoes else None
         self._scores: PromptScores | None = None
-        # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
-        self._is_silent = all(part.is_empty for part in parts)
+        self.is_silent = all(part.is_empty for part in parts)
+        """Whether rows show nothing beside their text: without text they are not emitted."""
 
     @property
     def tokens(self) -> int:
@@ -294,8 +300,8 @@ class Choice:
         self._echo = None
         self.stream.characters = len(text)
         prompt = self._request.prompts[self.index // self._request.n]
-        rows = zip_longest(*(part.echo(prompt, self._scores, vocabulary) for part in self.parts))
-        first = next(rows, (None,) * len(self.parts))
+        rows = zip_longest(*(part.echo(prompt, self._scores, vocabulary) for part in self.parts), fillvalue=())
+        first = next(rows, ((),) * len(self.parts))
         self._scores = None
         self._answer.begin_with(self, text, map(list, chain([first], rows)))
 
@@ -322,7 +328,7 @@ class Choice:
             text += self._text.end()
             by = self._stop if self._text.stop is None else self._text.stop
             self.ending = Ending(self.reason, by, view.weight_spans(place))
-        if self.reason is not None or text or (count and not self._is_silent):
+        if self.reason is not None or text or (count and not self.is_silent):
             taken = [part.take(view, place, count) for part in self.parts]
             self._answer.emit(self, text, taken, view.produced_at_ns)
         return self.reason is None
@@ -366,18 +372,19 @@ class WholeAnswer(ChoicesAnswer):
     async def ready(self) -> None:
         """Wait for all choices, and write the answer; other tasks run between its parts."""
         await self._have_ended.wait()
-        written = 0
+        written = grown = 0
         for part in () if self.outbox.is_closed else self._written():
-            if isinstance(part, bytearray):
-                self.outbox.move(part)
-            else:
-                self.outbox.put(part)
+            if self.outbox.is_closed:  # it is too large
+                return
+            held = self.outbox.append(part)
+            grown += held if isinstance(part, bytes) else 0  # a buffer is counted already
             written += len(part)
             if not part or written > _TURN_BYTES:
-                written = 0
+                self.outbox.hold(grown)
+                written = grown = 0
                 await self._turns.next()
-            if self.outbox.is_closed:  # it has failed
-                return
+                if self.outbox.is_closed:
+                    return
         if not self.outbox.is_closed:
             self._kept, self._writing = [], []
             self.outbox.settle()
@@ -390,7 +397,7 @@ class WholeAnswer(ChoicesAnswer):
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
         """Collect a prompt's text; its pieces are left for the end."""
         kept = self._kept[choice.index]
-        if self._hold(kept.text.add(text.encode())):
+        if self._hold(kept.add(text, ((),) * len(kept.lists))):
             kept.of_prompt = rows
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
@@ -399,7 +406,8 @@ class WholeAnswer(ChoicesAnswer):
             return
         if choice.first_at is None:
             choice.first_at = time.monotonic()
-        if self._hold(self._kept[choice.index].add(text, pieces)) and choice.reason is not None:
+        grown = self._kept[choice.index].add(text, pieces)
+        if (not grown or self._hold(grown)) and choice.reason is not None:
             self._open -= 1
             if not self._open:
                 self._have_ended.set()
@@ -417,7 +425,7 @@ class WholeAnswer(ChoicesAnswer):
     def end(self, error: ApiError) -> None:
         """End with an error instead of an answer."""
         if not self.outbox.is_closed:
-            self._drop()
+            self.drop()
             super().end(error)
             self._have_ended.set()
 
@@ -433,20 +441,22 @@ class WholeAnswer(ChoicesAnswer):
 
     def _choice(self, choice: Choice) -> Iterator[Written]:
         kept = self._kept[choice.index]
-        of_prompt = _Kept(choice)
-        for pieces in kept.of_prompt:
-            self._hold(of_prompt.add("", pieces))
-            yield b""
-        for own, before in zip(chain(*kept.lists), chain(*of_prompt.lists), strict=True):
-            own.begin_with(before)
-        self.outbox.hold(-kept.text.size)  # what is written of it is counted as it is put
+        if kept.of_prompt:
+            of_prompt = _Kept(choice)
+            for pieces in kept.of_prompt:
+                self._hold(of_prompt.add("", pieces))
+                yield b""
+            for own, before in zip(chain(*kept.lists), chain(*of_prompt.lists), strict=True):
+                own.begin_with(before)
+        self.outbox.hold(-kept.text.length)  # what is written of it is counted as it is put
         text = b"".join(kept.text.taken()).decode()
         beside = [(part.name, part.written(lists)) for part, lists in zip(choice.parts, kept.lists, strict=True)]
         yield from self._format.choice(choice.index, text, beside, choice.ending)
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Free the collected rows, too."""
         self._kept, self._writing = [], []
-        self.outbox.drop()
+        super().drop()
 
 
 class _Kept:
@@ -457,13 +467,25 @@ class _Kept:
         self.lists = [part.lists() for part in choice.parts]
         self.of_prompt: Iterable[list[Piece]] = ()
         """The pieces of the prompt that the text begins with, which are made when they are read."""
+        self._all = [self.text, *chain(*self.lists)]
+        self._added = self._room = 0
+        """Bytes that were added since the last count, and bytes that were counted in advance."""
+        self.size = len(self._all) * COLLECTED_BYTES
+        """Memory without the advance, in bytes."""
 
-    @property
-    def size(self) -> int:
-        """What it takes in memory, in bytes."""
-        return self.text.size + sum(each.size for each in chain(*self.lists))
+    def add(self, text: str, pieces: Iterable[Piece]) -> int:
+        """Add a row's text and pieces; return the growth of the counted memory, in bytes."""
+        data = text.encode()
+        self.text.last += data
+        self._added += len(data)
+        for lists, piece in zip(self.lists, pieces, strict=True):
+            if piece:
+                self._added += collect(lists, piece)
+        return self.grown() if self._added > self._room else 0
 
-    def add(self, text: str, pieces: Sequence[Piece]) -> int:
-        """Add a row's text and pieces; return how much memory that took, in bytes."""
-        grown = self.text.add(text.encode())
-        return grown + sum([collect(lists, piece) for lists, piece in zip(self.lists, pieces, strict=True)])
+    def grown(self) -> int:
+        """Count memory, with an advance for later rows; return the growth of the counted memory, in bytes."""
+        grown = sum([each.grown() for each in self._all])
+        self.size += grown
+        before, self._added, self._room = self._room, 0, min(_LEAST_ROOM + self.size // 8, _MOST_ROOM)
+        return grown + self._room - before

@@ -3,7 +3,7 @@
 import asyncio
 import ctypes
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from sys import getsizeof
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 Write = Callable[..., bool]
 """Writes a chunk to a socket at once, given when its rows were published; returns whether the socket had room."""
-_CHUNK_BYTES = 65_536
+_CHUNK_BYTES, _BUFFER_BYTES = 65_536, 8192
+"""Sizes of a chunk that is sent, and of a buffer that collects rows: growing copies a buffer."""
 _ALL = 2**31
 _FREED_SHARE = 8
 """An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
-_COLLECTED_BYTES = 256
-"""What the objects around collected bytes take."""
-_NO_BYTES, _TIME_BYTES = getsizeof(bytearray()), 8
+COLLECTED_BYTES = 256
+"""Memory of the objects around collected bytes."""
+_TIME_BYTES = 8
+_MOST_PARTS = 32
+"""A chunk joins this many parts: small objects would keep the freed memory around them from the system."""
 _LEAST_ROWS, _FEW_SHARE = 16, 4
 """Of steps from so many rows on the others are freed when fewer than a quarter wait."""
 _LEAST_FREED = 16 * 2**20
@@ -59,8 +62,9 @@ class Buffers:
 
     def grow(self, count: int) -> None:
         """Add to the size (or subtract, if negative), and evict answers above the bound."""
+        if count < 0:
+            self._highest = max(self._highest, self.size)
         self.size += count
-        self._highest = max(self._highest, self.size)
         if self.size > self.most:
             sizes = {each: each.outbox.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
@@ -110,57 +114,61 @@ class Buffers:
 class Collected:
     """Bytes that are collected in buffers whose capacity is counted: nothing is kept of the objects that were added."""
 
-    __slots__ = ("_buffers", "_counted", "_has_begun", "_last", "_separator", "size")
+    __slots__ = ("_buffers", "_counted", "last", "separator")
 
     def __init__(self, separator: bytes = b",") -> None:
-        self._separator = separator
-        self._has_begun = False
-        self._last, self._counted = bytearray(), _NO_BYTES
-        """The last buffer, and its size when something was added last."""
-        self._buffers = [self._last]
-        self.size = _COLLECTED_BYTES
-        """What it takes in memory."""
+        self.separator = separator
+        self.last = bytearray()
+        """The last buffer."""
+        self._buffers = [self.last]
+        self._counted = 0
+        """Memory of the last buffer when it was counted."""
 
     def __bool__(self) -> bool:
-        return self._has_begun
+        return bool(self._buffers[0])
 
     @property
     def length(self) -> int:
         """How many bytes were collected."""
         return sum(map(len, self._buffers))
 
-    def add(self, data: bytes) -> int:
-        """Copy a piece, with a separator before it; return how much memory that took, in bytes."""
-        if not data:
-            return 0
-        last = self._last
-        if self._has_begun:
-            last += self._separator
-        self._has_begun = True
-        last += data
-        grown = getsizeof(last) - self._counted
-        self._counted += grown
-        if len(last) >= _CHUNK_BYTES:
-            self._last, self._counted = bytearray(), _NO_BYTES
-            self._buffers.append(self._last)
-            grown += _NO_BYTES
-        self.size += grown
+    def grown(self) -> int:
+        """Count the last buffer, and begin another one if it is full; return the growth of memory, in bytes."""
+        last = self.last
+        grown, self._counted = getsizeof(last) - self._counted, getsizeof(last)
+        if len(last) >= _BUFFER_BYTES:
+            # The new buffer takes the last byte: `collect` writes a separator into a buffer that is not empty.
+            self.last, self._counted = last[-1:], 0
+            self._buffers.append(self.last)
+            del last[-1:]
         return grown
 
     def begin_with(self, other: "Collected") -> None:
         """Take what another one has, to stand before what is here."""
         before = list(other.taken())
         if before and self:
-            before[-1] += self._separator
+            before[-1] += self.separator
         self._buffers = before + self._buffers
 
     def taken(self) -> Iterator[bytearray]:
         """Yield the buffers that are not empty; each is kept here no longer, and nothing may be added."""
-        buffers, self._buffers = self._buffers[::-1], []
-        self._last = bytearray()
+        buffers, self._buffers = self._buffers[::-1], [bytearray()]
         while buffers:
             if buffer := buffers.pop():
                 yield buffer
+
+
+def collect(lists: Iterable[Collected], pieces: Iterable[bytes | memoryview]) -> int:
+    """Copy one piece to each list, behind a separator; return the number of bytes."""
+    size = 0
+    for list_, data in zip(lists, pieces, strict=False):
+        if data:
+            last = list_.last
+            if last:
+                last += list_.separator
+            last += data
+            size += len(data)
+    return size
 
 
 class Sending(NamedTuple):
@@ -171,16 +179,16 @@ class Sending(NamedTuple):
     is_last: bool
 
 
-class _Chunk(NamedTuple):
-    """Bytes that wait, and when the rows in them were published."""
+class _Chunk:
+    """Waiting bytes, and the times when their rows were published."""
 
-    data: bytearray
-    produced_at_ns: list[int]
+    __slots__ = ("length", "parts", "produced_at_ns", "size")
 
-    @property
-    def size(self) -> int:
-        """What it takes in memory."""
-        return getsizeof(self.data) - _NO_BYTES + _TIME_BYTES * len(self.produced_at_ns)
+    def __init__(self) -> None:
+        self.parts: list[bytes | bytearray] = []
+        self.produced_at_ns: list[int] = []
+        self.length = self.size = 0
+        """The number of bytes in the parts, and the memory of the parts."""
 
 
 class Outbox:
@@ -218,7 +226,7 @@ class Outbox:
     @property
     def length(self) -> int:
         """How many bytes wait to be sent."""
-        return sum(len(chunk.data) for chunk in self._chunks)
+        return sum(chunk.length for chunk in self._chunks)
 
     @property
     def has_parts(self) -> bool:
@@ -270,29 +278,31 @@ class Outbox:
             for chunk, produced_at_ns in gathered:
                 self._queue(chunk, produced_at_ns)
 
-    def _queue(self, data: bytes | bytearray, produced_at_ns: int) -> None:
-        held = 0
-        for begin in range(0, len(data), _CHUNK_BYTES):  # a whole answer is freed as it is sent
-            part = data if len(data) <= _CHUNK_BYTES else data[begin : begin + _CHUNK_BYTES]
-            if not self._chunks or len(self._chunks[-1].data) + len(part) > _CHUNK_BYTES:
-                self._chunks.append(_Chunk(bytearray(), []))
-            last = self._chunks[-1].data
-            held -= getsizeof(last)
-            last += part
-            held += getsizeof(last)
+    def _queue(self, data: bytes, produced_at_ns: int) -> None:
+        held = self.append(data)
         if produced_at_ns and held:
             self._chunks[-1].produced_at_ns.append(produced_at_ns)
             held += _TIME_BYTES
         self._wake()
         self.hold(held)
 
-    def move(self, data: bytearray) -> None:
-        """Add bytes that `hold` has counted already, a large buffer as it is; `settle` counts all of it anew."""
-        if len(data) < _CHUNK_BYTES // 4:
-            self._queue(data, 0)
-            self.hold(-getsizeof(data))
-        else:
-            self._chunks.append(_Chunk(data, []))
+    def append(self, part: bytes | bytearray) -> int:
+        """Add a part of an answer behind the waiting ones; return the growth of memory, which the caller counts."""
+        size = len(part)
+        if not size:
+            return 0
+        if size > _CHUNK_BYTES:  # a whole answer is freed as it is sent
+            return sum(self.append(part[at : at + _CHUNK_BYTES]) for at in range(0, size, _CHUNK_BYTES))
+        if not self._chunks or self._chunks[-1].length + size > _CHUNK_BYTES:
+            self._chunks.append(_Chunk())
+        chunk, held = self._chunks[-1], getsizeof(part)
+        chunk.parts.append(part)
+        if len(chunk.parts) == _MOST_PARTS:
+            chunk.parts = [bytearray().join(chunk.parts)]
+            held = getsizeof(chunk.parts[0]) - chunk.size
+        chunk.length += size
+        chunk.size += held
+        return held
 
     def settle(self) -> None:
         """Count what waits, and nothing else."""
@@ -329,6 +339,8 @@ class Outbox:
         self.hold(-self.size)
 
     def _free_reserved(self) -> None:
+        if not self._reserved:
+            return
         reserved, self._reserved = self._reserved, 0
         self._buffers.reserved -= reserved
         self._most -= reserved
@@ -352,15 +364,15 @@ class Outbox:
             if part:
                 return Sending(part, [], is_last=False)
             self._parts.popleft()
-        taken: list[bytearray] = []
+        taken: list[bytes | bytearray] = []
         times: list[int] = []
         size = held = 0
-        while self._chunks and size < most:
+        while self._chunks and (not taken or size + self._chunks[0].length <= most):
             chunk = self._chunks.popleft()
-            taken.append(chunk.data)
+            taken += chunk.parts
             times += chunk.produced_at_ns
-            size += len(chunk.data)
-            held += chunk.size
+            size += chunk.length
+            held += chunk.size + _TIME_BYTES * len(chunk.produced_at_ns)
         self.hold(-held)
         return Sending(b"".join(taken), times, self.is_closed and not self._chunks)
 

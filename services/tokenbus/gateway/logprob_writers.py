@@ -12,17 +12,18 @@ from tokenbus.delivery.step import TokenExtras as Extras
 from tokenbus.delivery.step import extras_by_token
 from tokenbus.gateway.buffers import Collected
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.rendered_step import RenderedStep, numbers_as_json
+from tokenbus.gateway.rendered_step import VALUE_BYTES, RenderedStep, numbers_as_json
 from tokenbus.gateway.vocabulary import Tables, Vocabulary
 from tokenbus_contracts import PromptScores
 
-Piece = bytes | tuple[bytes, ...] | None
+Piece = tuple[bytes | memoryview, ...]
+"""The elements that a row, or some tokens of a prompt, add to each list of a part; empty: none."""
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
 _MOST_VALUES, _VALUES_OF_POSITION = 4096, 4
 """Values of a prompt that are written at once, as other tasks run between; a position costs 4 and its alternatives."""
-_COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
+_COLUMNS = (b"top_ks", b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
 
 
 Written = bytes | bytearray
@@ -49,9 +50,7 @@ class Part(Protocol):
 
     def joined(self, piece: Piece) -> bytes:
         """Return the member's JSON value from one row's piece."""
-        if piece is None:
-            piece = (b"",) * self.form.count(b"%b")
-        return self.form % piece
+        return self.form % (piece or (b"",) * self.form.count(b"%b"))
 
     def lists(self) -> list[Collected]:
         """Return the lists that rows' pieces are collected in."""
@@ -66,15 +65,6 @@ class Part(Protocol):
             yield text
 
 
-def collect(lists: Sequence[Collected], piece: Piece) -> int:
-    """Add a row's piece to a part's lists; return how much memory that took, in bytes."""
-    if piece is None:
-        return 0
-    if isinstance(piece, bytes):
-        return lists[0].add(piece)
-    return sum([list_.add(elements) for list_, elements in zip(lists, piece, strict=True)])
-
-
 class Nothing(Part):
     """A member that is always null."""
 
@@ -84,9 +74,9 @@ class Nothing(Part):
     def __init__(self, name: bytes) -> None:
         self.name = name
 
-    def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - the protocol's
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - the protocol's
         """Return nothing."""
-        return
+        return ()
 
 
 class Drafted(Part):
@@ -100,13 +90,13 @@ class Drafted(Part):
         """Return the piece of a row's proposals."""
         found = view.drafted(place)
         if found is None:
-            return None
+            return ()
         draft, there = found
         return self._part.take(draft, there, draft.counts[there])
 
     def joined(self, piece: Piece) -> bytes:
         """Return the member's value."""
-        return _NULL if piece is None else self._part.joined(piece)
+        return self._part.joined(piece) if piece else _NULL
 
     def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
         """Yield the member's value."""
@@ -118,10 +108,10 @@ class TokenIds(Part):
 
     name = b'"token_ids":'
 
-    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the ids with commas between."""
         begin = view.begins[place]
-        return b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]])
+        return (b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]]),)
 
 
 class Lists(Part):
@@ -146,7 +136,7 @@ class Lists(Part):
         self._has_alternatives = has_alternatives
         self._progress = progress
 
-    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the four lists' elements."""
         begin = view.begins[place]
         end = begin + count
@@ -209,26 +199,26 @@ class Entries(Part):
         self._names_ids = names_ids
         self._are_given = are_given
 
-    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the objects with commas between."""
         if not count:
-            return b""
+            return ()
         is_special = self._names_ids or self._are_given or count != view.counts[place]
         rendered = None if is_special else view.contents(place)
         if rendered is not None:
-            return rendered
+            return (rendered,)
         begin, top_k = view.begins[place], view.top_ks[place]
         table = _tables(view, names_ids=self._names_ids).entries
         heads = map(table.__getitem__, view.ids[begin : begin + count])
         if self._are_given:
-            return _entries_with(heads, _logprobs(view, place, count), _given(view, place, count, table))
+            return (_entries_with(heads, _logprobs(view, place, count), _given(view, place, count, table)),)
         entries, at = view.alternatives(place, table) if top_k else [], 0
         written: list[bytes] = []
         for head, value in zip(heads, _logprobs(view, place, count), strict=True):
             alternatives = b"".join(entries[at : at + 2 * top_k])[2:] + b"}" if top_k else b""
             written += (head, value, b',"top_logprobs":[', alternatives, b"]")
             at += 2 * top_k
-        return b"".join(written)[2:] + b"}"
+        return (b"".join(written)[2:] + b"}",)
 
 
 class IdEntries(Entries):
@@ -236,7 +226,7 @@ class IdEntries(Entries):
 
     form = b'{"content":[%b]}'
 
-    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the objects with commas between."""
         top_k, begin, scored = view.top_ks[place], view.begins[place], view.scored_begins[place]
         ranks = (
@@ -258,7 +248,7 @@ class IdEntries(Entries):
             # Of a token that was named, nobody has asked for its rank.
             tops = tops[: top_k or 1] + [_ID_ENTRY % (int(other), value, _NULL) for other, value in named or ()]
             entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops)))
-        return b",".join(entries)
+        return (b",".join(entries),)
 
 
 class BareEntries(Entries):
@@ -272,15 +262,15 @@ class TokenExtras(Part):
 
     name = b'"token_extras":'
 
-    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return the objects with commas between; null for a token whose extras were dropped on the way."""
         found = extras_by_token(view.batch.row(place).extras, count)
-        return b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]])
+        return (b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]]),)
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
         """Return null for each of the prompt's tokens."""
         del scores, vocabulary
-        return (b",".join([_NULL] * len(prompt)),)
+        return ((b",".join([_NULL] * len(prompt)),),)
 
 
 def _extras_object(extras: Extras) -> bytes:
@@ -299,41 +289,50 @@ def _extras_object(extras: Extras) -> bytes:
 class Columns(Part):
     """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
 
-    form = b"%b" * 6
+    form = b",".join([b'"%b":"%%b"' % name for name in _COLUMNS])
+    """The columns' members, which follow the number of tokens."""
     separator = b""
 
     def __init__(self, name: bytes = b'"columns":') -> None:
         self.name = name
 
-    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
         """Return how many alternatives each token has, a byte for each, and the bytes of the five arrays."""
-        row = view.batch.row(place)
-        arrays = (row.token_ids, row.logprobs, row.ranks, row.alternative_token_ids, row.alternative_logprobs)
-        return bytes([view.top_ks[place]]) * count, *(array[:count].tobytes() for array in arrays)
+        ids, logprobs, ranks, other_ids, other_logprobs = view.column_bytes
+        top_k, scored = view.top_ks[place], min(count, view.scored[place])
+        begin, begin_scored, begin_other = view.begins[place], view.scored_begins[place], view.alternative_begins[place]
+        own = slice(VALUE_BYTES * begin_scored, VALUE_BYTES * (begin_scored + scored))
+        other = slice(VALUE_BYTES * begin_other, VALUE_BYTES * (begin_other + scored * top_k))
+        return (
+            bytes([top_k]) * count,
+            ids[VALUE_BYTES * begin : VALUE_BYTES * (begin + count)],
+            *(logprobs[own], ranks[own], other_ids[other], other_logprobs[other]),
+        )
 
     def joined(self, piece: Piece) -> bytes:
         """Return the object."""
-        tops, *arrays = piece if isinstance(piece, tuple) else (b"",) * 6
-        return b"".join(_encoded(len(tops), [[each] for each in (tops, *arrays)]))
+        columns = piece or (b"",) * len(_COLUMNS)
+        encoded = tuple([b2a_base64(each, newline=False) for each in columns])
+        return b'{"tokens":%d,%b}' % (len(columns[0]), self.form % encoded)
 
     def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
         """Yield the object."""
-        return _encoded(lists[0].length, [each.taken() for each in lists])
+        yield b'{"tokens":%d' % lists[0].length
+        for name, list_ in zip(_COLUMNS, lists, strict=True):
+            yield b',"%b":"' % name
+            yield from _in_base64(list_.taken())
+            yield b'"'
+        yield b"}"
 
 
-def _encoded(tokens: int, columns: Iterable[Iterable[Written]]) -> Iterator[bytes]:
-    """Yield columns as an object, each in base64, some of it at a time."""
-    yield b'{"tokens":%d' % tokens
-    for name, column in zip((b"top_ks", *_COLUMNS), columns, strict=True):
-        yield b',"%b":"' % name
-        rest = b""
-        for part in column:
-            data = rest + part
-            whole = len(data) // 3 * 3
-            yield b2a_base64(memoryview(data)[:whole], newline=False)
-            rest = data[whole:]
-        yield b2a_base64(rest, newline=False) + b'"'
-    yield b"}"
+def _in_base64(parts: Iterable[bytearray]) -> Iterator[bytes]:
+    rest = b""
+    for part in parts:
+        data = rest + part
+        whole = len(data) // 3 * 3
+        yield b2a_base64(memoryview(data)[:whole], newline=False)
+        rest = data[whole:]
+    yield b2a_base64(rest, newline=False)
 
 
 def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
@@ -357,9 +356,7 @@ def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[by
         yield b",".join(objects)
 
 
-def _echoed(
-    prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables
-) -> Iterator[tuple[bytes, ...]]:
+def _echoed(prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables) -> Iterator[Piece]:
     """Yield the elements of the four lists that completions have, part after part of a prompt's tokens.
 
     Nothing is said of the first token. As for other tokens, the token itself is among its alternatives.

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import orjson
 
 from tokenbus.gateway.answer import Beside, Choice, Format
-from tokenbus.gateway.buffers import Collected
+from tokenbus.gateway.buffers import Collected, collect
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventForm, EventStream
@@ -55,10 +54,6 @@ class Envelope(Format):
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
         self._openings = [self._opening % index for index in range(request.choices)]
         self._said = self._member_of_text()
-        # Without logprobs and ids the members beside the text are the same for every row.
-        parts = self.parts(EventStream())
-        is_same = all(part.is_empty for part in parts)
-        self._always = b",".join([part.name + part.joined(None) for part in parts]) if is_same else b""
         usage_later = b',"usage":null' if request.wants_usage else b""
         self._no_ids = self._nulls_of_chunk()
         self._going_on = b"," + _NO_END + self._no_ids + b"}]%b}\n\n" % usage_later
@@ -115,7 +110,8 @@ class Envelope(Format):
             return
         written = self._prompt_logprobs[index] = Collected()
         for part in prompt_logprobs(scores, vocabulary):
-            yield written.add(part)
+            collect([written], [part])
+            yield written.grown()
 
     def drop(self) -> None:
         """Free the scores of prompts that were written."""
@@ -124,17 +120,11 @@ class Envelope(Format):
     def parts(self, progress: EventStream) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
         request = self._request
-        logprobs = request.top_logprobs is not None and not request.wants_columns
-        has_alternatives, shows_special = bool(request.top_logprobs), request.stopping.shows_special
-        names_ids, are_given = request.names_ids, request.names_alternatives
-        lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special, names_ids=names_ids)
-        entries = partial(Entries, names_ids=names_ids)
-        own = (
-            partial(entries, are_given=are_given)
-            if self._has_one_prompt
-            else partial(lists, progress, are_given=are_given)
-        )
-        parts: list[Part] = [own() if logprobs else Nothing(b'"logprobs":')]
+        has_logprobs, are_given = request.top_logprobs is not None, request.names_alternatives
+        if has_logprobs and not request.wants_columns:
+            parts = [self._logprobs(progress, b'"logprobs":', are_given=are_given)]
+        else:
+            parts = [Nothing(b'"logprobs":')]
         if request.wants_ids:
             parts.append(TokenIds())
         if request.token_scoring.keys() - {"token_ids" if are_given else ""}:
@@ -143,9 +133,22 @@ class Envelope(Format):
             parts.append(Columns())
         if request.wants_drafts:
             name = b'"draft_columns":' if request.wants_columns else b'"draft_logprobs":'
-            others = entries(name) if self._has_one_prompt else lists(EventStream(), name)
-            parts.append(Drafted(Columns(name) if request.wants_columns else others))
+            part = Columns(name) if request.wants_columns else self._logprobs(EventStream(), name, are_given=False)
+            parts.append(Drafted(part))
         return tuple(parts)
+
+    def _logprobs(self, progress: EventStream, name: bytes, *, are_given: bool) -> Part:
+        request = self._request
+        if self._has_one_prompt:
+            return Entries(name, names_ids=request.names_ids, are_given=are_given)
+        return Lists(
+            progress,
+            name,
+            has_alternatives=bool(request.top_logprobs),
+            shows_special=request.stopping.shows_special,
+            names_ids=request.names_ids,
+            are_given=are_given,
+        )
 
     # Streamed.
 
@@ -166,12 +169,10 @@ class Envelope(Format):
         said = self._said and self._said % orjson.dumps(text)
         if self._call_writers:
             delta = self._call_writers[index].delta(text, is_last=end is not None)
-            if delta == b"{}" and end is None and self._always:
+            if delta == b"{}" and end is None and choice.is_silent:
                 return b""
             said = b'"delta":%b,' % delta
-        beside = self._always or b",".join([
-            part.name + part.joined(piece) for part, piece in zip(choice.parts, pieces, strict=True)
-        ])  # fmt: skip
+        beside = b",".join([part.name + part.joined(piece) for part, piece in zip(choice.parts, pieces, strict=True)])
         ending, is_first = self._going_on, index in self._unsaid
         if is_first or end is not None or self._request.wants_running_usage:
             self._unsaid.discard(index)
@@ -236,14 +237,11 @@ class Envelope(Format):
 
     def _of_prompt(self, index: int) -> Iterator[Written]:
         """Yield the members of a whole answer that are about a prompt: of a chat they are the answer's."""
-        yield self._prompt_ids(index) + b',"prompt_logprobs":'
         logprobs = self._prompt_logprobs.pop(index, None)
-        if logprobs is None:
-            yield b"null"
-            return
-        yield b"["
-        yield from logprobs.taken()
-        yield b"]"
+        yield self._prompt_ids(index) + b',"prompt_logprobs":' + (b"null" if logprobs is None else b"[")
+        if logprobs is not None:
+            yield from logprobs.taken()
+            yield b"]"
 
     def _prompt_ids(self, index: int) -> bytes:
         request = self._request

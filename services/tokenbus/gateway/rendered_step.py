@@ -19,6 +19,8 @@ _BATCH_BYTES = 2000
 """Memory of the objects around a batch's columns."""
 _LISTED_BYTES = 200
 """Memory of the lists for each token, without alternatives."""
+VALUE_BYTES = 4
+"""Size of a value in a column of tokens or alternatives."""
 _Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -191,6 +193,12 @@ class RenderedStep:
     def columns(self) -> Columns:
         """The columns as the compiled renderer takes them."""
         return Columns(self.batch, self._all_begins)
+
+    @cached_property
+    def column_bytes(self) -> list[memoryview]:
+        """The bytes of the tokens' ids, logprobs and ranks, and of the alternatives' ids and logprobs."""
+        names = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
+        return [np.ascontiguousarray(getattr(self.batch, name)).view(np.uint8).data for name in names]
 
     def data(self, place: int) -> bytes:
         """Return the bytes of a row's text."""

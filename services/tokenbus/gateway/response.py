@@ -80,7 +80,7 @@ class AnswerResponse(Response):
             self._close_requests()
             # Rows that still come are dropped.
             self._answer.outbox.close()
-            self._answer.outbox.drop()
+            self._answer.drop()
             self._buffers.leave(self._answer)
             self._count_requests()
 
