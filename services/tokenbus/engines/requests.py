@@ -74,7 +74,7 @@ class Request:
     """What it wants to know of its tokens beside logprobs."""
     output: list[int] = field(default_factory=list)
     is_computed: bool = False
-    """Whether the prefill engine computed what comes before the next token."""
+    """Whether the prefill engine computed all tokens before the next one."""
     proposals: list[int] = field(default_factory=list)
     """What the prefill engine's draft proposed to follow; not verified yet."""
     carried: Any = None

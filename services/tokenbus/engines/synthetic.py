@@ -28,7 +28,7 @@ _RANKS = 4
 _MOST_CHOICES = 8
 """From so many tokens one is sampled at most, where a request wants to know it."""
 _MOST_SCORES = 2**18
-"""A step that scored so many alternatives of prompts scores no other prompt."""
+"""The number of scored alternatives after which a step scores no other prompt."""
 _UNLIMITED = 2**31 - 1
 _STATE = struct.Struct("<8sQI")
 """What a prefill engine hands off: the mark, the request's key, and the place of its next token."""

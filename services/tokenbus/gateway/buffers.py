@@ -203,7 +203,7 @@ class Outbox:
         self._on_full = on_full
         self._buffers = buffers
         self._parts: deque[Iterator[bytes]] = deque()
-        """What is sent before the chunks."""
+        """Parts to send before the chunks."""
         self._chunks: deque[_Chunk] = deque()
         self._gathered: list[tuple[bytes, int]] | None = None
         """Chunks that go to the socket together; None: each goes alone."""
