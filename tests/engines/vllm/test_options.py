@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tokenbus.cli import main
 from tokenbus.cli.engines import load_engine_settings
 from tokenbus.engines.vllm.adapters import adapters_of
+from tokenbus.engines.vllm.configuration import keep_eager
 from tokenbus.engines.vllm.processes import sleep_while_they_compute
 from tokenbus.engines.vllm.ranks import set_rank, take_rank
 from tokenbus.worker import engine_kind
@@ -120,6 +122,19 @@ def test_ranks_take_the_devices_that_they_see_in_turn(
         parallel = SimpleNamespace(world_size=size, data_parallel_index=0, data_parallel_rank_local=None)
         set_rank(SimpleNamespace(model_config=SimpleNamespace(is_moe=False), parallel_config=parallel), rank)
         assert (parallel.data_parallel_index, parallel.data_parallel_rank_local) == (rank, local)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_eager", "given", "found"),
+    [("cpu", True, "", "1"), ("cpu", True, "0", "0"), ("cpu", False, "", None), ("cuda", True, "", None)],
+)
+def test_nothing_is_compiled_for_an_eager_cpu(
+    *, device: str, is_eager: bool, given: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"TORCHDYNAMO_DISABLE": given} if given else {})
+    model = SimpleNamespace(enforce_eager=is_eager)
+    keep_eager(SimpleNamespace(model_config=model, device_config=SimpleNamespace(device_type=device)))
+    assert os.environ.get("TORCHDYNAMO_DISABLE") == found
 
 
 def test_ranks_of_a_mixture_of_experts_are_refused() -> None:

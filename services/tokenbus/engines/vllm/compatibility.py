@@ -68,7 +68,8 @@ _OF_BOTH: tuple[Call | Members, ...] = (
     Members(_SCHEDULED, "SchedulerOutput", "num_scheduled_tokens scheduled_spec_decode_tokens preempted_req_ids"),
     Members(_SCHEDULED, "SchedulerOutput", "num_invalid_spec_tokens scheduled_new_reqs finished_req_ids"),
     Members(_CONFIG, "ParallelConfig", "data_parallel_index data_parallel_rank_local world_size"),
-    Members(_CONFIG, "ModelConfig", "is_moe"),
+    Members(_CONFIG, "ModelConfig", "is_moe enforce_eager"),
+    Members(_CONFIG, "DeviceConfig", "device_type"),
     Members("vllm.exceptions", "VLLMValidationError", "parameter value"),
 )
 OF_ENGINE: tuple[Call | Members, ...] = (

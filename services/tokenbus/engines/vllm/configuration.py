@@ -60,6 +60,7 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
     if config.scheduler_config.max_num_seqs > most:  # vLLM's own default, which depends on the device
         arguments.max_num_seqs = most
         config = _created(vllm, arguments)
+    keep_eager(config)
     if rank is not None:
         set_rank(config, rank)
     check_limits(config, settings)
@@ -89,6 +90,13 @@ def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401
 def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as above
     # As vLLM's own server has it: some of its defaults depend on what it is used for.
     return arguments.create_engine_config(vllm.UsageContext.OPENAI_API_SERVER)
+
+
+def keep_eager(config: Any) -> None:  # noqa: ANN401 - as above
+    """Have vLLM compile nothing with `--enforce-eager` on a CPU."""
+    if config.model_config.enforce_eager and config.device_config.device_type == "cpu":
+        # Otherwise it compiles two functions of its sampler at the first token, for 20 s or more.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as above
