@@ -60,7 +60,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"min_tokens": 13}, "min_tokens: expected int <= 12, got 13"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]: expected int >= 0, got -1"),
         ({"logit_bias": [1]}, "logit_bias: expected object | null, got [1]"),
-        ({"logit_bias": {"a": 1}}, "logit_bias: expected token ids in digits, got 'a'"),
+        ({"logit_bias": {"a": 1, "5": 1, "": 1}}, "logit_bias: expected token ids in digits, got 'a', ''"),
         ({"logit_bias": {"9999999999": 1}}, "logit_bias: expected int <= 2147483646, got 9999999999"),
         ({"logit_bias": {"7": "a"}}, "logit_bias.7: expected float, got 'a'"),
         ({"logit_bias": dict.fromkeys(map(str, range(1025)), 0)}, "logit_bias: expected object of length <= 1024, got a length of 1025"),  # noqa: E501

@@ -31,7 +31,7 @@ def check_ids(name: str, ids: Sequence[int], size: int) -> None:
     """Raise a ValueError for a token id that a vocabulary of that size does not have."""
     if ids and max(ids) >= size:
         place, wrong = next((at, token) for at, token in enumerate(ids) if token >= size)
-        raise ValueError(f"{name}[{place}]: below {size}, got {wrong}")
+        raise ValueError(f"{name}[{place}]: below {size}, got {wrong}: out of vocabulary")
 
 
 def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFERED) -> None:

@@ -42,6 +42,8 @@ B = TypeVar("B", bound=Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
 """How much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
+_MOST_SHOWN = 8
+"""Of the wrong keys of an object, in an error."""
 _MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
 """Of a stop text; and of a bad word or a salt, as the contract bounds them."""
 
@@ -167,10 +169,10 @@ class RequestTypes:
             raise invalid("logit_bias", f"expected object | null, got {shown(given)}")
         if len(given) > MAX_BIASED:
             raise invalid("logit_bias", f"expected object of length <= {MAX_BIASED}, got a length of {len(given)}")
+        if wrong := [shown(key) for key in given if _ID_DIGITS.fullmatch(key) is None]:
+            raise invalid("logit_bias", f"expected token ids in digits, got {', '.join(wrong[:_MOST_SHOWN])}")
         biases = {}
         for key, bias in given.items():
-            if _ID_DIGITS.fullmatch(key) is None:
-                raise invalid("logit_bias", f"expected token ids in digits, got {shown(key)}")
             token_id = converted(int(key), self._token_id, "logit_bias")
             biases[token_id] = max(-MAX_BIAS, min(MAX_BIAS, converted(bias, float, f"logit_bias.{key}")))
         return biases
