@@ -277,6 +277,11 @@ def test_names_of_others_are_no_mistakes(route: str) -> None:
     assert READER.types.ignored == list(fields)
 
 
+def test_invocation_is_a_chat_or_a_completion() -> None:
+    assert READER.invocation(VALID["chat"]) == READER.chat(VALID["chat"])
+    assert READER.invocation(COMPLETION) == READER.completion(COMPLETION)
+
+
 @pytest.mark.parametrize(
     ("fields", "scoring", "echoes"),
     [

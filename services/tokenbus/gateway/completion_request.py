@@ -301,6 +301,10 @@ class Reader:
         """Read a body of /v1/chat/completions."""
         return self._chat(self.types.read(Chat, value))
 
+    def invocation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /invocations: a chat if it has messages, else a completion."""
+        return self.chat(value) if isinstance(value, dict) and "messages" in value else self.completion(value)
+
     def chat_batch(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/chat/completions/batch: each conversation is a prompt of one answer."""
         body = self.types.read(ChatBatch, value)

@@ -267,6 +267,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),
+            "/tokenizer_info": _get("Describe the model's tokenizer.", {"type": "object"}),
             "/v1/models": _get("List the models.", {"$ref": f"{_SCHEMAS}Models"}),
             "/healthz": _get("Report whether the gateway is healthy.", {"type": "object"}, 503),
             "/readyz": _get("Report whether a worker would take requests.", {"type": "object"}, 503),

@@ -53,6 +53,7 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/v1/completions": ("completion", Envelope),
     "/v1/chat/completions": ("chat", Envelope),
     "/v1/chat/completions/batch": ("chat_batch", Envelope),
+    "/invocations": ("invocation", Envelope),
     "/v1/messages": ("messages", MessagesFormat),
     "/v1/responses": ("responses", ResponsesFormat),
     "/inference/v1/generate": ("generation", GenerateFormat),
@@ -91,6 +92,7 @@ class Routes:
             Route("/inspect", self._inspect, methods=["POST"]),
             Route("/tokenize", self._encoding("tokenization"), methods=["POST"]),
             Route("/detokenize", self._encoding("detokenization"), methods=["POST"]),
+            Route("/tokenizer_info", self._tokenizer_info),
             *ControlRoutes(self._gateway).routes(),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
@@ -252,6 +254,9 @@ class Routes:
         most, parent = reader.models.get(model, 0) or None, reader.parents.get(model)
         facts: dict[str, object] = {"root": model, "parent": parent, "max_model_len": most, "permission": []}
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
+
+    async def _tokenizer_info(self, _request: Request) -> Response:
+        return _json(self._gateway.vocabulary.config)
 
     async def _bus(self, _request: Request) -> Response:
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +116,11 @@ class Vocabulary:
     def is_of_model(self) -> bool:
         """Whether it is the tokenizer of a model's folder."""
         return self._of_model is not None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The tokenizer_config.json of the model's folder, with the chat template; empty for any other tokenizer."""
+        return {} if self._of_model is None else self._of_model.config
 
     @property
     def chat_template(self) -> "ChatTemplate":

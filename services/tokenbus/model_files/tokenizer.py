@@ -47,8 +47,11 @@ class ModelTokenizer:
             self._pieces = _pieces(self._tokenizer, described)
         except ModelFilesError as error:
             raise ModelFilesError(f"{path}: {error}") from None
-        templates = templates_in(folder, config)
-        self.chat_template = ChatTemplate(templates, _special_tokens(config)) if templates else None
+        templates, tokens = templates_in(folder, config), _special_tokens(config)
+        self.chat_template = ChatTemplate(templates, tokens) if templates else None
+        shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, **tokens}
+        self.config = shown | {"chat_template": templates.get("default")}
+        """The folder's tokenizer_config.json, with the chat template."""
 
     @property
     def vocabulary_size(self) -> int:
