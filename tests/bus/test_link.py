@@ -11,7 +11,6 @@ from tests.support.waiting import soon, turns
 from tokenbus.bus import Listener, Outcome
 from tokenbus.bus.link import Link, SessionState
 from tokenbus.bus.memory import MemoryTransport
-from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.settings import BusSettings
 from tokenbus.testing import ManualClock
 from tokenbus_contracts import ContractError
@@ -29,6 +28,7 @@ class Script:
         self.loss = ""
         self.outstanding = 0
         self.leaves = False
+        self.place = 0
         self.breaks: list[float] = []
         self.excused: list[float] = []
         self.to_say: deque[list[bytes]] = deque()
@@ -58,9 +58,8 @@ class Script:
     def is_leaving(self, _now: float) -> bool:
         return self.leaves
 
-    def move(self, _now: float) -> list[bytes]:
-        self.leaves = False
-        return [b"moved"]
+    def move(self, _now: float) -> None:
+        self.leaves, self.place = False, 1 - self.place
 
     def seconds_to_wait(self, _now: float) -> float:
         return self.wait
@@ -84,7 +83,7 @@ class Line:
 
     async def start(self) -> "Line":
         self.listener = await self.transport.listen(ADDRESS)
-        self.task = await self.link.start(self.transport, ProcessorList([ADDRESS]))
+        self.task = await self.link.start(self.transport, [ADDRESS])
         await turns()
         return self
 
@@ -139,13 +138,14 @@ async def test_link_goes_to_the_next_address_and_round_again() -> None:
     line = Line()
     line.listener = await line.transport.listen(ADDRESS)
     other = await line.transport.listen("memory://other")
-    line.task = await line.link.start(line.transport, ProcessorList([ADDRESS, "memory://other"]))
+    line.task = await line.link.start(line.transport, [ADDRESS, "memory://other"])
     for listener, following in ((line.listener, other), (other, line.listener)):
+        line.say(b"before")
+        left, _ = await soon(listener.receive())
         with line.lock:
             line.script.leaves = True
             line.link.wake()
-        left, parts = await soon(listener.receive())
-        assert parts == [b"moved"]
+        await turns()
         line.say(b"here")
         _, parts = await soon(following.receive())
         assert parts == [b"here"]
@@ -159,7 +159,7 @@ async def test_session_hears_that_its_connection_broke() -> None:
     line = Line()
     first = await line.transport.listen(ADDRESS)
     second = await line.transport.listen(f"{ADDRESS}-2")
-    line.task = await line.link.start(line.transport, ProcessorList([ADDRESS, f"{ADDRESS}-2"]))
+    line.task = await line.link.start(line.transport, [ADDRESS, f"{ADDRESS}-2"])
     await turns()
     line.clock.advance(5.0)
     await first.close()

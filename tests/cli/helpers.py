@@ -16,7 +16,6 @@ from tests.support.waiting import MOST
 from tests.system.programs import Program
 from tokenbus.bus import Transport, transport_for
 from tokenbus.bus.link import Link
-from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import SystemClock
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
@@ -150,7 +149,7 @@ async def publish(data: bytes, settings: Settings, transport: Transport | None =
         on_room=lambda: None,
     )
     link = Link(session, nullcontext(), SystemClock(), "worker")
-    processors = ProcessorList([settings.bus.workers_address])
+    processors = [settings.bus.workers_address]
     running = await link.start(transport or transport_for(settings.bus, settings.bus.workers_address), processors)
     link.stop(MOST)
     await running

@@ -125,8 +125,8 @@ def test_prefill_worker_without_a_decode_worker_gets_no_request(hello: dict[str,
 
 def test_prefill_worker_that_stays_alone_is_sent_to_the_next_processor() -> None:
     bench = Bench()
-    alone, single = prefill(bench, "a", processors=1), prefill(bench, "b")
-    paired, second = prefill(bench, "c", processors=1, model="m"), decode(bench, model="m")
+    alone, single = prefill(bench, "a", processors=2), prefill(bench, "b")
+    paired, second = prefill(bench, "c", processors=2, model="m"), decode(bench, model="m")
     everyone = (alone, single, paired, second)
     bench.pass_time(bench.settings.bus.heartbeat_timeout_ms / 1000 + 1.5, *everyone)
     assert [each for each in everyone if each.worker_id not in bench.core.workers.by_id] == [alone]

@@ -25,7 +25,9 @@ def welcome_of(through: int = 1000, size: int = 2**30, **more: Any) -> Welcome: 
 class Peer:
     """A session, and a processor that the test plays."""
 
-    def __init__(self, items: int = 0, *, retention: Retention | None = None, processors: int = 1) -> None:
+    def __init__(
+        self, items: int = 0, *, retention: Retention | None = None, processors: int = 1, abandon_after: float = 0
+    ) -> None:
         self.retention = retention or Retention(100, 1000, checksum=True)
         for number in range(items):
             self.retention.keep(BATCH, bytes([number]))
@@ -38,6 +40,7 @@ class Peer:
             on_request=self._request,
             on_room=self._room,
             processors=processors,
+            abandon_after=abandon_after,
         )
         self.on_request: Callable[[Generate | Abort], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.in_process.builders import BATCH, EPOCH, EVENT, settings, values_by_key
+from tests.in_process.builders import BATCH, EPOCH, EVENT, generate_of, settings, values_by_key
 from tests.worker.peer import welcome_of
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus.worker import NotRunningError, Publisher, PublishError, RetentionFullError
@@ -30,14 +30,19 @@ LEAVING = (
 class Bare(Publisher):
     """A publisher that runs without a link: the test is its processor."""
 
-    def __init__(self, **worker: object) -> None:
+    def __init__(self, addresses: str = "memory://a", **worker: object) -> None:
         overrides = {f"worker.{name}": value for name, value in worker.items()}
-        super().__init__(settings(overrides), epoch=EPOCH)
+        super().__init__(settings({"bus.workers_address": addresses} | overrides), epoch=EPOCH)
         self.begin()
 
     def hear(self, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
         with self._room:
             self.session.receive([write_frame(ProcessorFrame(**body))], 0.0)
+
+    def abandon(self) -> None:
+        """Go to another processor than the one that welcomed it."""
+        self.session.move(0.0)
+        self.connect()
 
     def connect(self) -> None:
         self.session.next_message(0.0)
@@ -53,7 +58,7 @@ class Bare(Publisher):
             return bool(self._room._waiters)  # type: ignore[attr-defined]
 
 
-def full(**worker: object) -> Bare:
+def full(**worker: Any) -> Bare:  # noqa: ANN401 - settings
     publisher = Bare(retention_items=2, **worker)
     publisher.publish(batch(row_shapes([1])))
     return publisher
@@ -254,3 +259,76 @@ def test_step_of_long_ago_is_refused_where_it_can_be_mended() -> None:
     with pytest.raises(ContractError):
         publisher.publish(type(broken).of_views(broken.header, broken.columns | {"ranks": broken.ranks[:0]}))
     assert publisher.publish(batch(row_shapes([1], position=2), step=14)) == 3
+
+
+def abandoned() -> Bare:
+    """Return a publisher that has given up request 1, and was asked for request 2 since."""
+    publisher = Bare(addresses="memory://a,memory://b")
+    publisher.connect()
+    publisher.hear(generate=generate_of(1))
+    publisher.publish(batch(row_shapes([1])))
+    publisher.abandon()
+    publisher.hear(generate=generate_of(2))
+    return publisher
+
+
+def test_new_epoch_has_nothing_of_requests_that_were_given_up() -> None:
+    """The engine hears that it is to end them, and only then of new ones."""
+    publisher = abandoned()
+    assert publisher.epoch == EPOCH + 1
+    assert [type(each).__name__ for each in publisher.take_requests()] == ["Generate", "Abort"]
+    assert publisher.admitted(1, 3) == publisher.publish(batch(row_shapes([1], position=4))) == 0
+    assert not publisher.take_requests()
+    publisher.publish(batch([RowShape(1, 8, 0, RowStatus.ABORTED)]))
+    assert len(publisher.retention) == 0
+    assert [each.request_key for each in publisher.take_requests()] == [2]
+    assert publisher.admitted(2, 3) == 1
+    published = publisher.publish(batch(row_shapes([2])))
+    header = decode(publisher.kept(published).payload).header
+    assert (header.epoch, header.sequence) == (EPOCH + 1, published) == (EPOCH + 1, 2)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda publisher: publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "so"),
+        lambda publisher: publisher.lose([1]),
+        lambda publisher: publisher.lose_all(),
+    ],
+    ids=["error", "lost", "all lost"],
+)
+def test_request_that_was_given_up_ends_in_any_way(end: Callable[[Bare], None]) -> None:
+    publisher = abandoned()
+    publisher.take_requests()
+    end(publisher)
+    assert [each.request_key for each in publisher.take_requests()] == [2]
+
+
+def test_batch_that_waits_for_room_while_its_processor_is_abandoned_is_not_published() -> None:
+    publisher = Bare(addresses="memory://a,memory://b", retention_items=2)
+    publisher.connect()
+    publisher.hear(generate=generate_of(1))
+    publisher.publish(batch(row_shapes([1])))
+    with ThreadPoolExecutor() as threads:
+        publishing = threads.submit(publisher.publish, batch(row_shapes([1], position=4)))
+        until_it_waits(publisher)
+        with publisher._room:
+            publisher.abandon()
+        assert publishing.result() == 0
+    assert len(publisher.retention) == 0
+
+
+def test_worker_that_takes_no_requests_goes_on_with_its_own() -> None:
+    """Those of a scheduler that is tapped are not the processors' to end."""
+    publisher = Bare(addresses="memory://a,memory://b", max_requests=0)
+    publisher.connect()
+    publisher.publish(batch(row_shapes([1])))
+    publisher.abandon()
+    assert not publisher.take_requests()
+    assert publisher.publish(batch(row_shapes([1], position=4))) == 1
+
+
+def test_workers_spread_over_processors() -> None:
+    """A worker goes through the list in an order of its own, the same after each start."""
+    orders = {tuple(Bare(addresses="memory://a,memory://b", id=f"worker-{n}")._addresses) for n in range(16)}
+    assert orders == {("memory://a", "memory://b"), ("memory://b", "memory://a")}

@@ -50,7 +50,6 @@ class GoodbyeReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GOODBYE_REASON_STOPPED: _ClassVar[GoodbyeReason]
     GOODBYE_REASON_FAILED: _ClassVar[GoodbyeReason]
     GOODBYE_REASON_RESTARTING: _ClassVar[GoodbyeReason]
-    GOODBYE_REASON_MOVED: _ClassVar[GoodbyeReason]
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_MIXED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
@@ -76,7 +75,6 @@ GOODBYE_REASON_UNSPECIFIED: GoodbyeReason
 GOODBYE_REASON_STOPPED: GoodbyeReason
 GOODBYE_REASON_FAILED: GoodbyeReason
 GOODBYE_REASON_RESTARTING: GoodbyeReason
-GOODBYE_REASON_MOVED: GoodbyeReason
 
 class WorkerFrame(_message.Message):
     __slots__ = ("epoch", "hello", "item", "gap", "heartbeat", "goodbye")

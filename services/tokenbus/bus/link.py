@@ -5,6 +5,7 @@ import contextlib
 import random
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
 from math import inf
@@ -12,7 +13,6 @@ from typing import Any
 
 from tokenbus.backports import TaskGroup
 from tokenbus.bus import Connection, Transport
-from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import Clock
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus_contracts import ContractError
@@ -32,8 +32,6 @@ _FULL_WAIT = 0.005
 _UNANSWERED_SECONDS, _STILL_UNANSWERED_SECONDS = 3.0, 30.0
 """After how long the log says that no processor answers, and how often from then on."""
 _MOST_DOUBLINGS = 16
-RECONNECT_SHARE = 0.5
-"""How much of an interval a processor has to answer after its connection broke."""
 _NS = 1_000_000_000
 _SILENCE = 2
 """How many of a heartbeat's intervals without a word say that a processor stands still."""
@@ -55,21 +53,26 @@ class SessionState(Enum):
 class ReconnectingSession(ABC):
     """What worker and client sessions share: the handshake, repeated after refusals and silence, and heartbeats.
 
-    A session that knows several processors leaves one that is silent, closes or has no place, for the next.
+    A session that knows several processors asks each in turn while none has welcomed it. The first that does is its
+    home. While that is away for no longer than `abandon_after` seconds, it asks no other; then it asks all in turn, its
+    home too.
     """
 
-    def __init__(self, interval: float, timeout: float, processors: int = 1) -> None:
-        """Take the interval of heartbeats and the silence after which a processor is lost, in seconds.
-
-        `processors` says how many there are to go to.
-        """
+    def __init__(self, interval: float, timeout: float, processors: int = 1, abandon_after: float = 0.0) -> None:
+        """Take the interval of heartbeats and the silence after which a processor is lost, in seconds."""
         self._interval = interval
         self._timeout = timeout
         self._processors = processors
+        self._abandon_after = abandon_after
+        self.place = 0
+        """The place in the list of the processor that it is at, or asks."""
+        self.home: int | None = None
+        """The place of the processor that welcomed it last."""
         self._leaves_at = inf
+        self._stays_until = -inf
+        """Until when it waits for its home alone."""
         self._tries = 0
         """How many processors it has left since the last one welcomed it."""
-        self.moves = 0
         self._next_greeting = 0.0
         self._hellos = 0
         """How many hellos it has said since the last answer to one."""
@@ -126,6 +129,9 @@ class ReconnectingSession(ABC):
         body = frame.WhichOneof("body")
         if body is None or self.state is SessionState.LEFT:
             return
+        if now - self._last_heard > _SILENCE * self._interval:
+            self._heard_since = now
+        self._last_heard = now
         if body == "welcome":
             before = self.processor_id
             self._welcome(frame.welcome)
@@ -138,12 +144,11 @@ class ReconnectingSession(ABC):
                 self._echo_ns = frame.heartbeat.sent_at_ns
             elif body == "goodbye":
                 self.loss = f"it closes: {frame.goodbye.message}".removesuffix(": ")
-                self._lost(now + self._interval, now)
+                self._lost(now + self._interval)
+                if self._processors > 1:
+                    self._leaves_at = self._stays_until = now
             else:
                 self._take(frame, body, parts[1:], now)
-        if now - self._last_heard > _SILENCE * self._interval:
-            self._heard_since = now
-        self._last_heard = now
 
     def excuse(self, seconds: float, now: float) -> None:
         """Count seconds in which this process stood still as no silence of the processor."""
@@ -155,21 +160,15 @@ class ReconnectingSession(ABC):
         return now - self._heard_since if is_heard else 0.0
 
     def disconnected(self, now: float) -> None:
-        """Learn that the connection broke, and say hello again.
-
-        A processor that only lost the connection answers soon; else it is gone, and a session that knows several goes
-        to the next.
-        """
+        """Learn that the connection broke, and say hello again."""
         if self.state is SessionState.OPEN:
             self._greet_again(now)
-            if self._processors > 1:
-                self._leaves_at = now + RECONNECT_SHARE * self._interval
 
     def next_message(self, now: float) -> list[bytes] | None:
         """Return the next message to send, or None: there is none, or no credit for it."""
         if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
             self.loss = f"silent for {round((now - self._last_heard) * 1000)} ms"
-            self._lost(now, now)
+            self._lost(now)
         if self.is_leaving(now):
             return None
         if self.state in (SessionState.GREETING, SessionState.REFUSED):
@@ -201,17 +200,20 @@ class ReconnectingSession(ABC):
     # Going from one processor to the next.
 
     def is_leaving(self, now: float) -> bool:
-        """Tell whether it is time to go to the next processor: nothing more is sent to this one."""
+        """Tell whether it is time to ask the next processor: nothing more is sent to this one."""
         return now >= self._leaves_at
 
-    def move(self, now: float) -> list[bytes]:
-        """Begin with the next processor, and return the last message to the one before."""
-        farewell = self._goodbye(GoodbyeReason.GOODBYE_REASON_MOVED, "it goes to another processor")
-        self.moves += 1
+    def move(self, now: float) -> None:
+        """Begin to ask the next processor."""
+        self.place = (self.place + 1) % self._processors
         self._tries += 1
         self._leaves_at = inf
         self._greet_again(now)
-        return farewell
+
+    @property
+    def asks_another(self) -> bool:
+        """Whether it asks another processor than its home."""
+        return self.home not in {None, self.place}
 
     @property
     def _patience(self) -> float:
@@ -219,11 +221,9 @@ class ReconnectingSession(ABC):
         rounds = min(self._tries // self._processors, _MOST_DOUBLINGS)
         return min(self._timeout, self._interval * 2.0**rounds)
 
-    def _lost(self, greets_at: float, now: float) -> None:
-        """Learn that the processor is silent or closes: look for the next, or say hello to the same again at a time."""
+    def _lost(self, greets_at: float) -> None:
+        """Learn that the processor is silent or closes: say hello again at a time."""
         self._greet_again(greets_at)
-        if self._processors > 1:
-            self._leaves_at = now
 
     # The handshake.
 
@@ -232,6 +232,8 @@ class ReconnectingSession(ABC):
             return None
         if self._processors > 1 and self._leaves_at == inf:
             self._leaves_at = now + self._patience
+            if not self.asks_another:
+                self._leaves_at = max(self._leaves_at, self._stays_until)
         self.state = SessionState.GREETING
         self._next_greeting = now + self._pause()
         return [self._written(hello=self._hello())]
@@ -246,6 +248,8 @@ class ReconnectingSession(ABC):
         return random.uniform(self._interval, max(self._interval, most))  # noqa: S311 - nothing secret
 
     def _greet_again(self, at: float) -> None:
+        if self.state is SessionState.OPEN:
+            self._stays_until = self._last_heard + self._abandon_after
         self.state = SessionState.GREETING
         self._next_greeting = at
 
@@ -256,6 +260,7 @@ class ReconnectingSession(ABC):
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
         self.state = SessionState.OPEN
         self.refusal = None
+        self.home = self.place
         self._tries, self._hellos, self._leaves_at = 0, 0, inf
         self.processor_id = welcome.processor_id
         self.handshakes += 1
@@ -274,7 +279,8 @@ class ReconnectingSession(ABC):
         self._next_greeting = now + self._timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
         # Another may have room for it. What it must correct to be taken, the operator is to see here.
         self._leaves_at = inf
-        if self._processors > 1 and refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS:
+        has_no_place = refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
+        if self._processors > 1 and (has_no_place or self.asks_another):
             self._leaves_at = now if self._tries < self._processors - 1 else now + self._patience
 
     def _heartbeat(self, now: float) -> Heartbeat:
@@ -294,7 +300,7 @@ class Link:
         self._lock = lock
         self._clock = clock
         self._connection: Connection
-        self._processors: ProcessorList
+        self._addresses: Sequence[str]
         self.loop: asyncio.AbstractEventLoop | None = None
         self._sends_on: Connection | None = None
         """The connection that what the session says goes out on, while it does."""
@@ -325,15 +331,15 @@ class Link:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is sent any more
                 self.loop.call_soon_threadsafe(self._send_now)
 
-    async def start(self, transport: Transport, processors: ProcessorList) -> asyncio.Task[None]:
-        """Connect to the first processor, and to the next each time that the session leaves one.
+    async def start(self, transport: Transport, addresses: Sequence[str]) -> asyncio.Task[None]:
+        """Connect to the first of the processors, and to the next each time that the session leaves one.
 
         Return the task that carries messages until it is told to stop, drains, and says goodbye.
         """
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
-        self._processors = processors
-        self._connection = await self._connect(transport, processors.next())
+        self._addresses = addresses
+        self._connection = await self._connect(transport)
         return asyncio.create_task(self._run(transport, self._connection))
 
     async def _run(self, transport: Transport, connection: Connection) -> None:
@@ -358,17 +364,20 @@ class Link:
             connection = await self._move(transport, connection)
 
     async def _move(self, transport: Transport, left: Connection) -> Connection:
-        """Leave a processor: it hears so if it still can, and nothing more of it is heard."""
-        address = self._processors.next()
+        """Leave a processor: nothing more of it is heard."""
         with self._lock:
-            farewell = self._session.move(self._clock.now())
-        self._log.info("going to another processor", address=address)
-        connection = self._connection = await self._connect(transport, address)
-        left.send(farewell)
+            self._session.move(self._clock.now())
+        self._log.info("asking another processor", address=self._address)
+        connection = self._connection = await self._connect(transport)
         await left.close()
         return connection
 
-    async def _connect(self, transport: Transport, address: str) -> Connection:
+    @property
+    def _address(self) -> str:
+        return self._addresses[self._session.place]
+
+    async def _connect(self, transport: Transport) -> Connection:
+        address = self._address
         self._connections = number = self._connections + 1
 
         def lost() -> None:
@@ -419,8 +428,6 @@ class Link:
                 self.loop.call_soon(self._send_now)  # once for all that has come, when no more of it is there
             self.progress.set()
             if after is not before:
-                if after is SessionState.OPEN:
-                    self._processors.welcomed()
                 self._wake.set()
                 self._log_state(after)
 
@@ -494,8 +501,7 @@ class Link:
             remedy = "start a processor there, or correct the setting"
             if self.refused_frames:
                 remedy = "what is there is no processor, or listens at its other address: correct the setting"
-            address = self._processors.current
-            self._log.warning("no processor answers", address=address, setting=self._setting, remedy=remedy)
+            self._log.warning("no processor answers", address=self._address, setting=self._setting, remedy=remedy)
 
     def _log_state(self, state: SessionState) -> None:
         session = self._session

@@ -12,7 +12,6 @@ from weakref import ref
 
 from tokenbus.bus import Transport, clock_for, transport_for
 from tokenbus.bus.link import PROOF_BYTES, Link, SessionState
-from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus.client.requests import OpenRequests
 from tokenbus.client.session import ClientSession, TakeItem
@@ -155,7 +154,7 @@ class Client:
         transport = self._transport or transport_for(self.settings.bus, self.settings.bus.clients_address)
         try:
             for address, (session, link) in self._links.items():
-                carrying = await link.start(transport, ProcessorList([address]))
+                carrying = await link.start(transport, [address])
                 carrying.add_done_callback(partial(self._ended, session))
                 self._carrying.append(carrying)
         except BaseException:

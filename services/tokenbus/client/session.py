@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from tokenbus.bus.link import RECONNECT_SHARE, ReconnectingSession, SessionState
+from tokenbus.bus.link import ReconnectingSession, SessionState
 from tokenbus.client.requests import OpenRequests
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -28,6 +28,8 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Item, Refusal
 
 _MOST_COMMANDS = 1024
+_RECONNECT_SHARE = 0.5
+"""How much of an interval a processor has to answer after its connection broke."""
 _ACK_SECONDS = 0.05
 """How long a frame may wait for its ack, while requests are open."""
 _ACK_SHARE = 8
@@ -263,7 +265,7 @@ class ClientSession(ReconnectingSession):
     def disconnected(self, now: float) -> None:
         """Learn that the connection broke, and let the requests go on elsewhere if the processor does not answer."""
         super().disconnected(now)
-        self._gone_at = min(self._gone_at, now + RECONNECT_SHARE * self._interval)
+        self._gone_at = min(self._gone_at, now + _RECONNECT_SHARE * self._interval)
 
     def next_message(self, now: float) -> list[bytes] | None:
         """Return the next message to send, or None: there is none."""
@@ -279,8 +281,8 @@ class ClientSession(ReconnectingSession):
         ack_at = self._ack_at if may_ack else inf
         return max(0.0, min(super().seconds_to_wait(now), self._gone_at - now, ack_at - now))
 
-    def _lost(self, greets_at: float, now: float) -> None:
-        super()._lost(greets_at, now)
+    def _lost(self, greets_at: float) -> None:
+        super()._lost(greets_at)
         self._leave()
 
     def _leave(self) -> None:

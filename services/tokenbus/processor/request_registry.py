@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.clock import Clock
-from tokenbus.delivery import AckTracker, PendingAck
+from tokenbus.delivery import PendingAck
 from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.processor.requests import (
@@ -568,40 +568,6 @@ class RequestRegistry:
                 self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
                 ended.append(request)
         return len(ended)
-
-    def release_those_of(self, source: Source, acks: AckTracker, name: str, why: str) -> int:
-        """End the requests of a lost worker as above, and forget that they ended: it may bring them to any processor.
-
-        Also here, as another stream. Rows of an ended request are acknowledged at once, as no client is left to wait
-        for them; but what this worker sends again must wait until a client has it. So these are forgotten too: the
-        requests that no client has claimed yet, with their rows, and the ends of those whose last rows are still on
-        their way to a client.
-        """
-        for request in self.table.unclaimed_of(source):
-            if self._has_rows_of_others(request, acks):  # which would be acknowledged, and lost
-                if self.table.state_of(request) is State.RUNNING and self.table.stream_of(request) == source.stream:
-                    self.table.hand_off(request, self._now())
-                continue
-            self._drop_early(request)
-            self.table.drop_rows(request)
-            self.table.close(request, None)
-            self.table.forget_end(request.id)
-        for request in self.table.of_stream(source.stream):
-            request.ticket = b""  # its worker may hand it off where it went
-        had = [request.id for request in self.table.of_stream(source.stream)]
-        had += [request.id for request in self.table.of_handoff_target(source.stream)]
-        for request in self.table.of_handoff_target(source.stream):
-            if not request.is_claimed:  # its client may find it where its worker goes
-                self.table.forget_handoff_target(request)
-        ended = self.end_those_of(source.stream, name, why)
-        unacknowledged = set[int]().union(*(each.unacknowledged_of(acks) for each in self.router.consumers.values()))
-        for request_id in unacknowledged.union(had):
-            self.table.forget_end(request_id)
-        return ended
-
-    def _has_rows_of_others(self, request: Request, acks: AckTracker) -> bool:
-        steps = [step for step, _ in request.waiting] + [early.step for early in request.early]
-        return any(step.pending_ack.stream is not acks for step in steps)
 
     def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
         """End a request that has gone on with the rows of a stream whose worker was lost while they waited.

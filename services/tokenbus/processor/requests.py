@@ -294,12 +294,6 @@ class RequestTable:
         """Return the open requests that a stream is to go on with."""
         return [self.at(slot) for slot in np.flatnonzero(self.handoff_target == stream).tolist()]
 
-    def unclaimed_of(self, source: Source) -> list[Request]:
-        """Return the open requests that a stream has or brought, and that no consumer asked for."""
-        slots = {*self._charged.get(source.payer, ()), *np.flatnonzero(self.stream == source.stream).tolist()}
-        found = [request for request in map(self.at, sorted(slots)) if not request.is_claimed]
-        return [each for each in found if source.stream in (each.brought_by, self.stream_of(each))]
-
     def load_of(self, stream: int) -> int:
         """Return how many requests a stream has or is to go on with."""
         return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.handoff_target == stream))

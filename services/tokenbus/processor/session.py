@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from tokenbus.delivery import AckTracker, PendingAck, Step
+from tokenbus.delivery import PendingAck, Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.processor.client_frames import OUTPUTS, Frame, output_frames
 from tokenbus.processor.connections import KnownPeer
@@ -163,12 +163,6 @@ class Session(KnownPeer):
         """Send what the model says of some of a prompt's tokens."""
         ids = request.id.to_bytes(8, "little")
         self.put(Frame(write_frame(ServerFrame(prompt_scores=chunk)), (), pending_ack, ids))
-
-    def unacknowledged_of(self, acks: AckTracker) -> set[int]:
-        """Return the requests with rows of a stream that the client has not acknowledged."""
-        frames = self.send_queue.frames()
-        of_stream = [each.ids for each in frames if each.pending_ack and each.pending_ack.stream is acks]
-        return set(np.frombuffer(b"".join(of_stream), np.uint64).tolist())
 
     def finish(self, request: Request) -> None:
         """Learn that a request has had its last row, which says so itself."""

@@ -140,21 +140,14 @@ class WorkerConnections(Connections[Worker]):
         self._greet(known, hello, now)
 
     def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
-        """Return the known worker if it is the one that says hello, or None where what is known of it is over.
-
-        So it is where another life may take its place, and where it has been at another processor in the meantime: what
-        it was asked for again and what was acknowledged there is not known here.
-        """
+        """Return the known worker if it is the one that says hello, or None where another life takes its place."""
         name = known.stream.worker_id
         if epoch == known.stream.epoch:
             is_same_key = known.identity.name == self._workers.listener.identity(peer).name
             if not (is_same_key and self._is_same_life(known, peer, hello.proof, now)):
                 message = f"worker {name}: another process has this id; give one of them another worker.id (--id)"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
-            if hello.processors == known.stream.hello.processors:
-                return known
-            self._lose(known, "it was at another processor")
-            return None
+            return known
         self._check_epoch(name, epoch, known.stream.epoch)
         if self._is_alive(known, now):
             message = f"worker {name}: a live process has this id; give one of them another worker.id (--id)"
@@ -240,12 +233,11 @@ class WorkerConnections(Connections[Worker]):
                 self._intake.give_back(worker)
             self._intake.registry.void_tickets_of(worker.source.stream)
         self._lose(worker, goodbye.message or "it stopped")
-        may_come_back = goodbye.reason == GoodbyeReason.GOODBYE_REASON_MOVED
-        self._fence(worker, worker.stream.epoch + (not may_come_back), now)
+        self._fence(worker, worker.stream.epoch + 1, now)
 
     def send_away(self, workers: Iterable[Worker], why: str) -> None:
-        """Say goodbye to those of some workers that know another processor; their clients find them there."""
-        for worker in [each for each in workers if each.stream.hello.processors]:
+        """Say goodbye to those of some workers that know another processor: they go there without their requests."""
+        for worker in [each for each in workers if each.stream.hello.processors > 1]:
             self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
             self._lose(worker, why)
 
@@ -255,10 +247,7 @@ class WorkerConnections(Connections[Worker]):
         self._workers.disconnect(worker)
         self._workers.remove(worker)
         registry, name = self._intake.registry, worker.stream.worker_id
-        if worker.stream.hello.processors:
-            ended = registry.release_those_of(worker.source, worker.stream.acks, name, why)
-        else:
-            ended = registry.end_those_of(worker.source.stream, name, why)
+        ended = registry.end_those_of(worker.source.stream, name, why)
         log = _log.warning if ended else _log.info
         log("worker gone", reason=why, requests_ended=ended, **self._names(worker))
 

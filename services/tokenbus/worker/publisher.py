@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from hashlib import blake2b
 from types import TracebackType
 from typing import TypeVar
 
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from tokenbus.bus import Transport, clock_for, transport_for
 from tokenbus.bus.link import Link
-from tokenbus.bus.processor_list import ProcessorList
 from tokenbus.clock import Clock
 from tokenbus.delivery.errors import brief
 from tokenbus.delivery.step import LEAVES
@@ -147,7 +147,8 @@ class Publisher:
         self.on_arrival: Callable[[], None] = lambda: None
         """Called with each request, command and hand-off that comes for the engine."""
         bus = self.settings.bus
-        self._processors = ProcessorList(listed_addresses(bus.workers_address), self.worker_id)
+        addresses = listed_addresses(bus.workers_address)
+        self._addresses = sorted(addresses, key=lambda address: _rank(self.worker_id, address))
         self.session = WorkerSession(
             hello_of(self.settings, vocabulary_size, handoff, model, takes_control=takes_control),
             self.epoch,
@@ -157,13 +158,15 @@ class Publisher:
             on_request=self.take_request,
             on_room=self._made_room,
             proof=proof,
-            processors=len(self._processors),
+            processors=len(addresses),
+            abandon_after=worker.abandon_after_ms / 1000,
         )
+        self.session.on_epoch = self._begin_epoch
         self.session.stalled_ms = self._stalled_ms
         self.session.kv_cache = lambda: self.counts.kv_cache
         if takes_control:
             self.session.on_control = self.take_control
-        self.clock = clock or clock_for(listed_addresses(bus.workers_address)[0])
+        self.clock = clock or clock_for(addresses[0])
         self._transport = transport
         self.link = Link(self.session, self._room, self.clock, "worker")
         self._vocabulary_size = vocabulary_size
@@ -223,7 +226,7 @@ class Publisher:
 
     async def _start(self) -> asyncio.Task[None]:
         transport = self._transport or transport_for(self.settings.bus, self.settings.bus.workers_address)
-        running = await self.link.start(transport, self._processors)
+        running = await self.link.start(transport, self._addresses)
         self.begin()
         running.add_done_callback(lambda _: self.end())  # nothing that is published from now on would be sent
         return running
@@ -286,11 +289,14 @@ class Publisher:
             return 0
         with self._publishing:
             self._check_running()
+            epoch = self.epoch
             payload = encode(self.addressed(batch), self._limits)
             with self._room:  # both at once, so that a hello that counts the item names its requests
-                sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_keys)
+                sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_keys, epoch)
+                if not sequence:
+                    self.session.ended(_leaving(batch), self.clock.now())
                 # A draft batch comes after the row that ended its request, so it adds none.
-                if batch.header.kind is BatchKind.TARGET:
+                elif batch.header.kind is BatchKind.TARGET:
                     self._update_requests(batch)
             self.last_step = max(self.last_step, batch.header.step)
         return sequence
@@ -299,9 +305,8 @@ class Publisher:
         keys = batch.request_keys.tobytes()
         if keys != self._last_keys:  # most steps have the same requests as the one before
             self.session.requests.update(batch.request_keys.tolist())
-        leaving = LEAVES[batch.statuses]
-        if leaving.any():
-            self.session.requests.difference_update(batch.request_keys[leaving].tolist())
+        if leaving := _leaving(batch):
+            self.session.requests.difference_update(leaving)
             keys = b""
         self._last_keys = keys
 
@@ -350,9 +355,9 @@ class Publisher:
             return 0
         with self._publishing:
             self._check_running()
-            event.sequence = self.retention.next_sequence
+            epoch, event.sequence = self.epoch, self.retention.next_sequence
             keys = np.array([] if key is None else [key], np.uint64)
-            return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), keys)
+            return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), keys, epoch)
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
         """Return a batch with this worker's id and epoch and the next sequence, and with what the policy leaves of it.
@@ -378,7 +383,8 @@ class Publisher:
             return _without_alternatives(header, batch)
         return batch.headed(header)
 
-    def _keep(self, kind: PayloadKind, payload: bytes, of: npt.NDArray[np.uint64]) -> int:
+    def _keep(self, kind: PayloadKind, payload: bytes, of: npt.NDArray[np.uint64], epoch: int) -> int:
+        """Retain what was written in an epoch, and return its sequence; 0: it is of requests that were given up."""
         self.counts.signs += 1
         with self._room:
             if not self.retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
@@ -387,6 +393,9 @@ class Publisher:
                 worker = self.settings.worker
                 why = "policy fail" if worker.policy == "fail" else f"waited {worker.block_timeout_ms} ms"
                 raise RetentionFullError(keys, len(self.retention), self.retention.bytes, why)
+            # Of new requests the engine hears only once it has ended all others.
+            if epoch != self.epoch or (of.size and self.session.given_up):
+                return 0
             sequence = self.retention.keep(kind, payload).sequence
             self.link.wake()
         return sequence
@@ -397,7 +406,7 @@ class Publisher:
             if keys:  # a gap that names no request ends all of the stream's
                 self.retention.drop(keys)
                 # The rows may be the requests' last ones: no later batch would remove them.
-                self.session.requests.difference_update(keys)
+                self.session.ended(keys, self.clock.now())
                 self._last_keys = b""
             self.failed += len(keys)
             self.link.wake()
@@ -406,7 +415,7 @@ class Publisher:
         """Leave a gap in the stream that ends all of its requests: which lost rows is not known."""
         with self._room:
             self.retention.drop(())
-            self.session.requests.clear()
+            self.session.ended(self.session.requests | self.session.given_up, self.clock.now())
             self._last_keys = b""
             self.link.wake()
 
@@ -430,6 +439,11 @@ class Publisher:
     def _check_running(self) -> None:
         if not self._running:
             raise NotRunningError("the publisher is not running: it was not started, or it was closed")
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._last_keys = b""
+        self._made_room()
 
     def _made_room(self) -> None:
         """Wake who waits for room in retention; called on the link's thread, with the lock held."""
@@ -473,7 +487,7 @@ class Publisher:
     def forget(self, key: int) -> None:
         """Drop a hand-off that the engine refused, or a request that failed."""
         with self._room:
-            self.session.requests.discard(key)
+            self.session.ended([key], self.clock.now())
             self._last_keys = b""
 
     def take_request(self, request: Generate | Abort) -> None:
@@ -503,6 +517,16 @@ class Publisher:
             queue.append(what)
             self._arrived.notify_all()
         self.on_arrival()
+
+
+def _rank(worker_id: str, address: str) -> bytes:
+    """Return the place of an address in the list of a worker, so that workers spread over processors."""
+    return blake2b(f"{worker_id} {address}".encode(), digest_size=8).digest()
+
+
+def _leaving(batch: LogprobBatch) -> list[int]:
+    leaving: list[int] = batch.request_keys[LEAVES[batch.statuses]].tolist()
+    return leaving
 
 
 def _drained(queue: deque[T]) -> list[T]:

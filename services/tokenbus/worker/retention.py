@@ -104,6 +104,11 @@ class Retention:
                 self.bytes -= len(gone.payload)
         return len(self._kept) < before
 
+    def restart(self) -> None:
+        """Drop all entries, and count from one again."""
+        self._kept.clear()
+        self.bytes, self.next_sequence = 0, 1
+
     def find(self, sequence: int) -> Retained | Dropped | None:
         """Return the entry that has a sequence, or None: it was acknowledged, or is not published yet."""
         if not self._kept or not self.first_sequence <= sequence < self.next_sequence:

@@ -5,7 +5,8 @@
 
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -67,20 +68,23 @@ class WorkerSession(ReconnectingSession):
         on_request: Callable[[Generate | Abort], None],
         on_room: Callable[[], None],
         processors: int = 1,
+        abandon_after: float = 0.0,
         proof: bytes = b"",
     ) -> None:
         """Take the worker's hello, what it retains, the times of heartbeats in seconds, and two callbacks.
 
         `on_request` gets each new request and each abort; a ContractError of its refuses a request. `on_room` is
-        called when an ack has made room in retention. `processors` says how many there are to go to.
+        called when an ack has made room in retention.
         """
-        super().__init__(interval, timeout, processors)
+        super().__init__(interval, timeout, processors, abandon_after)
         self._introduction = deepcopy(hello)
         self._introduction.proof = proof or secrets.token_bytes(PROOF_BYTES)
         self._epoch = epoch
         self._retention = retention
         self._on_request = on_request
         self._on_room = on_room
+        self.on_epoch: Callable[[int], None] = lambda _: None
+        """Called with each new epoch, before what is retained is dropped."""
         self.on_void_ticket: Callable[[bytes], None] = lambda _: None
         """Called with each hand-off ticket that is worth nothing from now on."""
         self.on_control: Callable[[Control], None] = lambda _: None
@@ -105,6 +109,10 @@ class WorkerSession(ReconnectingSession):
         """The numbers of those that came after the hello that was answered last: they may be sent again."""
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
+        self.given_up: set[int] = set()
+        """Those that it has abandoned with their processor, until the engine has ended them."""
+        self._held: list[ProcessorFrame] = []
+        """What the new processor has asked for meanwhile."""
         self._takes_no_more = False
         self.replayed = 0
 
@@ -152,16 +160,24 @@ class WorkerSession(ReconnectingSession):
                 self._acknowledge(frame.ack.through_sequence)
             case "replay":
                 self._replay(frame.replay.first_sequence, frame.replay.last_sequence)
-            case "generate":
-                # The processor sends a request again where it cannot know whether it arrived.
-                if frame.generate.request_key not in self.requests and not self._was_taken(frame.generate):
-                    self._take_request(frame.generate, now)
-            case "abort":
-                self._on_request(frame.abort)
+            case "generate" | "abort":
+                self._requested(frame, now)
             case "void_ticket":
                 self.on_void_ticket(frame.void_ticket.ticket)
             case "control":
                 self.on_control(frame.control)
+
+    def _requested(self, frame: ProcessorFrame, now: float) -> None:
+        if self.given_up:
+            if len(self._held) < 2 * self._introduction.max_requests:
+                self._held.append(frame)
+            else:  # as where `on_request` refuses one
+                self._greet_again(now + self._interval)
+        elif frame.HasField("abort"):
+            self._on_request(frame.abort)
+        # The processor sends a request again where it cannot know whether it arrived.
+        elif frame.generate.request_key not in self.requests and not self._was_taken(frame.generate):
+            self._take_request(frame.generate, now)
 
     def _was_taken(self, generate: Generate) -> bool:
         """Tell whether a request is sent again that has ended since, or was handed off; a key may be used again."""
@@ -183,10 +199,13 @@ class WorkerSession(ReconnectingSession):
             del self._taken[next(iter(self._taken))]
 
     def _welcome(self, welcome: Welcome) -> None:
-        if welcome.resume_from > self._retention.next_sequence:
-            limit = f"at most {self._retention.next_sequence}, the next item"
-            raise ContractError("welcome.resume_from", limit, welcome.resume_from)
+        latest = 1 if self.asks_another else self._retention.next_sequence
+        if welcome.resume_from > latest:
+            raise ContractError("welcome.resume_from", f"at most {latest}, the next item", welcome.resume_from)
+        is_another = self.asks_another
         self._welcomed(welcome)
+        if is_another:
+            self._begin_epoch()
         self._is_news = self._takes_no_more or self._was_stalled
         self._unnamed = range(self._named + 1, self._count + 1)
         self._replays.clear()
@@ -195,6 +214,33 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = welcome.credit.through_sequence
         self._granted_bytes = welcome.credit.bytes
         # What is not to be sent again may still be on its way to a client: it is retained until its ack.
+
+    def _begin_epoch(self) -> None:
+        """Abandon the processor before: its requests are given up, and what is retained for it is dropped.
+
+        A worker that takes no requests goes on with its own, whichever processor shows them.
+        """
+        self._epoch += 1
+        self.on_epoch(self._epoch)
+        self._retention.restart()
+        if self._introduction.max_requests:
+            given_up, self.requests = self.requests, set()
+            self.given_up |= given_up
+            for key in given_up:
+                with suppress(ContractError):  # without room for its abort it ends by itself
+                    self._on_request(Abort(request_key=key))
+
+    def ended(self, keys: Iterable[int], now: float) -> None:
+        """Learn that the engine has ended requests, those that were given up too."""
+        self.requests.difference_update(keys)
+        if not self.given_up:
+            return
+        self.given_up.difference_update(keys)
+        if not self.given_up:
+            held, self._held = self._held, []
+            for frame in held:
+                with suppress(ContractError):  # its processor sends it again
+                    self._requested(frame, now)
 
     def _acknowledge(self, through: int) -> None:
         if through >= self._retention.next_sequence:
@@ -217,7 +263,7 @@ class WorkerSession(ReconnectingSession):
         return self._next_sequence - 1
 
     def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
-        return write_frame(WorkerFrame(epoch=self._epoch, **body))
+        return write_frame(WorkerFrame(epoch=self._epoch + self.asks_another, **body))
 
     def _next(self) -> list[bytes] | None:
         return None if self._is_news else self._next_replay() or self._next_item()
@@ -242,11 +288,13 @@ class WorkerSession(ReconnectingSession):
     def _hello(self) -> Hello:
         self._named = self._count
         hello = deepcopy(self._introduction)
-        hello.first_sequence = self._retention.first_sequence
-        hello.next_sequence = self._retention.next_sequence
-        hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
-        hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_keys)
-        hello.processors = self.moves + 1 if self._processors > 1 else 0
+        hello.first_sequence, hello.next_sequence = self._retention.first_sequence, self._retention.next_sequence
+        if self.asks_another:
+            hello.first_sequence = hello.next_sequence = 1
+        if not (self.asks_another and hello.max_requests):
+            hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
+            hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_keys)
+        hello.processors = self._processors
         if self._takes_no_more:
             hello.max_requests = 0
         return hello

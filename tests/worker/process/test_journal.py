@@ -64,6 +64,19 @@ def test_next_publisher_has_the_same(seed: int) -> None:
             retention = after
 
 
+def test_next_epoch_begins_with_nothing() -> None:
+    """However far the one before was; what is kept from then on is there for the next publisher."""
+    shared = Shared()
+    retention = shared.publisher()
+    retention.begin(1)
+    retention.keep(EVENT, b"old")
+    retention.drop([5])
+    retention.restart()
+    assert facts(shared.publisher()) == facts(retention) == ([], 1, 0, 1)
+    retention.keep(EVENT, b"new")
+    assert facts(shared.publisher()) == facts(retention) == ([(1, EVENT, b"new")], 2, 3, 1)
+
+
 def test_dropped_requests_that_are_too_many_for_their_room_end_all() -> None:
     """A gap without names ends all requests of the stream: nothing is lost silently, and what is kept has its room."""
     shared = Shared()

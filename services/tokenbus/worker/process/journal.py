@@ -126,6 +126,14 @@ class JournaledRetention(Retention):
                 self._run = None
         return has_room
 
+    def restart(self) -> None:
+        """Drop all entries, and count from one again."""
+        super().restart()
+        if entries := list(self._journal.waiting()):
+            self._journal.take(entries[-1])
+        self._run, self._dropped_bytes, self._known = None, 0, 0
+        self._note()
+
     @property
     def _is_known(self) -> bool:
         return self._made < self._known

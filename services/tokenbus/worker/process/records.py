@@ -33,6 +33,8 @@ class Word(IntEnum):
     COMMANDS = 6
     KV_CACHE = 7
     """As `WorkerCounts` has the three; the engine's process writes them."""
+    EPOCH = 8
+    """The stream's, once a publisher has begun another one."""
 
 
 class HandedOver(IntEnum):

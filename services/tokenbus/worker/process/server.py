@@ -97,13 +97,14 @@ class _Publisher(Publisher):
         super().__init__(
             given.settings,
             vocabulary_size=given.vocabulary_size,
-            epoch=given.epoch,
+            epoch=memory.words[Word.EPOCH] or given.epoch,
             model=given.model,
             proof=given.proof,
             takes_control=given.takes_control,
             retention=self.journal,
             **others,
         )
+        self._words = memory.words
         memory.words[Word.STARTS] += 1
         self.starts = memory.words[Word.STARTS]
         self.counts = SharedCounts(memory.words)
@@ -162,6 +163,10 @@ class _Publisher(Publisher):
         """Tell the engine that something was brought, or taken."""
         with contextlib.suppress(OSError):  # it has many bells to hear, or it died
             self._bell.send(WAKE)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._words[Word.EPOCH] = epoch  # before the journal is empty: what it has is not the next epoch's
+        super()._begin_epoch(epoch)
 
     def _made_room(self) -> None:
         super()._made_room()
