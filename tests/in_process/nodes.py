@@ -236,9 +236,8 @@ class AskingClient:
             wants_room=len(networks) > 1,
         )
         interval, timeout = bus.heartbeat_interval_ms / 1000, bus.heartbeat_timeout_ms / 1000
-        self._patience = client.resume_timeout_ms / 1000
         self.requests = OpenRequests(
-            client.request_buffer_rows, self._patience, has_several=len(networks) > 1, new_id=new_id
+            client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=len(networks) > 1, new_id=new_id
         )
         self.sessions = [
             ClientSession(hello, self.requests, settings.limits, interval=interval, timeout=timeout) for _ in networks
@@ -286,12 +285,9 @@ class AskingClient:
                     take(asked)
 
     def watch_over(self) -> None:
-        """End what is overdue, and give up when there has been no processor for too long, as Client does."""
+        """Do what time demands, as Client does."""
         self.requests.end_overdue(self.clock.unix_ms())
         self.requests.look(self.clock.now())
-        lost_since = [session.lost_since for session in self.sessions]
-        if all(since is not None and self.clock.now() - since >= self._patience for since in lost_since):
-            self.requests.give_up("no processor answered in time")
         self.pump()
 
     def _take_columns(self, output: StepRows | RequestEnd) -> None:

@@ -305,9 +305,8 @@ def test_request_that_was_given_up_ends_in_any_way(end: Callable[[Bare], None]) 
 
 
 def test_batch_that_waits_for_room_while_its_processor_is_abandoned_is_not_published() -> None:
-    publisher = Bare(addresses="memory://a,memory://b", retention_items=2)
+    publisher = Bare(addresses="memory://a,memory://b", retention_items=2, max_requests=0)
     publisher.connect()
-    publisher.hear(generate=generate_of(1))
     publisher.publish(batch(row_shapes([1])))
     with ThreadPoolExecutor() as threads:
         publishing = threads.submit(publisher.publish, batch(row_shapes([1], position=4)))

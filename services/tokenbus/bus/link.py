@@ -33,8 +33,6 @@ _UNANSWERED_SECONDS, _STILL_UNANSWERED_SECONDS = 3.0, 30.0
 """After how long the log says that no processor answers, and how often from then on."""
 _MOST_DOUBLINGS = 16
 _NS = 1_000_000_000
-_SILENCE = 2
-"""How many of a heartbeat's intervals without a word say that a processor stands still."""
 PROOF_BYTES = 16
 """The length of the proof that a session draws once, and shows in each hello: a peer that has it is the same life."""
 
@@ -87,8 +85,6 @@ class ReconnectingSession(ABC):
         self.loss = ""
         """Why the processor was lost, until that is logged."""
         self.handshakes = 0
-        self._heard_since = 0.0
-        """Since when this life of the processor has been heard without a break."""
 
     @property
     @abstractmethod
@@ -129,14 +125,9 @@ class ReconnectingSession(ABC):
         body = frame.WhichOneof("body")
         if body is None or self.state is SessionState.LEFT:
             return
-        if now - self._last_heard > _SILENCE * self._interval:
-            self._heard_since = now
         self._last_heard = now
         if body == "welcome":
-            before = self.processor_id
             self._welcome(frame.welcome)
-            if self.processor_id != before:
-                self._heard_since = now
         elif body == "refusal":
             self._refused(frame.refusal, now)
         elif self.state is SessionState.OPEN:
@@ -154,10 +145,9 @@ class ReconnectingSession(ABC):
         """Count seconds in which this process stood still as no silence of the processor."""
         self._last_heard = min(now, self._last_heard + seconds)
 
-    def heard_for(self, now: float) -> float:
-        """Return for how many seconds the processor has been heard, without a silence of more than two heartbeats."""
-        is_heard = self.state is SessionState.OPEN and now - self._last_heard <= _SILENCE * self._interval
-        return now - self._heard_since if is_heard else 0.0
+    def silence(self, now: float) -> float:
+        """Return for how many seconds the processor has been silent, or away; infinity: it has never been heard."""
+        return now - self._last_heard if self.handshakes else inf
 
     def disconnected(self, now: float) -> None:
         """Learn that the connection broke, and say hello again."""

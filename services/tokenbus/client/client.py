@@ -108,7 +108,11 @@ class Client:
             wants_room=has_several,
         )
         self.requests = OpenRequests(
-            client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=has_several
+            client.request_buffer_rows,
+            client.resume_timeout_ms / 1000,
+            continue_after=client.continue_after_ms / 1000,
+            has_several=has_several,
+            where=f" at bus.clients_address, {bus.clients_address[:_SHOWN_ADDRESSES]}",
         )
         """The open requests."""
         self.sessions = self.requests.sessions
@@ -176,7 +180,8 @@ class Client:
     def _ended(self, session: ClientSession, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("connection failed", processor=session.processor_id, exc_info=error)
-            self.requests.lost(session)
+            session.state = SessionState.LEFT
+            self.requests.end_all(ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "the connection failed", session)
         # However the connections ended: nothing more comes, and every request must have an end.
         if all(task.done() for task in self._carrying):
             self.requests.give_up("the client was closed")
@@ -197,15 +202,9 @@ class Client:
                 raise outcome
 
     async def _watch_over(self) -> None:
-        patience = self.settings.client.resume_timeout_ms
         while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000):
             self.requests.end_overdue(self._clock.unix_ms())
             self.requests.look(self._clock.now())
-            lost_since = [each.lost_since for each in self.sessions if each.lost_since is not None]
-            is_lost = len(lost_since) == len(self.sessions)
-            if is_lost and self._clock.now() - max(lost_since) >= patience / 1000:
-                where = self.settings.bus.clients_address[:_SHOWN_ADDRESSES]
-                self.requests.give_up(f"no processor answered for {patience} ms at bus.clients_address, {where}")
             self._progress.set()  # some may have ended
 
     def generate(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> Generation:

@@ -9,7 +9,6 @@ from tokenbus.client.accepted_tokens import AcceptedTokens, Ids
 from tokenbus.delivery.slots import SlotMap, Slots
 from tokenbus.delivery.step import Step
 from tokenbus_contracts import LogprobBatch, RowStatus
-from tokenbus_contracts.frames import worker_hash
 
 MOST_POSITION = 2**31 - 1
 """The largest position that a Resume can name; a row's last token may lie beyond it."""
@@ -18,13 +17,12 @@ _ACTIVE = int(RowStatus.ACTIVE)
 
 
 class Progress:
-    """For each open request its next position, the session and the worker of its rows, and where they wait."""
+    """For each open request its next position, the session of its rows, and where they wait."""
 
     def __init__(self) -> None:
         self._slots = SlotMap()
         self._positions = np.zeros(64, np.int64)
         self._senders = np.full(64, NO_SENDER, np.int64)
-        self._workers = np.zeros(64, np.uint64)
         self._serials = np.zeros(64, np.int64)
         self._opened = 0
         self._accepted = AcceptedTokens()
@@ -39,10 +37,9 @@ class Progress:
             if slot == self._positions.size:
                 self._positions = np.resize(self._positions, 2 * slot)
                 self._senders = np.resize(self._senders, 2 * slot)
-                self._workers = np.resize(self._workers, 2 * slot)
                 self._serials = np.resize(self._serials, 2 * slot)
         self.waiting[slot] = waiting
-        self._positions[slot], self._senders[slot], self._workers[slot] = position, NO_SENDER, 0
+        self._positions[slot], self._senders[slot] = position, NO_SENDER
         self._opened += 1
         self._serials[slot] = self._opened
         self._accepted.open(self._opened)
@@ -59,14 +56,6 @@ class Progress:
     def next_position(self, request_id: int) -> int:
         """Return a request's next position."""
         return int(self._positions[self._slots[request_id]])
-
-    def worker_of(self, request_id: int) -> int:
-        """Return the hash of the worker that has a request, as far as is known; zero: none is."""
-        return int(self._workers[self._slots[request_id]])
-
-    def set_worker(self, request_id: int, worker: int) -> None:
-        """Learn which worker has a request."""
-        self._workers[self._slots[request_id]] = worker
 
     def go_on(self, request_id: int, token_ids: Ids) -> None:
         """Count the next tokens of a request."""
@@ -102,5 +91,4 @@ class Progress:
             mine = target.token_ids if is_next.all() else target.token_ids[np.repeat(is_next, counts)]
             self._accepted.add(self._serials[going_on], counts[is_next], mine)
         self._positions[going_on] = ends[is_next]
-        self._workers[going_on] = worker_hash(target.header.worker_id)
         return slots, is_next

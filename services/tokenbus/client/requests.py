@@ -1,19 +1,17 @@
-"""OpenRequests: a client's open requests, which processor has each, and where those are looked for that lost theirs."""
+"""OpenRequests: a client's open requests, and which processor has each."""
 
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.bus.link import SessionState
 from tokenbus.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus.client.received_scores import ReceivedScores
-from tokenbus.client.search import AwayWorkers, EndedRequests, Search, connected, grace
 from tokenbus.client.steps import RequestEnd, StepRows
 from tokenbus.client.tokens import RequestTokens, Turn, stop_of
 from tokenbus.client.waiter import WakeUps
@@ -23,7 +21,7 @@ from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, brief, req
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
 from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus
-from tokenbus_contracts.frames import worker_hash, write_frame
+from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import (
     Abort,
@@ -41,6 +39,8 @@ if TYPE_CHECKING:
     from tokenbus.client.session import ClientSession
 
 _MOST_IGNORED = 1024
+_MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_keys"].GetOptions()).max_items
+"""As many as one frame may name."""
 _WHOLE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _CONTINUED = frozenset(
     {
@@ -56,8 +56,6 @@ _NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
 """The errors of a later turn that say why nobody goes on: the request ends with the error of the turn before."""
 _MOST_LOSSES = 3
 """Losses in a row without a new token that end a request: it may kill its workers."""
-_MOST_MOVES = 5
-"""The same before the first answer, among several processors: a worker that left its processor counts, too."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 """The most tokens of a prompt and a continuation together."""
 
@@ -80,7 +78,7 @@ class OpenRequest:
     deadline_unix_ms: int = 0
     """The moment at which it ends at the latest, in milliseconds since 1970-01-01 UTC; zero: none is known."""
     home: "ClientSession | None" = None
-    """The processor that has the request, as far as is known; None: the client searches for it."""
+    """The processor that it was sent to; None: it waits for a place."""
     sent_to: str = ""
     """The id of the processor's life that may have received it; empty: none."""
     is_answered: bool = False
@@ -94,7 +92,12 @@ class OpenRequest:
     is_aborted: bool = False
     is_submitted: bool = False
     """Whether only the output stream gives its rows: no iterator of its own."""
-    search: Search | None = None
+    refused_by: "set[ClientSession]" = field(default_factory=set)
+    """The processors that did not take it."""
+    refusal: RequestError | None = None
+    """Why the last of them did not."""
+    waits_since: float | None = None
+    """When the client first looked at it while it waited for a place."""
     closed_at: int | None = None
     """Its next position when it was closed or ended here; None: it is open."""
 
@@ -117,21 +120,19 @@ class OpenRequest:
 class OpenRequests:
     """A client's open requests, at one processor or several.
 
-    With one, a request stays there, through its restarts. With several each has a home, which is lost when that is
-    silent, closes, or says that it has no worker for the request any more. Then all are asked, each time that a worker
-    comes to one; the first that sends something of the request is its new home. A worker has one processor at a time,
-    so rows of a request are one sequence whichever processor sends them, and its positions tell what is new.
-
-    A request whose processor is lost before it answered, or does not know it, is sent anew at once, under another key:
-    a worker that the client does not hear of may run it under the first one, and the rows of the two are not mixed.
+    A request stays at the processor that it was sent to, through its restarts. With several, one that can be continued
+    leaves a processor that has been away for `continue_after` seconds: it is sent to another one under a new id, with
+    the tokens that it has. What an earlier turn of it still sends is dropped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each but the first two is given by name
         self,
         max_rows: int,
         patience: float,
         *,
+        continue_after: float = 2.0,
         has_several: bool = False,
+        where: str = "",
         new_id: Callable[[], int] = lambda: secrets.randbits(64) or 1,
     ) -> None:
         """Let at most `max_rows` rows of a request wait, and a request at most `patience` seconds for a processor."""
@@ -139,6 +140,8 @@ class OpenRequests:
         self._new_id = new_id
         self._max_rows = max_rows
         self._patience = patience
+        self._continue_after = continue_after
+        self._unanswered = f"no processor answered for {round(patience * 1000)} ms{where}"
         self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
         self.on_scored: Callable[[PromptScores], None] = lambda _: None
         """Hears the scores of each prompt, before the first row of its request is in the output stream."""
@@ -148,14 +151,14 @@ class OpenRequests:
         """Ends that go into the output stream once the rows before them are there."""
         self._ignored_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
-        self._ended_requests = EndedRequests()
+        self._ended_keys: dict[int, None] = {}
+        """Turns of which nothing more is wanted, the oldest first: a processor that comes back hears of them."""
         self._closed: dict[int, OpenRequest] = {}
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
         self._wake_ups = WakeUps()
         self._sent_anew: dict[int, int] = {}
         """The ids of the open requests that were sent anew, by the key that each has now."""
         self.sessions: list[ClientSession] = []
-        self.away = AwayWorkers(self.sessions)
         self._progress = Progress()
         self._weights = WeightSpans()
         self.requests: dict[int, OpenRequest] = {}
@@ -195,7 +198,7 @@ class OpenRequests:
         if is_submitted and self._on_output is None:
             raise RuntimeError("submit() needs steps() to be open: rows of the request would go nowhere")
         frame = ClientFrame(generate=generate)
-        home, sent_to = self._best(generate.model), ""
+        home, sent_to = self._best(None, generate.model), ""
         if home is None:
             write_frame(frame)
         elif home.say(frame):
@@ -216,8 +219,6 @@ class OpenRequests:
             is_submitted=is_submitted,
         )
         self._add(request, 0)
-        if home is None:
-            request.search = Search()
         return tokens
 
     def resume(
@@ -227,19 +228,14 @@ class OpenRequests:
         tokens = RequestTokens(request_id, position, wake_ups=self._wake_ups)
         request = OpenRequest(tokens, self._progress, None, include_drafts, deadline_unix_ms=deadline_unix_ms)
         request.closed_at = position
-        frame = ClientFrame(resume=_resume(request))
-        write_frame(frame)
+        write_frame(ClientFrame(resume=_resume(request)))
         self._add(request, position)
-        if self.has_several:
-            self._lose_home(request, None)
-        else:
-            request.home = self.sessions[0]
-            request.home.say(frame)
+        self._place(request)
         return tokens
 
     def _add(self, request: OpenRequest, position: int) -> None:
         self.requests[request.tokens.request_id] = request
-        self._ended_requests.remove(request.tokens.request_id)
+        self._ended_keys.pop(request.tokens.request_id, None)
         self._progress.open(request.tokens.request_id, position, request.tokens.waiting)
         request.closed_at = None
 
@@ -274,7 +270,7 @@ class OpenRequests:
                 request.is_aborted = True
                 self._say_abort(request)
         elif not request.was_never_sent:
-            self._ended_requests.add(request.key, may_go_on=True)
+            self._note_ended(request.key)
         self._ended(request, RowStatus.ABORTED)
         self._flush_ends()
 
@@ -326,7 +322,7 @@ class OpenRequests:
             error = request.loss
         self._remove(request)
         if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.was_never_sent:
-            self._ended_requests.add(request.key, may_go_on=True)
+            self._note_ended(request.key)
         error.request_key = request.tokens.request_id
         generated, error.emitted_tokens = error.emitted_tokens, request.next_position
         self._failed(request, error, generated)
@@ -361,7 +357,7 @@ class OpenRequests:
         self._flush_ends()
 
     def give_up(self, message: str) -> None:
-        """End every request with an error: there has been no processor for too long, or the client leaves."""
+        """End every request with an error: the client leaves."""
         self.end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
         self._closed.clear()
         for session in self.sessions:
@@ -448,15 +444,11 @@ class OpenRequests:
 
     def _row(self, session: "ClientSession", request: OpenRequest, step: Step, place: int, status: RowStatus) -> int:
         position, tokens = int(step.rows.positions[place]), int(step.rows.token_counts[place])
-        if status is RowStatus.ABORTED and not request.is_aborted and self.has_several:
-            # Not by this client: a processor at which it had not claimed the request told the worker to end it.
-            if request.home is session:
-                self._lose_home(request, None)
+        if request.home is not session:
             return -1
         expected = request.next_position
         is_known = position + tokens < expected or (tokens and position + tokens == expected)
-        if not request.is_answered or (request.home is not session and not is_known):
-            self._found(request, session)
+        self._found(request, session)
         if position > expected:
             lost = f"tokens {expected} to {position - 1} never came from the processor"
             self._end(request, ErrorCode.ERROR_CODE_GAP, lost)
@@ -470,7 +462,6 @@ class OpenRequests:
             return -1
         self._weights.note_row(step.rows.header.weight_version, request.tokens.request_id, expected)
         self._progress.go_on(request.tokens.request_id, step.rows.row(place).token_ids[expected - position :])
-        self._progress.set_worker(request.tokens.request_id, worker_hash(step.worker_id))
         # The output stream has the rows where there is one: its consumer would not take them from here.
         if self._on_output is None and request.tokens.put(step, place) > self._max_rows:
             self._end_slow(request)
@@ -478,7 +469,7 @@ class OpenRequests:
             pass
         elif status in FINISHED:
             self._remove(request)
-            self._ended_requests.add(request.key)
+            self._note_ended(request.key)
             self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
         return expected - position
 
@@ -502,20 +493,18 @@ class OpenRequests:
         request = self._known_by(admitted.request_key) or self._closed.get(admitted.request_key)
         if request is None:
             return
-        if request.home in (None, session):
+        if request.home is session:
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
             # A turn behind accepted tokens counts them, too.
             counts_others = request.turn and request.tokens.turns[-1].begin
             if admitted.HasField("cached_tokens") and not counts_others:
                 self._note_cached(request, admitted.cached_tokens)
-            if request.closed_at is None:
-                self._progress.set_worker(request.tokens.request_id, worker_hash(admitted.worker_id))
 
     def scored(self, session: "ClientSession", chunk: PromptScoresChunk) -> None:
         """Take what the model says of some of a prompt's tokens; it is ignored for a resumed request."""
         request = self._known_by(chunk.request_key)
-        if request is None or request.scoring is None or request.home not in (None, session):
+        if request is None or request.scoring is None or request.home is not session:
             return
         try:
             is_whole = request.scoring.take(chunk)
@@ -532,13 +521,13 @@ class OpenRequests:
         self.on_cached(request.tokens.request_id, cached_tokens)
 
     def _found(self, request: OpenRequest, session: "ClientSession") -> None:
-        was_lost = request.home is None
-        request.generate, request.is_answered, request.home = None, True, session
+        if request.is_answered:
+            return
+        request.generate, request.is_answered = None, True
+        request.refusal, request.waits_since = None, None
+        request.refused_by.clear()
         if request.closed_at is None:
             self._progress.set_sender(request.tokens.request_id, session.ordinal)
-        if was_lost and request.is_aborted:
-            self._say_abort(request)
-        request.search = None
 
     def _forget_answer(self, request: OpenRequest) -> None:
         request.is_answered = False
@@ -553,23 +542,20 @@ class OpenRequests:
             self._ignore_rows_of(error.request_key)
         request = self._known_by(error.request_key)
         if request is None:
-            is_closed = self._closed.pop(error.request_key, None) is not None
-            if is_closed and self.has_several and error.code in NOT_HERE:
-                self._ended_requests.add(error.request_key, may_go_on=True)
-        elif request.home not in (None, session):
+            self._closed.pop(error.request_key, None)
+        elif request.home is not session:
             return  # it went on at another processor
-        elif request.home is None and request.search is not None and error.code in NOT_HERE | NOT_TAKEN:
-            request.search.without.add(session)
-            self._conclude(request, request.search)
-        elif (
-            (self.has_several or request.loss is not None) and request.generate is not None and error.code in NOT_TAKEN
-        ):
-            self._not_taken(request, request.generate, session, error)
-        elif self.has_several and error.code in NOT_HERE and request.generate is None:
-            self._lose_home(request, error)
+        elif self._may_be_placed_elsewhere(request, error.code):
+            self._not_taken(request, session, error)
         else:
             self._broken(request, error)
         self._flush_ends()
+
+    def _may_be_placed_elsewhere(self, request: OpenRequest, code: ErrorCode) -> bool:
+        if request.generate is not None:
+            return code in NOT_TAKEN and (self.has_several or request.loss is not None)
+        is_looked_for = request.origin is None and not request.is_answered
+        return self.has_several and is_looked_for and code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
 
     # Turns.
 
@@ -593,15 +579,14 @@ class OpenRequests:
             request.losses = 0
         request.losses += code != ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
         size = len(origin.tokens.token_ids) + request.next_position
-        most = _MOST_MOVES if self.has_several and is_unanswered else _MOST_LOSSES
-        return request.losses < most and size <= _MOST_TOKENS
+        return request.losses < _MOST_LOSSES and size <= _MOST_TOKENS
 
     def _begin_turn(self, request: OpenRequest, origin: Generate, reason: ErrorCode) -> None:
         """Ask for the rest of a request under a new id, so that no worker can mix two turns; the one before ends.
 
         Processors hear that the turn before is over before they hear of the next one.
         """
-        self._ended_requests.add(request.key, may_go_on=True)
+        self._note_ended(request.key)
         for session in self.sessions:
             session.say(ClientFrame(ended=Ended(request_keys=[request.key])))
         if request.is_aborted:
@@ -625,170 +610,116 @@ class OpenRequests:
         self._sent_anew.pop(request.key, None)
         tokens.begin_turn(Turn(position, generate.request_key, CODE_NAMES[reason]))
         self._sent_anew[request.key] = tokens.request_id
-        request.generate, request.home, request.sent_to, request.search = generate, None, "", Search()
+        request.generate, request.home, request.sent_to = generate, None, ""
+        request.refused_by.clear()
+        request.refusal, request.waits_since = None, None
         self._forget_answer(request)
-        self._place(request, generate, request.search)
+        self._place(request)
 
     # After each handshake: what the processor may have missed is asked for again.
 
     def welcomed(self, session: "ClientSession", *, resumed: bool) -> None:
         """Tell a processor that welcomed this client what is wanted of it: `resumed` if it knew this client."""
-        homeless = self._homeless()
-        if not resumed:
-            self.lost(session)
-        session.named_ended = 0
-        self._name_ended(session)
+        if not self.is_paused and self._ended_keys:
+            session.say(ClientFrame(ended=Ended(request_keys=self._ended_keys)))
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
-            # An earlier life of the processor, or this one where there are others, may have given it to a worker that
-            # is elsewhere now: it is sent anew only when this processor says that it does not have it.
-            is_nowhere_else = not self.has_several and request.sent_to in ("", session.processor_id)
-            if request.generate is not None and is_nowhere_else:
-                self._send(request, request.generate, session)
+            # An earlier life of the processor may have given it to a worker that comes back.
+            if request.generate is not None and request.sent_to in ("", session.processor_id):
+                self._send(request, session)
             elif not (resumed and request.is_answered):
                 self._forget_answer(request)
-                session.say(ClientFrame(resume=_resume(request, only_if_here=self.has_several)))
+                session.say(ClientFrame(resume=_resume(request)))
             if request.is_aborted:
                 self._say_abort(request)
-        self._forget_refusals(session)
-        for request in homeless:
-            if request.search is not None:  # its worker may be on its way to this processor
-                request.search.since = None
-                request.search.is_final = request.search.is_overdue
-            self._ask(session, request)
+        self.has_room(session)
 
-    def _name_ended(self, session: "ClientSession") -> None:
-        if not self.is_paused:
-            self._ended_requests.name_to(session)
+    def _note_ended(self, key: int) -> None:
+        self._ended_keys[key] = None
+        if len(self._ended_keys) > _MOST_ENDED:
+            del self._ended_keys[next(iter(self._ended_keys))]
 
-    def _send(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
-        request.home = session
-        if session.say(ClientFrame(generate=generate)):
-            request.sent_to = session.processor_id
-            session.used(generate.model)
+    # Where a request goes.
 
-    # Several processors: where a request goes, and where it is looked for.
-
-    def _best(self, model: str, search: Search | None = None) -> "ClientSession | None":
-        if not self.has_several and search is None:
+    def _best(self, request: OpenRequest | None, model: str) -> "ClientSession | None":
+        if not self.has_several and (request is None or request.loss is None):
             return self.sessions[0]
-        without = search.without if search is not None else set()
-        able = [each for each in connected(self.sessions) if each not in without]
+        refused_by = set() if request is None else request.refused_by
+        able = [each for each in self.sessions if each.is_here and each not in refused_by]
         return max(able, key=lambda session: session.room_for(model), default=None)
 
-    def lost(self, session: "ClientSession") -> None:
-        """Look for the requests of a processor that is silent or closes; with one alone, they wait for it."""
-        if not self.has_several:
-            return
-        for request in [each for each in self.requests.values() if each.home is session]:
-            self._lose_home(request, None)
-        for key in [key for key, request in self._closed.items() if request.home is session]:
-            del self._closed[key]
-            self._ended_requests.add(key, may_go_on=True)
-        self._flush_ends()
+    def _place(self, request: OpenRequest) -> None:
+        best = self._best(request, "" if request.origin is None else request.origin.model)
+        if best is not None:
+            self._send(request, best)
+        elif request.refusal is not None and request.loss is None and not self._workers_may_come():
+            self._broken(request, request.refusal)
 
-    def _homeless(self) -> list[OpenRequest]:
-        return [request for request in self.requests.values() if request.home is None]
-
-    def _lose_home(self, request: OpenRequest, error: RequestError | None) -> None:
-        request.home = None
-        if request.generate is not None:
-            code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
-            self._broken(request, request_error(request_id, code, "its processor is lost"))
-            return
-        request.search = Search(error)
-        self._forget_answer(request)
-        for session in self.sessions:
-            self._ask(session, request)
-
-    def _ask(self, session: "ClientSession", request: OpenRequest) -> None:
-        if session.state is not SessionState.OPEN:
-            return
+    def _send(self, request: OpenRequest, session: "ClientSession") -> None:
+        request.home = session
         if request.generate is None:
-            session.say(ClientFrame(resume=_resume(request, only_if_here=True)))
-        elif request.search is None or session not in request.search.without:
-            self._send(request, request.generate, session)  # its search stays, with the processors that refused it
+            session.say(ClientFrame(resume=_resume(request)))
+        elif session.say(ClientFrame(generate=request.generate)):
+            request.sent_to = session.processor_id
+            session.used(request.generate.model)
 
-    def came(self, session: "ClientSession", workers: frozenset[int]) -> None:
-        """Learn that some workers are new at a processor: requests of theirs are there, whatever their homes say.
-
-        A home that stands still again and again for less than its timeout would keep its requests from their worker.
-        """
-        for request_id, request in self.requests.items():
-            if request.home not in (None, session) and self._progress.worker_of(request_id) in workers:
-                session.say(ClientFrame(resume=_resume(request, only_if_here=True)))
-
-    def arrived(self, session: "ClientSession") -> None:
-        """Learn that a worker came to a processor: it may have brought a request that is looked for, or has ended."""
-        self._name_ended(session)
-        self._forget_refusals(session)
-        for request in self._homeless():
-            self._ask(session, request)
-
-    def _forget_refusals(self, session: "ClientSession") -> None:
-        """Let every request be sent to a processor again, those too that wait at another one, which may refuse them."""
-        for request in self.requests.values():
-            if request.search is not None:
-                request.search.without.discard(session)
-
-    def _not_taken(
-        self, request: OpenRequest, generate: Generate, session: "ClientSession", error: RequestError
-    ) -> None:
-        search = request.search = request.search or Search()
-        search.error, request.home, request.sent_to = error, None, ""
-        search.without.add(session)
+    def _not_taken(self, request: OpenRequest, session: "ClientSession", error: RequestError) -> None:
+        request.refusal, request.home, request.sent_to = error, None, ""
+        request.refused_by.add(session)
         # One whose workers are all busy says when another try makes sense; one that closes cannot.
         session.is_closing |= error.code == ErrorCode.ERROR_CODE_OVERLOADED and not error.retry_after_ms
         if request.is_aborted:
             self._end_aborted(request)
             return
-        self._place(request, generate, search)
-
-    def _place(self, request: OpenRequest, generate: Generate, search: Search) -> None:
-        best = self._best(generate.model, search)
-        if best is not None:
-            self._send(request, generate, best)
-        elif search.error is not None and request.loss is None and not self._workers_may_come():
-            self._broken(request, search.error)
+        self._place(request)
 
     def _workers_may_come(self) -> bool:
-        """Tell whether a processor that is away, or workers that left theirs, may soon take what is refused now."""
-        return bool(self.away) or any(each.is_expected for each in self.sessions)
+        """Tell whether the workers of a processor that is away, or closes, may soon take what is refused now."""
+        return any(each.is_closing or each.away <= self._patience for each in self.sessions)
 
-    def _conclude(self, request: OpenRequest, search: Search) -> None:
-        if search.has_failed(self.sessions):
-            code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
-            self._broken(request, search.error or request_error(request_id, code, "no processor has it"))
+    def has_room(self, session: "ClientSession") -> None:
+        """Learn that a processor may take requests that it has refused."""
+        for request in list(self.requests.values()):
+            request.refused_by.discard(session)
+            if request.home is None:
+                self._place(request)
 
     def look(self, now: float) -> None:
-        """End the searches whose time is over; to be called once a heartbeat's interval."""
-        self.away.count(now)
-        for request in self._homeless():
-            search = request.search
-            if search is None:
+        """Send the requests that wait for a place, or whose processor is away, once a heartbeat's interval."""
+        for session in self.sessions:
+            session.is_silent = session.silence(now) >= self._continue_after
+        for session in self.sessions:
+            if session.is_silent and any(each.is_here for each in self.sessions):
+                self._leave(session)
+            if session.lost_since is not None and now - session.lost_since >= self._patience:
+                session.lost_since = None
+                self._drop_closed(session)
+                self.end_all(ErrorCode.ERROR_CODE_DEADLINE, self._unanswered, session)
+        for request in [each for each in self.requests.values() if each.home is None]:
+            request.waits_since = now if request.waits_since is None else request.waits_since
+            if now - request.waits_since >= self._patience:
+                error = request_error(request.tokens.request_id, ErrorCode.ERROR_CODE_DEADLINE, self._unanswered)
+                self._broken(request, request.refusal or error)
                 continue
-            if search.since is None:
-                search.since, search.is_final = now, False
-            search.count(self.sessions, now)
-            if now - search.since >= self._patience:
-                message = f"no processor answered for {round(self._patience * 1000)} ms"
-                code, request_id = ErrorCode.ERROR_CODE_DEADLINE, request.tokens.request_id
-                self._broken(request, search.error or request_error(request_id, code, message))
-            elif request.generate is not None:
-                if request.loss is not None:
-                    search.without.clear()
-                elif self._workers_may_come():  # perhaps at one that had none
-                    search.without &= {each for each in self.sessions if each.is_closing}
-                self._place(request, request.generate, search)
-            elif search.is_final or not (search.is_overdue or now - search.since >= grace(self.sessions)):
-                self._conclude(request, search)
-            else:  # its worker has had the time to come
-                search.is_final = True
-                search.without.clear()
-                for session in self.sessions:
-                    self._ask(session, request)
+            request.refused_by.clear()
+            self._place(request)
         self._flush_ends()
+
+    def _drop_closed(self, session: "ClientSession") -> None:
+        for key in [key for key, request in self._closed.items() if request.home is session]:
+            del self._closed[key]
+            self._note_ended(key)
+
+    def _leave(self, session: "ClientSession") -> None:
+        """Continue the requests of a processor that is away elsewhere; the others wait for it."""
+        self._drop_closed(session)
+        for request in [each for each in self.requests.values() if each.home is session]:
+            code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
+            if request.is_aborted and request.origin is not None:
+                self._begin_turn(request, request.origin, code)
+            else:
+                self._continue(request, request_error(request_id, code, "its processor is away"))
 
 
 def _unrecoverable(request: OpenRequest) -> RequestError:
@@ -796,13 +727,12 @@ def _unrecoverable(request: OpenRequest) -> RequestError:
     return request_error(request.tokens.request_id, ErrorCode.ERROR_CODE_ENGINE, message)
 
 
-def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
+def _resume(request: OpenRequest) -> Resume:
     return Resume(
         request_key=request.key,
         next_position=request.next_position,
         include_draft_logprobs=request.include_drafts,
         deadline_unix_ms=request.deadline_unix_ms,
-        only_if_here=only_if_here,
     )
 
 

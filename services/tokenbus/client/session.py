@@ -25,11 +25,9 @@ from tokenbus_contracts.generated.client_pb2 import (
 )
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import Item, Refusal
+from tokenbus_contracts.generated.stream_pb2 import Item
 
 _MOST_COMMANDS = 1024
-_RECONNECT_SHARE = 0.5
-"""How much of an interval a processor has to answer after its connection broke."""
 _ACK_SECONDS = 0.05
 """How long a frame may wait for its ack, while requests are open."""
 _ACK_SHARE = 8
@@ -63,19 +61,15 @@ class ClientSession(ReconnectingSession):
         """The stream that the processor announced last: the items that follow are its."""
         self._status: asyncio.Future[ProcessorStatus] | None = None
         self._room: dict[str, ModelRoom] = {}
-        self.workers: frozenset[int] = frozenset()
-        """The workers that the processor has named, by the hashes of their ids."""
-        self._arrivals = 0
         self._used: Counter[str] = Counter()
         """How many requests were sent for each model since the processor said how much room it has."""
-        self.named_ended: float = 0
-        """The number of the last ended request that was named to the processor."""
         self.is_closing = False
         """Whether the processor has said that it closes: its workers go to another one."""
         self._away_since: float | None = None
-        self._away = 0.0
-        self._gone_at = inf
-        """When a processor counts as gone whose connection broke, unless it has answered by then."""
+        self.is_silent = False
+        """Whether it has been silent for so long that requests go on elsewhere."""
+        self.away = inf
+        """For how many seconds it had been away at the last hello, of a processor that is; else infinity."""
         self.on_news: Callable[[], None] = lambda: None
         """Called when there is something to send."""
         self.lost_since: float | None = None
@@ -99,9 +93,9 @@ class ClientSession(ReconnectingSession):
     # How much room the processor has.
 
     @property
-    def is_expected(self) -> bool:
-        """Whether the processor, or its workers at another one, may soon take what is refused now."""
-        return self.is_closing or (self.state is SessionState.GREETING and self._away < self._timeout)
+    def is_here(self) -> bool:
+        """Whether the processor takes requests."""
+        return self.state is SessionState.OPEN and not self.is_silent
 
     def room_for(self, model: str) -> float:
         """Return how many more requests each of its workers takes, as far as is known; -inf: none serves the model."""
@@ -116,19 +110,8 @@ class ClientSession(ReconnectingSession):
 
     def _take_room(self, room: Room) -> None:
         self._room = {each.model: each for each in room.models}
-        before, self.workers = self.workers, frozenset(room.workers)
         self._used.clear()
-        self._requests.away.seen(self.workers)
-        self._requests.away.left(before - self.workers)
-        self._requests.came(self, self.workers - before)
-        if room.arrivals != self._arrivals:
-            self._arrivals = room.arrivals
-            self._requests.arrived(self)
-
-    def _forget_room(self) -> None:
-        workers, self.workers = self.workers, frozenset()
-        self._requests.away.lost_with(workers)
-        self._room.clear()
+        self._requests.has_room(self)
 
     # Calls of the application.
 
@@ -242,12 +225,12 @@ class ClientSession(ReconnectingSession):
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
         self._welcomed(welcome)
         self.lost_since = self._away_since = None
-        self._away, self._gone_at = 0.0, inf
+        self.away, self.is_silent = inf, False
         self._number = self._acked = self._unacked_bytes = 0
         self._ack_at, self._is_ack_due = inf, False
         if not resumed:
             self._outgoing.clear()
-            self._forget_room()
+            self._room.clear()
             self.is_closing = False  # what closed was the life before, if the connection came back before it was missed
         self._requests.welcomed(self, resumed=resumed)
         if self._watched is not None:
@@ -257,21 +240,8 @@ class ClientSession(ReconnectingSession):
         for control, _ in self._commands.values():
             self.say(ClientFrame(control=control))
 
-    def _refused(self, refusal: Refusal, now: float) -> None:
-        super()._refused(refusal, now)
-        if self.state is SessionState.REFUSED:
-            self._leave()
-
-    def disconnected(self, now: float) -> None:
-        """Learn that the connection broke, and let the requests go on elsewhere if the processor does not answer."""
-        super().disconnected(now)
-        self._gone_at = min(self._gone_at, now + _RECONNECT_SHARE * self._interval)
-
     def next_message(self, now: float) -> list[bytes] | None:
         """Return the next message to send, or None: there is none."""
-        if now >= self._gone_at:
-            self._gone_at = inf
-            self._leave()
         self._is_ack_due |= now >= self._ack_at
         return super().next_message(now)
 
@@ -279,18 +249,7 @@ class ClientSession(ReconnectingSession):
         """Return after how long `next_message` has something to do even if nothing happens."""
         may_ack = self.state is SessionState.OPEN and not self._requests.is_paused
         ack_at = self._ack_at if may_ack else inf
-        return max(0.0, min(super().seconds_to_wait(now), self._gone_at - now, ack_at - now))
-
-    def _lost(self, greets_at: float) -> None:
-        super()._lost(greets_at)
-        self._leave()
-
-    def _leave(self) -> None:
-        self.is_closing = False
-        if self._requests.has_several:
-            self._outgoing.clear()  # by the time that they were sent, these would say what is not true any more
-            self._forget_room()
-            self._requests.lost(self)
+        return max(0.0, min(super().seconds_to_wait(now), ack_at - now))
 
     # Frames that go out.
 
@@ -316,7 +275,8 @@ class ClientSession(ReconnectingSession):
 
     def _greeting(self, now: float) -> list[bytes] | None:
         self._away_since = now if self._away_since is None else self._away_since
-        self._away = now - self._away_since
+        self.away = now - self._away_since
+        self.is_closing = False
         if not len(self._requests):
             self.lost_since = None
         elif self.lost_since is None:

@@ -212,6 +212,7 @@ class ClientSettings(Section):
     name: str = text("client", 1, 64, "the client's name in logs; several clients may have the same")
     resume_timeout_ms: int = milliseconds(30_000, "how long open requests wait for a processor that went away")
 
+    continue_after_ms: int = 2000  # of a processor's silence, that a request goes on at another: two heartbeats
     drain_timeout_ms: int = 5000  # for requests that still have iterators, at its end
     window_frames: int = 64  # not acknowledged; more would hide for longer that a client is slow
     window_bytes: int = 16_777_216  # the same; one frame may be of any size

@@ -84,7 +84,7 @@ class WorkerSession(ReconnectingSession):
         self._on_request = on_request
         self._on_room = on_room
         self.on_epoch: Callable[[int], None] = lambda _: None
-        """Called with each new epoch, before what is retained is dropped."""
+        """Called with each new epoch, before the retained items are dropped."""
         self.on_void_ticket: Callable[[bytes], None] = lambda _: None
         """Called with each hand-off ticket that is worth nothing from now on."""
         self.on_control: Callable[[Control], None] = lambda _: None
@@ -112,7 +112,7 @@ class WorkerSession(ReconnectingSession):
         self.given_up: set[int] = set()
         """Those that it has abandoned with their processor, until the engine has ended them."""
         self._held: list[ProcessorFrame] = []
-        """What the new processor has asked for meanwhile."""
+        """The frames of the new processor that wait for that."""
         self._takes_no_more = False
         self.replayed = 0
 
@@ -216,7 +216,7 @@ class WorkerSession(ReconnectingSession):
         # What is not to be sent again may still be on its way to a client: it is retained until its ack.
 
     def _begin_epoch(self) -> None:
-        """Abandon the processor before: its requests are given up, and what is retained for it is dropped.
+        """Give up the requests of the processor before, and drop the items that are retained for it.
 
         A worker that takes no requests goes on with its own, whichever processor shows them.
         """
@@ -231,7 +231,7 @@ class WorkerSession(ReconnectingSession):
                     self._on_request(Abort(request_key=key))
 
     def ended(self, keys: Iterable[int], now: float) -> None:
-        """Learn that the engine has ended requests, those that were given up too."""
+        """Learn that the engine has ended requests."""
         self.requests.difference_update(keys)
         if not self.given_up:
             return
