@@ -218,7 +218,9 @@ class LogprobBatch:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its columns have."""
+        """How many bytes hold its columns."""
+        if self._message is not None:
+            return len(self._message.data)
         return sum(values.nbytes for values in self.columns.values())
 
     def row_bytes(self) -> Index:

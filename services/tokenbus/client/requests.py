@@ -461,7 +461,9 @@ class OpenRequests:
             self.repeated += 1
             return -1
         self._weights.note_row(step.rows.header.weight_version, request.tokens.request_id, expected)
-        self._progress.go_on(request.tokens.request_id, step.rows.row(place).token_ids[expected - position :])
+        begin = int(step.rows.token_counts[:place].sum())
+        token_ids = step.rows.token_ids[begin + expected - position : begin + tokens]
+        self._progress.go_on(request.tokens.request_id, token_ids)
         # The output stream has the rows where there is one: its consumer would not take them from here.
         if self._on_output is None and request.tokens.put(step, place) > self._max_rows:
             self._end_slow(request)

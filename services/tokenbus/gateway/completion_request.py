@@ -488,7 +488,7 @@ class Reader:
         """Raise an ApiError for a field that is too long to be sent to the workers for each choice."""
         most, choices = _COPY_BYTES * self._settings.max_prompt_tokens, request.choices
         for name, value in chain(request.sampling.items(), request.token_scoring.items()):
-            size = choices * _bytes_of(value)
+            size = choices * _bytes_of(value) if isinstance(value, str | list | dict) else 0
             if size > most:
                 member = _BODY_FIELDS.get(name, name)
                 limit = f"at most {most} bytes of all choices together"

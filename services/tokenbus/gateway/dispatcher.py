@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from time import monotonic, thread_time
+from time import monotonic
 
 from tokenbus.client import Client, RequestEnd, RequestFailedError, StepRows
 from tokenbus.client.weight_spans import WeightSpans
@@ -65,13 +65,15 @@ class OpenRequest:
 class _Share:
     """One answer's share of the event loop's time."""
 
-    __slots__ = ("requests", "who")
+    __slots__ = ("requests", "spent", "turn", "who")
 
     def __init__(self, who: Hashable) -> None:
         self.who = who
         """Its client: a key, or a machine."""
         self.requests: deque[OpenRequest] = deque()
         """Its requests with rows that wait."""
+        self.turn = self.spent = 0.0
+        """When its last turn began, and the seconds that its rows took there."""
 
 
 class Dispatcher:
@@ -193,8 +195,8 @@ class Dispatcher:
         An answer has a slice of the turn, and then the next one.
         """
         while self._waiting.answers and not self._is_turn_over():
-            (who, share), began = self._waiting.take(), thread_time()
-            while share.requests and thread_time() - began < _SLICE_SECONDS:
+            (who, share), began = self._waiting.take(), monotonic()
+            while share.requests and monotonic() - began < _SLICE_SECONDS:
                 one = share.requests.popleft()
                 if one.rows:  # else it was closed
                     self._hand_some(one, began + _SLICE_SECONDS)
@@ -216,7 +218,7 @@ class Dispatcher:
                 break
             self._hand(one, Left(row.step, row.place, None, is_rest=False))
             self.backlog.free(row)
-            if thread_time() >= until:
+            if monotonic() >= until:
                 break
         outbox.flush()
         if stream is not None:
@@ -226,8 +228,11 @@ class Dispatcher:
 
     def _hand_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
         """Hand out the rows of a request that could not be sent directly; rows that Python writes may have to wait."""
-        outbox, stream = one.answer.outbox, one.listener.stream
-        if left[-1].events is None and (one.rows or self._waiting.answers or self._is_turn_over()):
+        outbox, stream, share, began = one.answer.outbox, one.listener.stream, one.share, monotonic()
+        if share.turn != self._turn_began:
+            share.turn, share.spent = self._turn_began, 0.0
+        is_heavy = share.spent >= _SLICE_SECONDS and began - self._turn_began >= _LONGEST_TURN_SECONDS
+        if left[-1].events is None and (share.requests or is_heavy):
             written = 0 if one.rows else next((n for n, row in enumerate(left) if row.events is None), len(left))
             self._wait(one, left[written:])
             left = left[:written]
@@ -241,6 +246,7 @@ class Dispatcher:
             outbox.flush()
         if stream is not None and stream.form is not None:
             stream.socket = outbox.descriptor()
+        share.spent += monotonic() - began
 
     def _wait(self, one: OpenRequest, rows: Iterable[Left]) -> None:
         """Let rows of a request wait for its answer's turn: until then Python takes those behind them, too."""

@@ -155,7 +155,7 @@ class Routes:
         reader, encoders = self._gateway.reader, self._gateway.encoders
         if len(data) <= self._quick_bytes:
             await self._limiter.next()
-            began = time.thread_time()
+            began = time.monotonic()
             try:
                 value = parse_json(data)
                 if not self._may_take_long(value):
@@ -163,7 +163,7 @@ class Routes:
                     self._gateway.note_ignored(reader.types.ignored)
                     return result
             finally:
-                self._limiter.spent(time.thread_time() - began)
+                self._limiter.spent(time.monotonic() - began)
         job = Job(kind, reader.models, reader.parents)
         reply = await self._while_connected(request, encoders.read(job, data, _who(request)))
         self._gateway.note_ignored(reply.ignored)
