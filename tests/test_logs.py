@@ -106,8 +106,6 @@ _1, _2 = f"{1:016x}", f"{2:016x}"
         ({"items": [*range(17)], "deep": [[[[1]]]]}, {"items": [*range(16), "1 more"], "deep": [[["[1]"]]]}),
         ({"a": dict.fromkeys(range(17))}, {"a": {**{str(key): None for key in range(16)}, "...": "1 more"}}),
         ({"secret": "hunter2", "proof": b"p"}, {"secret": "(hidden)", "proof": "(hidden)"}),
-        ({"ticket": b"t", "handoff_ticket": b"t"}, {"ticket": "(hidden)", "handoff_ticket": "(hidden)"}),
-        ({"handoff_key": b"k"}, {"handoff_key": "(hidden)"}),
     ],
 )
 def test_values_of_any_kind(given: dict[str, object], logged: dict[str, object]) -> None:

@@ -23,7 +23,7 @@ _LONG_MS = 3_600_000
 _PATIENT = (
     "bus.heartbeat_timeout_ms",
     *("worker.drain_timeout_ms", "worker.block_timeout_ms"),
-    *("processor.unclaimed_timeout_ms", "processor.handoff_timeout_ms", "processor.drain_timeout_ms"),
+    *("processor.unclaimed_timeout_ms", "processor.drain_timeout_ms"),
     *("clients.detached_timeout_ms", "client.resume_timeout_ms", "client.drain_timeout_ms"),
 )
 _LOOK_SECONDS = 0.01

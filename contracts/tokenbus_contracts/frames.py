@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError, Message
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.frame_checks import Check, check_of
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
-from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerFrame
 from tokenbus_contracts.malformed import explain, first_of, first_unknown_field
@@ -22,8 +21,6 @@ FRAMES: tuple[type[Message], ...] = (
     ClientFrame,
     ServerFrame,
     RequestEvent,
-    PrefillFrame,
-    DecodeFrame,
 )
 """The messages that are read and written here."""
 

@@ -42,9 +42,7 @@ class MarkovEngine:
     def has_work(self) -> bool:
         return bool(self.running)
 
-    def admit(self, generate: tokenbus.Generate, state: bytes | None = None) -> int:
-        if state is not None:
-            raise ValueError("state: none, since no other worker begins for this one")
+    def admit(self, generate: tokenbus.Generate) -> int:
         prompt = list(generate.tokens.token_ids)
         if not prompt or max(prompt) >= self.vocabulary_size:
             raise ValueError(f"tokens: ids from 0 to {self.vocabulary_size - 1}, at least one, got {prompt[:8]}")

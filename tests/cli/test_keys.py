@@ -124,7 +124,7 @@ def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: p
         (("make", "w0", "--role", "worker"), "--role: only with add, got make"),
         (("add",), "add: NAME PUBLIC, got nothing"),
         (("add", "w0"), "add: NAME PUBLIC, got 'w0'"),
-        (("add", "w0", "keys/w0.key"), "add: --role, one or several of worker, client, observer, handoff, operator"),
+        (("add", "w0", "keys/w0.key"), "add: --role, one or several of worker, client, observer, operator"),
         (("add", "w0", "none.key", "--role", "worker"), "add: PUBLIC: a public key of 40 characters, or the path"),
         (("add", "w 0", "keys/w0.key", "--role", "worker"), "add: name: 1 to 64 letters"),
         (("add", "w0", "keys/w0.key", "--role", "worker", "--names", ""), "add: names: patterns of 1 to 64 bytes"),

@@ -90,10 +90,6 @@ class Closing(SyntheticEngine):
         (["--weights", "x"], "error: unrecognized arguments: --weights x"),
         (["--engine", "paddle", "--drafts"], "error: unrecognized arguments: --drafts"),
         (["--engine", "paddle", "--slice-steps", "-1"], "tokenbus: slice_steps: 0 to 2147483647, got -1"),
-        (
-            ["--set", "worker.handoff_address=tcp://0.0.0.0:5572"],
-            "reach: no address of every interface, got 'tcp://0.0.0.0:5572'",
-        ),
         (["--engine", "synthetic", "--parts", "0"], "tokenbus: --parts: 1 to 64, got 0"),
         (["--speculate", "8"], "tokenbus: --speculate: 0 to 7 (limits.max_tokens_per_row is 8), got 8"),
         (["--max-running", "0"], "tokenbus: max_running: 1 to 1024, got 0"),

@@ -14,7 +14,6 @@ from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import FRAMES, read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer
-from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import (
     Abort,
     Admitted,
@@ -62,8 +61,6 @@ SMALLEST: tuple[Message, ...] = (
     ClientFrame(abort=Abort(request_key=1)),
     ServerFrame(admitted=ADMITTED),
     RequestEvent(sequence=1, admitted=ADMITTED),
-    PrefillFrame(handoff=Handoff(schema_major=1, worker_id="w", generate=GENERATE, state_bytes=1, number=1)),
-    DecodeFrame(reply=HandoffReply(request_key=1, number=1)),
 )
 MANY = [*range(1, 101)]
 """More elements than are looked at one by one."""

@@ -85,14 +85,13 @@ class Run:
         self.got: dict[int, Got] = {}
         self.batches: list[list[LogprobBatch]] = []
         self.arrays: list[list[StepArrays]] = []
-        self.states: dict[int, bytes] = {}
         self._assembler = StepAssembler(Limits.schema(), engine.vocabulary_size)
         for request in requests:
             self.admit(request)
 
-    def admit(self, request: Generate, state: bytes | None = None, before: Got | None = None) -> int:
+    def admit(self, request: Generate, before: Got | None = None) -> int:
         """Admit a request, perhaps one that another engine gave some tokens before."""
-        tokens: int = self.engine.admit(request, state)
+        tokens: int = self.engine.admit(request)
         self.got[request.request_key] = before or Got()
         return tokens
 
@@ -104,8 +103,6 @@ class Run:
             for row in batch.rows():
                 got = self.got[row.key]
                 (got.rows if batch.header.kind is BatchKind.TARGET else got.drafts).append(row)
-        for one in arrays:
-            self.states |= one.states
         self.arrays.append(arrays)
         self.batches.append(batches)
         return batches

@@ -100,8 +100,7 @@ def _outcome(data: bytes) -> tuple[str, str]:
         return "refused", str(error)
     sampling = frame.generate.sampling
     assert (taken.key, taken.top_k) == (frame.generate.request_key, sampling.top_k)
-    assert taken.is_seeded == sampling.HasField("seed")
-    assert taken.seed == sampling.seed or not taken.is_seeded
+    assert taken.seed == sampling.seed or not sampling.HasField("seed")
     assert 0 < taken.top_p <= 1
     assert 0 <= taken.temperature < math.inf
     assert 1 <= taken.most <= CONTEXT
@@ -173,10 +172,10 @@ def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
 
 def test_absent_parameters_have_defaults() -> None:
     first, second = (of_bytes(asked(7, "ab")) for _ in range(2))
-    assert (first.temperature, first.top_p, first.top_k, first.is_scored, first.is_seeded) == (1, 1, 0, False, False)
+    assert (first.temperature, first.top_p, first.top_k, first.is_scored) == (1, 1, 0, False)
     assert first.stops is None
     assert first.seed != second.seed
-    assert of_bytes(asked(7, "ab", seed=0)).is_seeded
+    assert of_bytes(asked(7, "ab", seed=0)).seed == 0
 
 
 SIZE = default_tokenizer().vocabulary_size

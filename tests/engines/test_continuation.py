@@ -1,12 +1,12 @@
 """A continued request gets what it would have got from an engine that was never killed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.engines.runs import Got, Run, asked, ngram
-from tokenbus_contracts import Row, RowStatus
+from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
 REQUESTS = {
@@ -55,33 +55,38 @@ def test_ngram_goes_on_bit_for_bit(name: str, speculate: int) -> None:
         assert _verified(parts) == _verified(whole)
 
 
-def handed_on(run: Callable[..., Run], generate: Generate, accepted: list[int]) -> Got:
-    """Return what a continued request gets from a prefill and a decode engine together."""
-    turn, before = continued(generate, accepted), Got()
-    first = run(role="prefill")
-    first.engine.admit(turn)
-    rows = [row for _ in range(20) if first.engine.has_work for row in _rows(first)]
-    assert rows[-1].status is RowStatus.HANDED_OFF
-    second = run(role="decode")
-    second.got[99] = before
-    second.engine.admit(turn, first.states[99])
-    second.to_the_end()
-    return Got([*(row for row in rows if row.token_ids.size), *before.rows])
-
-
-def _rows(run: Run) -> list[Row]:
-    run.got[99] = Got()
-    run.step()
-    return run.got[99].rows
+def handed_on(
+    run: Callable[..., Run],
+    requests: Sequence[Generate],
+    prefill: Run,
+    **options: Any,  # noqa: ANN401 - the engine's
+) -> dict[int, Got]:
+    """Return what requests got from a prefill engine that is done, and then from a decode engine."""
+    decode = run(role="decode", **options)
+    for generate in requests:
+        before = prefill.got[generate.request_key]
+        if before.statuses[-1] is not RowStatus.HANDED_OFF:
+            continue
+        turn = Generate()
+        turn.CopyFrom(generate)
+        turn.continuation.token_ids.extend(before.tokens)
+        decode.admit(turn, before=Got([row for row in before.rows if row.token_ids.size]))
+    return decode.to_the_end().got
 
 
 @pytest.mark.parametrize("name", ["greedy", "seeded"])
-def test_continued_request_is_handed_off(name: str) -> None:
+def test_continued_request_begins_at_a_prefill_engine(name: str) -> None:
     whole = ngram([REQUESTS[name]]).to_the_end().got[REQUESTS[name].request_key]
     cut = whole.rows[3].position
-    got = handed_on(ngram, REQUESTS[name], whole.tokens[:cut])
-    assert [token for row in got.rows for token in row.token_ids.tolist()] == whole.tokens[cut:]
-    assert got.rows[0].position == cut
+    prefill = ngram([continued(REQUESTS[name], whole.tokens[:cut])], role="prefill").to_the_end().got[99]
+    assert (prefill.statuses[-1], prefill.rows[-1].position) == (RowStatus.HANDED_OFF, cut)
+    accepted = [*whole.tokens[:cut], *_ids(prefill)]
+    decode = ngram([continued(REQUESTS[name], accepted)], role="decode").to_the_end().got[99]
+    assert [*accepted, *_ids(decode)] == whole.tokens
+
+
+def _ids(got: Got) -> list[int]:
+    return [token for row in got.rows for token in row.token_ids.tolist()]
 
 
 def test_drawn_seed_is_used_where_the_client_gave_none() -> None:

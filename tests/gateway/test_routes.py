@@ -335,8 +335,8 @@ class Remembering(SyntheticEngine):
         self._new: list[tuple[int, int, int]] = []
         self._is_first = True
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        size = super().admit(generate, state)
+    def admit(self, generate: Generate) -> int:
+        size = super().admit(generate)
         if not self._is_first:
             self._new.append((generate.request_key, size, size // 2))
         self._is_first = False

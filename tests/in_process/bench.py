@@ -14,7 +14,7 @@ from tokenbus.testing import batch as batch_of
 from tokenbus_contracts import LogprobBatch, decode, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
-from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, Prefilled, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
 
 Message = list[bytes]
@@ -122,10 +122,21 @@ class BenchWorker:
         self.item(encode(made), sequence)
         return made
 
-    def admit(self, key: int, prompt_tokens: int = 3) -> None:
+    def admit(self, key: int, prompt_tokens: int = 3, cached_tokens: int | None = None) -> None:
         """Publish the admission of a request."""
-        admitted = Admitted(request_key=key, worker_id=self.worker_id, epoch=self.epoch, prompt_tokens=prompt_tokens)
+        admitted = Admitted(
+            request_key=key,
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+        )
         self._event(RequestEvent(sequence=self.sequence + 1, admitted=admitted))
+
+    def prefilled(self, key: int, state: bytes) -> None:
+        """Publish what the engine of a decode worker may go on from."""
+        prefilled = Prefilled(request_key=key, transfer_state=state)
+        self._event(RequestEvent(sequence=self.sequence + 1, prefilled=prefilled))
 
     def fail(self, error: RequestError) -> None:
         """Publish that a request ended with an error."""

@@ -24,13 +24,9 @@ from tokenbus.testing import ManualClock
 from tokenbus.worker import Engine, Publisher
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus.worker.handoff import HandoffSender
-from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.schema import MINOR
-
-_NOWHERE = HandoffPoint()
 
 
 class Node:
@@ -85,8 +81,8 @@ class Node:
 class DrivenPublisher(Publisher):
     """A Publisher without a thread: the test carries its messages, and its engine never waits in earnest."""
 
-    def __init__(self, settings: Settings, epoch: int, handoff: HandoffPoint = _NOWHERE) -> None:
-        super().__init__(settings, vocabulary_size=synthetic.VOCABULARY_SIZE, epoch=epoch, handoff=handoff)
+    def __init__(self, settings: Settings, epoch: int) -> None:
+        super().__init__(settings, vocabulary_size=synthetic.VOCABULARY_SIZE, epoch=epoch)
         self.session.stalled_ms = lambda _: 0  # its engine has a turn when the test says so
         self.begin()
         self.turn_over = threading.Event()
@@ -145,15 +141,12 @@ class WorkerNode(Node):
         *,
         parts: int,
         drafts: bool,
-        handoff: HandoffPoint = _NOWHERE,
-        sender: HandoffSender | None = None,
         engine: Engine | None = None,
     ) -> None:
-        """Start; one with a sender hands each request off."""
-        self.publisher = DrivenPublisher(settings, epoch, handoff)
-        role = "mixed" if sender is None else "prefill"
-        self.engine = engine or SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts, role=role)
-        emitter = Emitter(self.publisher, self.engine.vocabulary_size, sender)
+        """Start; the engine is a synthetic one unless another is given."""
+        self.publisher = DrivenPublisher(settings, epoch)
+        self.engine = engine or SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
+        emitter = Emitter(self.publisher, self.engine.vocabulary_size)
         self._loop = EngineLoop(self.engine, emitter, unix_ms=clock.unix_ms)
         self.settings = settings
         self._messages_per_step = parts * (1 + drafts)

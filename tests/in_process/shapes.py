@@ -28,7 +28,6 @@ _PATIENT: dict[str, list[object]] = {
     "clients.detached_timeout_ms": [30_000],
     "client.resume_timeout_ms": [3_600_000],
     "processor.unclaimed_timeout_ms": [30_000],
-    "processor.handoff_timeout_ms": [30_000],
     "processor.abort_timeout_ms": [3_600_000],
     "processor.step_timeout_ms": [3_600_000],
 }
@@ -77,9 +76,13 @@ def healing_shapes() -> st.SearchStrategy[Shape]:
 
 
 def continuing_shapes() -> st.SearchStrategy[Shape]:
-    """Return worlds in which workers that are lost are noticed."""
+    """Return worlds in which workers that are lost are noticed, some with prefill and decode workers."""
     shapes = _shapes(_TIGHT | _PATIENT | {"bus.heartbeat_timeout_ms": [5000]}, [64])
-    return shapes.map(lambda shape: replace(shape, continues=True, drafts=False, parts=1))
+    return st.builds(
+        lambda shape, kinds: replace(shape, continues=True, drafts=False, parts=1, workers=kinds[0], pairs=kinds[1]),
+        shapes,
+        st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]),
+    )
 
 
 def faulty_shapes() -> st.SearchStrategy[Shape]:

@@ -32,11 +32,11 @@ def test_client_shows_each_processor_the_same_proof() -> None:
 
 def test_recordings_have_no_proof() -> None:
     """What only the live worker needs is not recorded, however the hello came by it."""
-    given = hello_of(proof=b"p" * 16, handoff_key=b"h" * 32, handoff_server_key=b"k" * 32)
+    given = hello_of(proof=b"p" * 16)
     recorded = hello_entry(EPOCH, given, 1)
     for secret in (b"pppp", b"hhhh", b"kkkk"):
         assert secret not in recorded
     (item,) = read_items(BytesIO(recorded + item_entry(EPOCH, 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, b"x")))
-    assert (item.hello.proof, item.hello.handoff_key) == (b"", b"")
+    assert item.hello.proof == b""
     public = public_hello(given)
-    assert public.proof + public.handoff_key + public.handoff_server_key == b""
+    assert public.proof == b""

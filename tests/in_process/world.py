@@ -30,6 +30,8 @@ class Shape:
 
     settings: dict[str, object] = field(default_factory=dict)
     workers: int = 1
+    pairs: int = 0
+    """How many prefill workers there are besides, and as many decode workers."""
     clients: int = 1
     parts: int = 1
     drafts: bool = False
@@ -68,7 +70,8 @@ class World:
         self.asked: list[Asked] = []
         self.emitted: dict[int, int] = {}
         self.processor = self._new_processor()
-        self.workers = [self._new_worker(place) for place in range(shape.workers)]
+        self._roles = ["mixed"] * shape.workers + ["prefill", "decode"] * shape.pairs
+        self.workers = [self._new_worker(place) for place in range(len(self._roles))]
         self.clients = [self._new_client() for _ in range(shape.clients)]
         for node in self.nodes():
             node.pump()
@@ -84,9 +87,10 @@ class World:
         return core
 
     def _new_worker(self, place: int) -> WorkerNode:
-        settings = settings_of({"worker.id": f"worker-{place}"} | self.shape.settings)
+        role = self._roles[place]
+        settings = settings_of({"worker.id": f"worker-{place}", "worker.role": role} | self.shape.settings)
         network, shape = self.worker_network, self.shape
-        engine = PrefixEngine() if shape.continues else None
+        engine = PrefixEngine(role) if shape.continues else None
         life, parts, drafts = next(self._lives), shape.parts, shape.drafts
         return WorkerNode(settings, life, network, self.clock, parts=parts, drafts=drafts, engine=engine)
 

@@ -20,9 +20,9 @@ from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
 
 
-def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False, has: tuple[int, ...] = ()) -> Source:
+def source(stream: int, *, is_resumed: bool = False, has: tuple[int, ...] = ()) -> Source:
     """Return where steps of a stream come from, whose worker said that it has some requests."""
-    return Source(stream, f"worker-{stream}/7", is_resumed, takes_over, dict.fromkeys(has, NO_OWNER))
+    return Source(stream, f"worker-{stream}/7", is_resumed, dict.fromkeys(has, NO_OWNER))
 
 
 class _Workers(Workers):
@@ -142,8 +142,6 @@ class Model:
         end = row.position + row.tokens
         is_owner = request.owner == arrival.stream
         if request.end is not None or (row.position < request.next and end <= request.next):
-            if request.end is None and is_owner and row.status is RowStatus.HANDED_OFF:
-                self._let_go(request)
             return  # late, or no new token
         if row.position > request.next and is_owner:
             request.end = "failed"
@@ -163,14 +161,6 @@ class Model:
         if row.status in FINISHED:
             request.end = row.status.name
             request.early = []
-        elif row.status is RowStatus.HANDED_OFF:
-            self._let_go(request)
-
-    def _let_go(self, request: Plain) -> None:
-        request.owner = None
-        early, request.early = request.early, []
-        for each in sorted(early, key=lambda arrival: arrival.row.position):
-            self.arrive(each)
 
 
 def draft_for(wanted: list[RowShape], step: int) -> LogprobBatch:

@@ -122,7 +122,7 @@ def test_wider_limits_are_refused(name: str) -> None:
         ({Role.WORKER}, ("worker-*",), True),
         ({Role.WORKER, Role.CLIENT}, ("a", "worker-0"), True),
         ({Role.WORKER}, ("worker-1", "w"), False),
-        ({Role.CLIENT, Role.OBSERVER, Role.HANDOFF}, ("*",), False),
+        ({Role.CLIENT, Role.OBSERVER}, ("*",), False),
     ],
 )
 def test_key_must_be_allowed_to_be_that_worker(roles: set[Role], names: tuple[str, ...], *, is_taken: bool) -> None:

@@ -212,10 +212,9 @@ def test_resumed_request_whose_last_row_waits_for_its_draft_is_not_unknown() -> 
 
 def test_workers_are_given_the_owner() -> None:
     bench, worker, client = serving()
-    client.ask(generate_of(1, owner=7, handoff_ticket=b"stolen", deadline_ms=2000))
+    client.ask(generate_of(1, owner=7, deadline_ms=2000))
     (generate,) = [frame.generate for frame in worker.heard() if frame.HasField("generate")]
     assert generate.owner == owner_of(UNPROVEN, "client")
-    assert generate.handoff_ticket == b""
     assert generate.deadline_unix_ms == bench.clock.unix_ms() + 2000
 
 

@@ -5,12 +5,12 @@ import pytest
 from tests.in_process.builders import generate_of
 from tests.processor.settling import Table, source
 from tokenbus.delivery import Step
-from tokenbus.processor.requests import NO_OWNER, NO_STREAM, UNCLAIMED, UNROUTED, Request, State
+from tokenbus.processor.requests import NO_OWNER, UNCLAIMED, UNROUTED, Request, State
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
-FINISHED, HANDED_OFF = RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
+FINISHED = RowStatus.FINISHED_LENGTH
 ROUTE = 1
 
 
@@ -97,17 +97,6 @@ def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
     assert table.aborted == [(1, 1)]
     assert table.registry.table.stream[known(table, 1).slot] == 0
     table.registry.answer(1, source(0))
-    table.registry.answer(1, source(2, takes_over=True))
-    assert table.aborted == [(1, 1)]
-
-
-def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
-    table = Table({})
-    Claim(table, 9, 6)
-    table.registry.answer(9, source(1, takes_over=True))
-    assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
-    table.registry.answer(9, source(0))
-    assert table.registry.table.stream[known(table, 9).slot] == 0
 
 
 def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
@@ -147,30 +136,9 @@ def test_aborted_request_is_waited_for_and_then_given_up() -> None:
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_ABORTED
 
 
-@pytest.mark.parametrize(
-    ("comes", "code", "message"),
-    [
-        ([], ErrorCode.ERROR_CODE_HANDOFF, "no worker went on with it within 10000 ms after its hand-off"),
-        ([5, 4], ErrorCode.ERROR_CODE_GAP, "tokens 1 to 3 never came"),
-    ],
-    ids=["nothing", "too much"],
-)
-def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], code: int, message: str) -> None:
-    """A hand-off that no worker continues in time, or only with later tokens, ends with its own error (case 27)."""
-    table = Table({1: 0}, handoff_timeout_ms=10_000)
-    table.route(batch([RowShape(1, 0, 1, HANDED_OFF)]), 0)
-    table.registry.table.look_again(known(table, 1), table.clock.now())
-    for position in comes:
-        table.route(batch([RowShape(1, position, 1)], step=position), 1)
-    pass_time(table, 9.99)
-    assert table.ends() == {}
-    pass_time(table, 0.01)
-    assert (table.recorders[ROUTE].failed[1].code, table.recorders[ROUTE].failed[1].message) == (code, message)
-
-
 def test_request_that_no_worker_has_ends() -> None:
     """A consumer that asks for the rest of a request that no worker knows gets an error after a timeout."""
-    table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
+    table = Table({}, unclaimed_timeout_ms=10_000)
     claim = Claim(table, 9, 6)
     pass_time(table, 9.99)
     assert claim.error is None
@@ -214,18 +182,6 @@ def test_who_holds_a_stream_back_gives_way() -> None:
     assert table.registry.table.get(9) is None
     table.registry.evict(early.pending_ack, 0)
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
-
-
-def test_request_between_two_workers_keeps_its_early_rows() -> None:
-    """Its prefill worker may be on its way from another processor with the rows before: a hand-off has its own time."""
-    table = Table({1: 0})
-    table.route(batch([RowShape(1, 0, 1, RowStatus.HANDED_OFF)]), 0)
-    (early,) = come(table, 1, 3, stream=1)
-    table.registry.evict(early.pending_ack, 0)
-    assert table.recorders[ROUTE].failed == {}
-    assert early.pending_ack.count > 0
-    table.registry.settle(table.registry.claim(1, 3, ROUTE, drafts=True, has_moved=True))
-    assert int(table.registry.table.next_position[known(table, 1).slot]) > 3
 
 
 def test_rows_that_only_steps_shows_open_claimed_requests() -> None:

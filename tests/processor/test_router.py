@@ -1,28 +1,25 @@
 """Router: each row is settled against what its request has had, and goes to its consumer exactly once."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.in_process.builders import ids, step_of
-from tests.processor.settling import Arrival, Model, Recorder, Table, draft_for, source
-from tokenbus.processor.requests import NO_STREAM, State
-from tokenbus.processor.stream import StreamCounts
+from tests.in_process.builders import ids
+from tests.processor.settling import Arrival, Model, Recorder, Table, draft_for
+from tokenbus.processor.requests import State
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 REQUESTS = {11: 0, 12: 0, 13: 1, 14: 0, 15: 1}
-ACTIVE, FINISHED, HANDED_OFF = RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
+ACTIVE, FINISHED = RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH
 PREEMPTED, PREFILLING = RowStatus.PREEMPTED, RowStatus.PREFILLING
 
 _row = st.tuples(
     st.sampled_from([*REQUESTS]),
     st.sampled_from([0, 0, 0, 0, -1, -2, 1, 3]),
     st.integers(0, 3),
-    st.sampled_from([ACTIVE] * 8 + [HANDED_OFF, HANDED_OFF, FINISHED, RowStatus.ABORTED]),
+    st.sampled_from([ACTIVE] * 8 + [FINISHED, RowStatus.ABORTED]),
     st.integers(0, 2),
 )
 _step = st.tuples(st.integers(0, 2), st.lists(_row, max_size=5, unique_by=lambda row: row[0]), st.booleans())
@@ -39,10 +36,10 @@ def tokens_of(recorder: Recorder, key: int) -> list[int]:
 def test_rows_are_settled_as_a_slow_model_says(
     steps: list[tuple[int, list[tuple[int, int, int, RowStatus, int]], bool]],
 ) -> None:
-    """Repeated, early, late, overlapping and foreign rows of several streams, with hand-offs: exactly once, in order.
+    """Repeated, early, late, overlapping and foreign rows of several streams: exactly once, in order.
 
-    Each row that is handed out has every one of its own values (case 1, 14), late ones (case 22) and those of hand-offs
-    (case 27) too. What was drafted stays with the row that it is about (case 4). At the end no consumer holds a step.
+    Each row that is handed out has every one of its own values (case 1, 14), late ones (case 22) too. What was drafted
+    stays with the row that it is about (case 4). At the end no consumer holds a step.
     """
     table, model = Table(REQUESTS), Model(REQUESTS)
     made = []
@@ -80,32 +77,6 @@ def test_hole_in_a_streams_rows_ends_the_request_and_says_what_is_lost() -> None
     assert error.message == "tokens 2 to 2 never came from worker-0/7"
     assert table.aborted == [(0, 1)]
     assert tokens_of(table.recorders[1], 2) == ids(2, 0, 3)
-
-
-def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
-    table, counts = Table({1: 0}, routes=1), StreamCounts()
-    late = replace(source(1, takes_over=True), counts=counts)
-    for place in (4, 2):
-        step = step_of(batch([RowShape(1, place, 2)], step=place))
-        table.registry.router.route(step, late, table.clock.now())
-        assert (step.rows.row_count, counts.tokens) == (0, 0)
-    table.route(batch([RowShape(1, 0, 2, HANDED_OFF)]), 0)
-    assert counts.tokens == 4
-
-
-def test_early_rows_are_bounded() -> None:
-    """As many rows of a request wait as may; one more lets go of the oldest, whose tokens will be missed aloud."""
-    table = Table({1: 0}, max_early=2)
-    held = [table.route(batch([RowShape(1, place, 1)], step=place), 1) for place in (1, 2, 3)]
-    assert [step.pending_ack.count for step in held] == [1, 2, 2]
-    table.route(batch([RowShape(1, 0, 1, HANDED_OFF)]), 0)
-    request = table.registry.table.get(1)
-    assert request is not None
-    assert len(request.early) == 2
-    assert table.registry.table.stream[request.slot] == NO_STREAM
-    table.clock.advance(10.0)
-    table.registry.expire()
-    assert table.recorders[1].failed[1].message == "tokens 1 to 1 never came"
 
 
 def test_request_that_begins_here_waits_for_who_will_ask() -> None:

@@ -11,7 +11,7 @@ from tests.processor.settling import source
 from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, Deadline, Request, RequestTable, State, TransitionError
 
 ID, DEADLINE = 7, Deadline(1.0)
-CLOSED, QUEUED, RUNNING, HANDED_OFF, ORPHANED, RESUMED, ENDED = State
+CLOSED, QUEUED, RUNNING, ORPHANED, RESUMED, ENDED = State
 
 Change = Callable[[RequestTable, Request], object]
 OPENING: dict[str, tuple[Callable[[RequestTable], Request], State]] = {
@@ -25,12 +25,11 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
     "give back": (lambda table, request: table.give_back(request), {RUNNING: QUEUED}),
     "begin": (lambda table, request: table.begin(request, 1), {ORPHANED: RUNNING}),
     "resume": (lambda table, request: table.resume(request, 3, 0.0), {ORPHANED: RESUMED}),
-    "vouch": (lambda table, request: table.vouch(request, 1), {QUEUED: RUNNING, HANDED_OFF: RUNNING, ORPHANED: ORPHANED, RESUMED: RUNNING}),  # noqa: E501
+    "vouch": (lambda table, request: table.vouch(request, 1), {QUEUED: RUNNING, ORPHANED: ORPHANED, RESUMED: RUNNING}),
     "disown": (lambda table, request: table.disown(request, 2.0), {RESUMED: ORPHANED}),
-    "lose": (lambda table, request: table.lose(request, 0.0), {QUEUED: RESUMED, RUNNING: RESUMED, HANDED_OFF: RESUMED, RESUMED: RESUMED}),  # noqa: E501
-    "hand off": (lambda table, request: table.hand_off(request, 0.0), {RUNNING: HANDED_OFF}),
-    "go on": (lambda table, request: table.go_on(request, 2), {QUEUED: RUNNING, HANDED_OFF: RUNNING, RESUMED: RUNNING}),
-    "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED, HANDED_OFF: ENDED, ORPHANED: ENDED}),
+    "lose": (lambda table, request: table.lose(request, 0.0), {QUEUED: RESUMED, RUNNING: RESUMED, RESUMED: RESUMED}),
+    "go on": (lambda table, request: table.go_on(request, 2), {QUEUED: RUNNING, RESUMED: RUNNING}),
+    "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED, ORPHANED: ENDED}),
     "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),
 }  # fmt: skip
 
@@ -66,6 +65,6 @@ def test_request_that_is_closed_cannot_change() -> None:
     table.close(request, None)
     again = open_one(table)
     assert again.slot == request.slot
-    with pytest.raises(TransitionError, match="request 0000000000000007: handed_off does not follow closed"):
-        table.hand_off(request, 0.0)
+    with pytest.raises(TransitionError, match="request 0000000000000007: running does not follow closed"):
+        table.go_on(request, 0)
     assert table.state_of(again) is RUNNING

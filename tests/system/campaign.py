@@ -35,7 +35,6 @@ _PATIENCE = {
     "bus.heartbeat_timeout_ms": 10_000,
     # A request that died with the processor, before a worker had it, is asked for again only when these are over.
     "processor.unclaimed_timeout_ms": 5000,
-    "processor.handoff_timeout_ms": 8000,
 }
 _DUE = {
     ErrorCode.ERROR_CODE_ENGINE,

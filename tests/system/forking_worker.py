@@ -17,13 +17,13 @@ class ForkingEngine(SyntheticEngine):
 
     _child = 0
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+    def admit(self, generate: Generate) -> int:
         if not self._child:
             self._child = _C.fork()
             while not self._child:
                 _C.pause()
             tell(f"forked {self._child}")
-        return super().admit(generate, state)
+        return super().admit(generate)
 
 
 if __name__ == "__main__":

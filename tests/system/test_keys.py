@@ -14,7 +14,6 @@ from tokenbus.client import Client
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 TIMEOUT: Overrides = {"bus__heartbeat_timeout_ms": 2000}
-HANDOFFS = {"worker__handoff_address": "tcp://127.0.0.1:0"}
 
 
 def keys_of(keyring: Keyring, name: str) -> dict[str, Any]:
@@ -45,7 +44,7 @@ async def test_everything_works_with_keys_and_no_secret_is_seen(deployment: Depl
     for name in ("prefill-0", "decode-0", "client"):
         keyring.make(name)
     keyring.allow(
-        keyring.entry("prefill-0", Role.WORKER, Role.HANDOFF, names=("prefill-0",)),
+        keyring.entry("prefill-0", Role.WORKER, names=("prefill-0",)),
         keyring.entry("decode-0", Role.WORKER, names=("decode-0",)),
         keyring.entry("client", Role.CLIENT, names=("client",)),
     )
@@ -58,7 +57,6 @@ async def test_everything_works_with_keys_and_no_secret_is_seen(deployment: Depl
                 worker__role=name.partition("-")[0],
                 **addresses,
                 **keys_of(keyring, name),
-                **HANDOFFS,
             )
             for name in ("decode-0", "prefill-0")
         ]

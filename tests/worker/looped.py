@@ -10,7 +10,6 @@ from tokenbus.worker import Engine as AnyEngine
 from tokenbus.worker import Publisher, StepArrays
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus.worker.retention import Retained
 from tokenbus_contracts import LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame
@@ -32,8 +31,7 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.steps)
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        assert state is None
+    def admit(self, generate: Generate) -> int:
         if self.refusal is not None:
             raise self.refusal
         self.admitted.append(generate.request_key)
@@ -96,13 +94,10 @@ class Looped(Generic[E]):
         self.emitter = Emitter(self.publisher, engine.vocabulary_size)
         self.loop = EngineLoop(engine, self.emitter, unix_ms=self.clock.unix_ms)
 
-    def turn(self, *requests: Generate | Abort | ReceivedHandoff) -> None:
+    def turn(self, *requests: Generate | Abort) -> None:
         """Take these requests, and compute a step."""
         for request in requests:
-            if isinstance(request, ReceivedHandoff):
-                self.publisher.add_handoff(request)
-            else:
-                self.publisher.take_request(request)
+            self.publisher.take_request(request)
         self.loop.serve(Once())
 
     def finish(self) -> None:

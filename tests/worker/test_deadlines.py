@@ -2,9 +2,7 @@
 
 from tests.in_process.builders import generate_of
 from tests.worker.looped import Looped, batches
-from tests.worker.test_states import KINDS, handed_off
 from tokenbus.engines.synthetic import SyntheticEngine
-from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
@@ -45,19 +43,3 @@ def test_request_that_comes_too_late_does_not_begin() -> None:
     worker.turn(late)
     assert worker.errors() == {1: (DEADLINE, "deadline_unix_ms: a moment to come, got one 150 ms ago")}
     assert not worker.engine.has_work
-
-
-def test_deadline_goes_along_with_a_hand_off() -> None:
-    """A decode worker ends at its moment what it took over, and does not take what is over already."""
-    worker, answers = Worker(), list[str]()
-    kind = KINDS["synthetic"]
-    states = handed_off(kind, [1, 2])
-    for key, ms in ((1, 500), (2, 0)):
-        generate = kind.asked(key)
-        generate.deadline_unix_ms = worker.clock.unix_ms() + ms
-        worker.publisher.add_handoff(ReceivedHandoff(generate, states[key], answers.append))
-    worker.turn()
-    assert answers == ["", "deadline_unix_ms: a moment to come, got one 0 ms ago"]
-    worker.clock.advance(0.5)
-    worker.turn()
-    assert worker.errors()[1][0] == DEADLINE

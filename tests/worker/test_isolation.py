@@ -12,7 +12,6 @@ from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.testing import RowShape, batch
 from tokenbus.worker import EngineBrokenError, EngineStepError, StepArrays
 from tokenbus.worker.emitter import Emitter
-from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 
@@ -29,8 +28,8 @@ class PoisonedEngine(SyntheticEngine):
         self.abort_error: Exception | None = None
         self.prompt_tokens: object = None
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        found: object = super().admit(generate, state)
+    def admit(self, generate: Generate) -> int:
+        found: object = super().admit(generate)
         if generate.request_key == POISON:
             if self.refusal is not None:
                 raise self.refusal
@@ -136,31 +135,23 @@ def test_engine_that_fails_whatever_it_has_is_broken() -> None:
         (OverflowError("too large"), ENGINE, "the engine failed: OverflowError: too large"),
     ],
 )
-@pytest.mark.parametrize("is_handed_off", [False, True])
 def test_request_that_cannot_be_admitted_ends_alone(
-    caplog: pytest.LogCaptureFixture, error: Exception, code: ErrorCode, text: str, *, is_handed_off: bool
+    caplog: pytest.LogCaptureFixture, error: Exception, code: ErrorCode, text: str
 ) -> None:
     """Each exception of admit ends its request: a ValueError as the caller's fault, others as the engine's."""
     made = worker(lambda: EngineStepError("never"))
     made.engine.refusal = error
     made.engine.fails_from = 1000
-    answers: list[str] = []
     for _ in range(3):
-        if is_handed_off:
-            made.turn(ReceivedHandoff(generate_of(POISON), state_of(POISON, 1), answers.append))
-        else:
-            made.turn(generate_of(POISON))
+        made.turn(generate_of(POISON))
         made.turn()  # which ends what the engine kept of it
     failures = 0 if isinstance(error, ValueError) else 3
     assert made.publisher.counts.engine_errors == failures
     assert [line.split()[:2] for line in caplog.messages] == [["engine", "error"]][: bool(failures)]
     assert "Traceback" not in caplog.text
     assert POISON not in made.publisher.session.requests
-    if is_handed_off:
-        assert answers == [text] * 3
-    else:
-        found = [event.error for event in events(made.publisher) if event.HasField("error")]
-        assert [(found_one.code, found_one.message) for found_one in found] == [(code, text)] * 3
+    found = [event.error for event in events(made.publisher) if event.HasField("error")]
+    assert [(found_one.code, found_one.message) for found_one in found] == [(code, text)] * 3
     made.finish()
     assert (made.tokens(1), made.tokens(2)) == (ids(1, 0, 30), ids(2, 0, 31))
 
@@ -245,10 +236,25 @@ def test_part_that_is_no_single_rows_fault_leaves_its_step_whole(
     assert {made.header.part_count for made in batches(publisher)} <= {2}
 
 
-def state_of(key: int, position: int) -> bytes:
-    engine = SyntheticEngine(role="prefill")
-    engine.admit(generate_of(key, 2 * position + 2))
-    (arrays,) = engine.step()
-    assert arrays.statuses is not None
-    assert arrays.statuses.tolist() == [RowStatus.HANDED_OFF]
-    return dict(arrays.states)[key]
+class Prefill(SyntheticEngine):
+    """Hands each request off after its first token, with a state of some size."""
+
+    size = 0
+
+    def step(self) -> Sequence[StepArrays]:
+        found = super().step()
+        for arrays in found:
+            arrays.transfer_states = dict.fromkeys(map(int, arrays.request_keys), bytes(self.size))
+        return found
+
+
+@pytest.mark.parametrize(("size", "error"), [(49_152, {}), (49_153, {1: "at most 49152 bytes, got 49153"})])
+def test_transfer_state_has_a_bound(size: int, error: dict[int, str]) -> None:
+    """A state is published before the request's last row; a larger one ends its request."""
+    made = Looped(Prefill(role="prefill"))
+    made.engine.size = size
+    made.turn(generate_of(1))
+    assert made.errors() == {key: (ENGINE, f"prefilled.transfer_state: {message}") for key, message in error.items()}
+    told = [event.prefilled for event in events(made.publisher) if event.HasField("prefilled")]
+    assert [(each.request_key, len(each.transfer_state)) for each in told] == ([] if error else [(1, size)])
+    assert made.publisher.session.requests == set()

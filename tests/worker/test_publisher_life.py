@@ -17,7 +17,6 @@ from tokenbus.bus.memory import MemoryTransport
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock, batch, row_shapes
 from tokenbus.worker import NotRunningError, Publisher, WouldWaitError
-from tokenbus.worker.session import HandoffPoint
 from tokenbus_contracts import BatchKind, ContractError, RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
@@ -66,7 +65,7 @@ class Described:
 
 
 async def test_hello_says_what_the_worker_is() -> None:
-    """Role, limits and ranks in the hello are those of the settings; hand-off point and model are what was given."""
+    """Role, limits and ranks in the hello are those of the settings; the model is what was given."""
     chosen = settings(
         {
             "bus.workers_address": ADDRESS,
@@ -81,13 +80,10 @@ async def test_hello_says_what_the_worker_is() -> None:
     )
     transport = MemoryTransport(chosen.bus)
     processor = Processor(await transport.listen(ADDRESS))
-    point = HandoffPoint("memory://here", b"k" * 32, b"key")
-    given: dict[str, Any] = {"transport": transport, "clock": ManualClock(), "handoff": point, "model": Described()}
+    given: dict[str, Any] = {"transport": transport, "clock": ManualClock(), "model": Described()}
     async with Publisher(chosen, vocabulary_size=99, **given):
         hello = (await processor.body("hello")).hello
     assert (hello.worker_id, hello.role, hello.model) == ("w9", 3, "m")
-    said = hello.handoff_address, hello.handoff_server_key, hello.handoff_key
-    assert said == tuple(point)
     assert (hello.tp_rank, hello.dp_rank, hello.max_requests, hello.vocabulary_size) == (1, 2, 3, 99)
     assert (hello.max_model_tokens, hello.tokenizer_digest, list(hello.lora_adapters)) == (9, 8, ["x", "y"])
     assert hello.tokenizer_probes == [7, 2**32 - 1]

@@ -242,17 +242,6 @@ def test_room_is_told_only_when_there_is_some() -> None:
     assert told == [1]
 
 
-def test_request_that_was_handed_off_already_is_not_begun_again() -> None:
-    """The processor sends it again where it cannot know whether it arrived; with a new ticket it is another try."""
-    peer = opened()
-    taken: list[Any] = []
-    peer.on_request = taken.append
-    for ticket in (b"first", b"first", b"second"):
-        peer.hear(generate=generate_of(1, handoff_ticket=ticket))
-        peer.session.requests.discard(1)  # as when it has gone to its decode worker
-    assert [request.handoff_ticket for request in taken] == [b"first", b"second"]
-
-
 def test_request_is_run_again_only_where_a_hello_could_not_name_it() -> None:
     peer = opened()
     taken: list[Any] = []

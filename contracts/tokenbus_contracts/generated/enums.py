@@ -78,7 +78,7 @@ class RowStatus(IntEnum):
     PREEMPTED = 4
     """It was taken out of the batch and will be resumed."""
     HANDED_OFF = 5
-    """This worker is done with it; another worker goes on after these tokens."""
+    """This worker is done with it; another worker goes on. The row has all of the tokens that this worker gave it."""
     FINISHED_STOP = 6
     """It ended: a stop token or a stop string was met."""
     FINISHED_LENGTH = 7

@@ -22,12 +22,11 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_GAP: _ClassVar[ErrorCode]
     ERROR_CODE_ENGINE: _ClassVar[ErrorCode]
     ERROR_CODE_UNRECOVERABLE: _ClassVar[ErrorCode]
-    ERROR_CODE_HANDOFF: _ClassVar[ErrorCode]
+    ERROR_CODE_TAKEN_UP: _ClassVar[ErrorCode]
     ERROR_CODE_ABORTED: _ClassVar[ErrorCode]
     ERROR_CODE_DEADLINE: _ClassVar[ErrorCode]
     ERROR_CODE_SLOW_CLIENT: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
-    ERROR_CODE_TAKEN_UP: _ClassVar[ErrorCode]
 
 class ContinuationPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -43,17 +42,16 @@ ERROR_CODE_WORKER_LOST: ErrorCode
 ERROR_CODE_GAP: ErrorCode
 ERROR_CODE_ENGINE: ErrorCode
 ERROR_CODE_UNRECOVERABLE: ErrorCode
-ERROR_CODE_HANDOFF: ErrorCode
+ERROR_CODE_TAKEN_UP: ErrorCode
 ERROR_CODE_ABORTED: ErrorCode
 ERROR_CODE_DEADLINE: ErrorCode
 ERROR_CODE_SLOW_CLIENT: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
-ERROR_CODE_TAKEN_UP: ErrorCode
 CONTINUATION_POLICY_UNSPECIFIED: ContinuationPolicy
 CONTINUATION_POLICY_OFF: ContinuationPolicy
 
 class Generate(_message.Message):
-    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address", "handoff_ticket", "handoff_server_key", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key", "prompt_scoring", "token_scoring", "continuation", "drawn_seed", "continuation_policy")
+    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "continuation", "drawn_seed", "continuation_policy", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key", "prompt_scoring", "token_scoring")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -62,18 +60,15 @@ class Generate(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_TICKET_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_SERVER_KEY_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_SEED_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_POLICY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORING_FIELD_NUMBER: _ClassVar[int]
-    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
-    DRAWN_SEED_FIELD_NUMBER: _ClassVar[int]
-    CONTINUATION_POLICY_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     model: str
     text: TextPrompt
@@ -82,29 +77,28 @@ class Generate(_message.Message):
     top_logprobs: int
     include_draft_logprobs: bool
     deadline_ms: int
-    handoff_address: str
-    handoff_ticket: bytes
-    handoff_server_key: bytes
+    continuation: Continuation
+    drawn_seed: int
+    continuation_policy: ContinuationPolicy
     deadline_unix_ms: int
     owner: int
     tokenizer_digest: int
     first_request_key: int
     prompt_scoring: PromptScoring
     token_scoring: TokenScoring
-    continuation: Continuation
-    drawn_seed: int
-    continuation_policy: ContinuationPolicy
-    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ...) -> None: ...
+    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ...) -> None: ...
 
 class Continuation(_message.Message):
-    __slots__ = ("token_ids", "turn", "reason")
+    __slots__ = ("token_ids", "turn", "reason", "transfer_state")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_STATE_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     turn: int
     reason: ErrorCode
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., turn: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ...) -> None: ...
+    transfer_state: bytes
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., turn: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ..., transfer_state: _Optional[bytes] = ...) -> None: ...
 
 class TokenScoring(_message.Message):
     __slots__ = ("other_logprobs", "entropies", "token_ids", "mask_bound")
@@ -287,18 +281,28 @@ class RequestError(_message.Message):
     def __init__(self, request_key: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., emitted_tokens: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer")
+    __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer", "prefilled")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
     CONTROL_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     admitted: Admitted
     error: RequestError
     prompt_scores: PromptScoresChunk
     control_answer: _control_pb2.ControlAnswer
-    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ...) -> None: ...
+    prefilled: Prefilled
+    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ...) -> None: ...
+
+class Prefilled(_message.Message):
+    __slots__ = ("request_key", "transfer_state")
+    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_STATE_FIELD_NUMBER: _ClassVar[int]
+    request_key: int
+    transfer_state: bytes
+    def __init__(self, request_key: _Optional[int] = ..., transfer_state: _Optional[bytes] = ...) -> None: ...
 
 class PromptScoresChunk(_message.Message):
     __slots__ = ("request_key", "position", "prompt_tokens", "token_ids", "logprobs", "ranks", "alternatives", "alternative_token_ids", "alternative_logprobs", "alternatives_are_named")

@@ -93,7 +93,7 @@ class WorkerFrame(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., item: _Optional[_Union[Item, _Mapping]] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class ProcessorFrame(_message.Message):
-    __slots__ = ("welcome", "refusal", "credit", "ack", "replay", "heartbeat", "goodbye", "generate", "abort", "void_ticket", "control")
+    __slots__ = ("welcome", "refusal", "credit", "ack", "replay", "heartbeat", "goodbye", "generate", "abort", "control")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -103,7 +103,6 @@ class ProcessorFrame(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
-    VOID_TICKET_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
@@ -114,12 +113,11 @@ class ProcessorFrame(_message.Message):
     goodbye: Goodbye
     generate: _request_pb2.Generate
     abort: _request_pb2.Abort
-    void_ticket: VoidTicket
     control: _control_pb2.Control
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., void_ticket: _Optional[_Union[VoidTicket, _Mapping]] = ..., control: _Optional[_Union[_control_pb2.Control, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., control: _Optional[_Union[_control_pb2.Control, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_keys", "handoff_address", "handoff_server_key", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "handoff_key", "tokenizer_probes", "takes_control", "longest_step_ms", "paused_since_unix_ms", "paused_by")
+    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_keys", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "tokenizer_probes", "takes_control", "longest_step_ms", "paused_since_unix_ms", "paused_by")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -133,15 +131,12 @@ class Hello(_message.Message):
     DP_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_SERVER_KEY_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     REQUEST_OWNERS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     PROCESSORS_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_KEY_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_PROBES_FIELD_NUMBER: _ClassVar[int]
     TAKES_CONTROL_FIELD_NUMBER: _ClassVar[int]
     LONGEST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
@@ -160,27 +155,18 @@ class Hello(_message.Message):
     dp_rank: int
     max_requests: int
     request_keys: _containers.RepeatedScalarFieldContainer[int]
-    handoff_address: str
-    handoff_server_key: bytes
     proof: bytes
     request_owners: _containers.RepeatedScalarFieldContainer[int]
     max_model_tokens: int
     tokenizer_digest: int
     lora_adapters: _containers.RepeatedScalarFieldContainer[str]
     processors: int
-    handoff_key: bytes
     tokenizer_probes: _containers.RepeatedScalarFieldContainer[int]
     takes_control: bool
     longest_step_ms: int
     paused_since_unix_ms: int
     paused_by: str
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_keys: _Optional[_Iterable[int]] = ..., handoff_address: _Optional[str] = ..., handoff_server_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., handoff_key: _Optional[bytes] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., takes_control: bool = ..., longest_step_ms: _Optional[int] = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ...) -> None: ...
-
-class VoidTicket(_message.Message):
-    __slots__ = ("ticket",)
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    ticket: bytes
-    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_keys: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., takes_control: bool = ..., longest_step_ms: _Optional[int] = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ...) -> None: ...
 
 class StreamLimits(_message.Message):
     __slots__ = ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k")

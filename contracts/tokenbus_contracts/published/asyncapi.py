@@ -17,7 +17,6 @@ _PARTS = {
     ("WorkerFrame", "item"): ["WorkerFrame", "LogprobBatch or RequestEvent, as item.payload_kind says"],
     ("ServerFrame", "outputs"): ["ServerFrame", "LogprobBatch (target)", "LogprobBatch (draft), if has_draft is set"],
     ("ServerFrame", "watched_item"): ["ServerFrame", "LogprobBatch or RequestEvent, as watched_item.payload_kind says"],
-    ("PrefillFrame", "handoff"): ["PrefillFrame", "the engine's state, in bytes"],
 }
 """The parts of a transport message, where there are more than the frame."""
 _EXAMPLES = (
@@ -53,10 +52,6 @@ CHANNELS = (
         *("clients", "processor", "bus.clients_address", "tcp://127.0.0.1:5571", "ClientFrame", "ServerFrame"),
         "Clients send requests here, and take their tokens.",
     ),
-    Channel(
-        *("handoffs", "decode worker", "worker.handoff_address", "tcp://127.0.0.1:0", "PrefillFrame", "DecodeFrame"),
-        "Prefill workers hand requests over to a decode worker here.",
-    ),
 )
 
 
@@ -71,9 +66,9 @@ def asyncapi(schema: Schema) -> Document:
             "version": f"{MAJOR}.{MINOR}.0",
             "description": (
                 "Every token that an LLM engine emits, from the worker to the client that asked for it. The document "
-                "speaks for a processor, and in the channel `handoffs` for a decode worker. Peers connect a ZeroMQ "
-                "DEALER to a ROUTER. A transport message has one or more parts; the first is a frame, each part is "
-                "one protobuf message of package tokenbus.v1, and payloads are shown in protobuf's JSON form."
+                "speaks for a processor. Peers connect a ZeroMQ DEALER to a ROUTER. A transport message has one or "
+                "more parts; the first is a frame, each part is one protobuf message of package tokenbus.v1, and "
+                "payloads are shown in protobuf's JSON form."
             ),
             "license": {"name": "Apache-2.0"},
         },
@@ -111,12 +106,11 @@ def parts_of(frame: str, body: str) -> Sequence[str]:
 
 def _channel(schema: Schema, channel: Channel) -> Document:
     keys = [key for frame in (channel.received, channel.sent) for key, _ in _messages_of(schema, frame)]
-    payloads = ["LogprobBatch", "RequestEvent"] if channel.name != "handoffs" else []
     return {
         "address": channel.address,
         "description": channel.about,
         "servers": [{"$ref": f"#/servers/{channel.name}"}],
-        "messages": {key: {"$ref": f"#/components/messages/{key}"} for key in [*keys, *payloads]},
+        "messages": {key: {"$ref": f"#/components/messages/{key}"} for key in [*keys, "LogprobBatch", "RequestEvent"]},
     }
 
 

@@ -27,8 +27,6 @@ FRAMES = {
     "ProcessorFrame": ("processors", "workers"),
     "ClientFrame": ("clients", "processors"),
     "ServerFrame": ("processors", "clients"),
-    "PrefillFrame": ("prefill workers", "decode workers"),
-    "DecodeFrame": ("decode workers", "prefill workers"),
     "LogprobBatch": ("workers", "processors and clients"),
     "RequestEvent": ("workers", "processors"),
 }

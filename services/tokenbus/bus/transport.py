@@ -38,8 +38,6 @@ class Role(str, Enum):
     """Send requests, under the client names that it may use."""
     OBSERVER = "observer"
     """Watch workers' streams."""
-    HANDOFF = "handoff"
-    """Hand requests off to decode workers."""
     OPERATOR = "operator"
     """Pause workers' engines, change their weights, and all else that operators ask of them."""
 

@@ -52,7 +52,7 @@ def load_engine_settings(options: argparse.Namespace) -> Settings:
     """Return the settings as suits the chosen engine: `--model` may be a folder, and where it publishes is known."""
     kind = engine_kind(options.engine)
     settings = _with_model(options, kind) if kind.reads_model else load_settings(options)
-    is_apart = kind.publishes_apart and settings.worker.role == "mixed" and sys.platform == "linux"
+    is_apart = kind.publishes_apart and sys.platform == "linux"
     return replace(settings, worker=replace(settings.worker, publisher="process" if is_apart else "thread"))
 
 

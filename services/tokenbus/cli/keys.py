@@ -31,7 +31,6 @@ characters.
   --role worker    publish, under the worker ids that its patterns match
   --role client    ask for requests, under the client names that its patterns match
   --role observer  watch workers' streams (tap, record, the inspector)
-  --role handoff   hand requests off to decode workers, as a prefill worker does
   --role operator  pause workers' engines, change their weights and adapters
 
 To rotate, add a second key under the same name, restart its process with it, and revoke the first by its PUBLIC. A

@@ -18,9 +18,8 @@ from tokenbus.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
 # In which order they start. The gateway comes before the workers, which may take minutes: a tokenizer that it cannot
-# use is reported at once; its /readyz fails until a worker is there. Decode workers come before prefill workers, whose
-# requests go on there.
-_PROCESSOR, _GATEWAY, _DECODE, _OTHERS = range(4)
+# use is reported at once; its /readyz fails until a worker is there.
+_PROCESSOR, _GATEWAY, _WORKERS = range(3)
 _GRACE_MS = 1000
 _MODEL = "tokenbus"
 """As which the gateway lists workers whose model has no name."""
@@ -77,10 +76,7 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
         for number in range(count):
             name, own = f"{role}-{number}", ranks[number % len(ranks)]
             given = {"worker.id": name, "worker.role": role, "worker.metrics_address": "127.0.0.1:0"}
-            if _is_default("worker.handoff_address", shared):
-                given["worker.handoff_address"] = f"ipc://{folder}/{name}"
-            starts = _DECODE if role == "decode" else _OTHERS
-            yield service(name, [*command, *(["--", *own] if own else [])], drain_ms, starts, 1, given)
+            yield service(name, [*command, *(["--", *own] if own else [])], drain_ms, _WORKERS, 1, given)
 
     services = [
         service("processor", ["processor"], shared.processor.drain_timeout_ms, _PROCESSOR, 2, {}),

@@ -46,6 +46,7 @@ _WORDS = {
     "admitted": ("ADMITTED", "bold", "request {request_key}, prompt of {prompt_tokens} tokens"),
     "error": ("ERROR", "red", "request {request_key} {code} after {emitted_tokens} tokens: {message}"),
     "refused": ("REFUSED", "red", "{error}"),
+    "prefilled": ("PREFILLED", "bold", "request {request_key}, {transfer_state} for the decode worker"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
 """By what an item is: its word, the word's style, and the text behind it."""
@@ -174,6 +175,8 @@ def _event_values(event: RequestEvent) -> Values:
         scores, names = PromptScores.of(found), ("request_key", "position", "prompt_tokens", "alternatives")
         columns = {name: getattr(scores, name).tolist() for name in ("token_ids", "logprobs", "ranks")}
         values = {name: values[name] for name in names} | columns
+    if what == "prefilled":
+        values["transfer_state"] = f"{len(found.transfer_state)} bytes"
     if "request_key" in values:
         values["request_key"] = f"{int(values['request_key']):016x}"
     if "code" in values:

@@ -25,7 +25,7 @@ examples:
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
 settings that matter: bus.workers_address (of several processors, with commas between: docs/scaling.md), bus.key_file
-and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role and worker.handoff_address,
+and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role,
 worker.max_requests, worker.retention_bytes and worker.policy (what happens when retention is full), limits.*.
 """
 

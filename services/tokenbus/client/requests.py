@@ -48,7 +48,6 @@ _CONTINUED = frozenset(
         ErrorCode.ERROR_CODE_ENGINE,
         ErrorCode.ERROR_CODE_UNKNOWN_REQUEST,
         ErrorCode.ERROR_CODE_GAP,
-        ErrorCode.ERROR_CODE_HANDOFF,
     }
 )
 """The errors of a turn that another turn may get over."""

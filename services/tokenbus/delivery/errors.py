@@ -2,9 +2,7 @@
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
-NOT_HERE = frozenset(
-    {ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, ErrorCode.ERROR_CODE_HANDOFF}
-)
+NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
 """What a processor says of a request whose worker may be at another one."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
 """What a processor says of a new request that another one may take, or this one in a moment."""

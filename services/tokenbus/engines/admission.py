@@ -81,7 +81,6 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
         top_p=top_p,
         top_k=sampling.top_k,
         seed=int(sampling.seed) if sampling.HasField("seed") else generate.drawn_seed or secrets.randbits(64),
-        is_seeded=sampling.HasField("seed"),
         stops=stops,
         ignores_end=sampling.ignore_end_token,
         is_scored=is_scored,

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.engines.admission import check_range, request_of
-from tokenbus.engines.handoff import ModelTokenizer, RequestState, continue_from, resume, unpacked
+from tokenbus.engines.continuation import ModelTokenizer, continue_from
 from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, ScoredPrompt, check_scoring
-from tokenbus.engines.requests import Request, Requests
+from tokenbus.engines.requests import Requests
 from tokenbus.engines.sampling import Ids
 from tokenbus.engines.scheduler import Plan, Scheduler
 from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
@@ -29,7 +29,7 @@ class EngineOptions:
     """How an engine runs. An option out of range is a ValueError with the option, the limit and the value."""
 
     role: Role = "mixed"
-    """mixed: whole requests; prefill: prompts and first tokens; decode: the tokens after those."""
+    """prefill: prompts and first tokens; mixed and decode: all tokens."""
     speculate: int = 3
     """How many tokens are drafted for a row in a step; 0: none, and each row gets one token a step."""
     max_running: int = 256
@@ -129,15 +129,11 @@ class BatchEngine(ABC, Generic[B]):
     world_size = 1
     _method: ClassVar[SpeculativeMethod]
     """How it drafts, where it does."""
-    _most_carried = 0
-    """The most bytes that a hand-off carries beside the request's state."""
 
-    def __init__(self, options: EngineOptions, tokenizer: ModelTokenizer, requests: Requests, fingerprint: str) -> None:
-        """Two models whose tokens may differ have different fingerprints."""
+    def __init__(self, options: EngineOptions, tokenizer: ModelTokenizer, requests: Requests) -> None:
         self._options = options
         self._tokenizer = tokenizer
         self._requests = requests
-        self._fingerprint = fingerprint
         self._prompts: dict[int, ScoredPrompt] = {}
         """The prompts to score, by slot."""
         self.weight_version = 0
@@ -172,17 +168,6 @@ class BatchEngine(ABC, Generic[B]):
         """Compute what some rows' requests want to know of their tokens, named in `token_scores`."""
         raise NotImplementedError
 
-    def _read_carried(self, request: Request, carried: bytes) -> None:
-        """Check the bytes that a hand-off carries, and put what they hold into the request."""
-        del request
-        if carried:
-            raise ValueError(f"state.carried: nothing, got {len(carried)} bytes")
-
-    def _carried(self, block: B, row: int) -> bytes:
-        """Return the bytes that the decode engine gets for a row's request."""
-        del block, row
-        return b""
-
     @property
     def vocabulary_size(self) -> int:
         """How many token ids it has."""
@@ -208,7 +193,7 @@ class BatchEngine(ABC, Generic[B]):
         """Whether a step would do anything."""
         return self._scheduler.has_work
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+    def admit(self, generate: Generate) -> int:
         """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it."""
         options = self._options
         if self._requests.slot(generate.request_key) is not None:
@@ -216,18 +201,10 @@ class BatchEngine(ABC, Generic[B]):
         request = request_of(
             generate, self._tokenizer, context=options.context, max_top_logprobs=options.max_top_logprobs
         )
-        if options.role == "decode" and state is None:
-            raise ValueError("state: a decode engine goes on from a prefill engine's, got none")
-        if options.role == "prefill" and state is not None:
-            raise ValueError("state: none for a prefill engine, got one")
-        if state is not None:
-            found, carried = unpacked(state, self._most_carried)
-            resume(request, found, self._fingerprint, self._tokenizer, generate.continuation.token_ids)
-            self._read_carried(request, carried)
-        elif generate.HasField("continuation"):
+        if generate.HasField("continuation"):
             continue_from(request, generate.continuation.token_ids, self._tokenizer)
         prompt = None
-        if generate.HasField("prompt_scoring") and state is None:
+        if generate.HasField("prompt_scoring"):
             check_scoring(generate, self.vocabulary_size, options.max_top_logprobs)
             prompt = ScoredPrompt(generate, list(request.prompt))
         slot = self._requests.add(request)
@@ -259,9 +236,9 @@ class BatchEngine(ABC, Generic[B]):
             block = self._compute(plan)
             result = self._outcome(block)
             proposed = self._propose(block, result)
-            states = self._handed_off(block, result, proposed) if self._options.role == "prefill" else {}
+            if self._options.role == "prefill":
+                result.statuses[result.statuses == RowStatus.ACTIVE] = RowStatus.HANDED_OFF
             made = self._arrays(plan, block, result, proposed)
-            made[0].states = states
             scored = self._scored_pieces(plan, block)
             whole = [slot for slot in plan.first.tolist() if slot in self._prompts]
             made[0].prompt_scores = [self._prompts[slot].whole(scored.get(slot)) for slot in whole]
@@ -322,21 +299,6 @@ class BatchEngine(ABC, Generic[B]):
             if piece is not None:
                 found[slot] = self._piece_scores(block, piece)
         return found
-
-    def _handed_off(self, block: B, result: Outcome, proposed: Proposed | None) -> dict[int, bytes]:
-        requests = self._requests
-        rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
-        result.statuses[rows] = RowStatus.HANDED_OFF
-        return {
-            int(requests.keys[slot]): RequestState(
-                model=self._fingerprint,
-                prompt=str(requests.digests[slot]),
-                tokens=block.tokens[row, : result.kept[row]].tolist(),
-                seed=int(requests.seeds[slot]),
-                proposals=[] if proposed is None else proposed.tokens[row, : proposed.counts[row]].tolist(),
-            ).packed(self._carried(block, row))
-            for row, slot in zip(rows.tolist(), block.slots[rows].tolist(), strict=True)
-        }
 
     def _arrays(self, plan: Plan, block: B, result: Outcome, proposed: Proposed | None) -> list[StepArrays]:
         """Return the target's batch, whose rows are sorted by what was computed for them, and the draft's if wanted."""

@@ -1,9 +1,7 @@
 """Requests: those that an engine has, in arrays with a slot for each, so that a step handles all of them at once."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +11,6 @@ from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import TokenScoring
 
 _FIRST_SLOTS = 64
-_DIGEST_LENGTH = 32
 
 
 class Stops:
@@ -51,7 +48,7 @@ class Stops:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A request as it is admitted, perhaps with the output that a prefill engine gave it. All of it is checked."""
+    """A request as it is admitted, perhaps with output that another engine gave it. All of it is checked."""
 
     key: int
     prompt: list[int]
@@ -62,8 +59,6 @@ class Request:
     top_k: int
     """0: all tokens."""
     seed: int
-    is_seeded: bool
-    """Whether the client gave the seed; else the engine drew it."""
     stops: Stops | None
     ignores_end: bool
     """Whether the end token does not end it."""
@@ -73,17 +68,6 @@ class Request:
     token_scoring: TokenScoring | None = None
     """What it wants to know of its tokens beside logprobs."""
     output: list[int] = field(default_factory=list)
-    is_computed: bool = False
-    """Whether the prefill engine computed all tokens before the next one."""
-    proposals: list[int] = field(default_factory=list)
-    """What the prefill engine's draft proposed to follow; not verified yet."""
-    carried: Any = None
-    """What the prefill engine computed, as this engine reads it."""
-
-
-def prompt_digest(prompt: Sequence[int]) -> str:
-    """Return a digest of a prompt's tokens."""
-    return hashlib.sha256(np.array(prompt, np.uint32).tobytes()).hexdigest()[:_DIGEST_LENGTH]
 
 
 class Requests:
@@ -108,7 +92,6 @@ class Requests:
         """How many tokens each was given."""
         self.prompts = np.zeros(0, np.int64)
         """How many tokens its prompt has."""
-        self.digests = np.zeros(0, f"U{_DIGEST_LENGTH}")
         self.missing = np.zeros(0, np.int64)
         """How many of its tokens are to be computed before the next one can be."""
         self.ends = np.zeros(0, np.int64)
@@ -142,8 +125,7 @@ class Requests:
         self.top_ps[slot] = request.top_p
         self.positions[slot] = len(request.output)
         self.prompts[slot] = len(request.prompt)
-        self.digests[slot] = prompt_digest(request.prompt)
-        self.missing[slot] = 0 if request.is_computed else self.to_compute(np.array([slot]))[0]
+        self.missing[slot] = self.to_compute(np.array([slot]))[0]
         self.ends[slot] = request.most
         self.top_logprobs[slot] = request.top_logprobs
         self.scored[slot] = request.is_scored

@@ -5,7 +5,6 @@ position and the version of the weights alone, wherever and however often they a
 and benchmarks compare with.
 """
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +29,6 @@ _MOST_CHOICES = 8
 _MOST_SCORES = 2**18
 """The number of scored alternatives after which a step scores no other prompt."""
 _UNLIMITED = 2**31 - 1
-_STATE = struct.Struct("<8sQI")
-"""What a prefill engine hands off: the mark, the request's key, and the place of its next token."""
-_MARK = b"tbsynth1"
 _OF_PROMPTS = 0x9E3779B97F4A7C15
 """Keeps what is true of prompts apart from what is true of tokens."""
 
@@ -234,8 +230,8 @@ class SyntheticEngine:
             return list(rows)
         return [row for row in rows if row.is_aborted or (row.has_begun and not self._pauses_running)]
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        """Take a request, and return how long its prompt is; its state, if it has one, is the place to go on from."""
+    def admit(self, generate: Generate) -> int:
+        """Take a request, and return how long its prompt is."""
         sampling = generate.sampling
         offered = OFFERED | {"lora_adapter"} if sampling.lora_adapter in self.lora_adapters else OFFERED
         check_offered(sampling, offered)  # its tokens follow from the key, whatever is said of how they are chosen
@@ -244,9 +240,7 @@ class SyntheticEngine:
         key = generate.request_key
         if key in self._requests:
             raise ValueError(f"request_key: one that is not in use, got {key}")
-        if self._role == "prefill" and state is not None:
-            raise ValueError("state: none for a prefill engine, got one")
-        begin = len(generate.continuation.token_ids) if state is None else _position_in(state, key, end)
+        begin = len(generate.continuation.token_ids)
         first_key = generate.first_request_key or key
         prompt = list(generate.tokens.token_ids) or list(generate.text.text.encode())
         row = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
@@ -277,11 +271,7 @@ class SyntheticEngine:
         target.prompt_scores = [row.prompt_scores for row in rows if row.prompt_scores is not None]
         made = [target]
         if self._drafts:
-            made.append(
-                replace(
-                    target, kind=BatchKind.DRAFT, statuses=None, draft_token_counts=None, states={}, prompt_scores=()
-                )
-            )
+            made.append(replace(target, kind=BatchKind.DRAFT, statuses=None, draft_token_counts=None, prompt_scores=()))
             target.draft_follows = True
         for row, status in [(row, self._status(row)) for row in rows]:
             row.position += self._count(row)
@@ -370,11 +360,6 @@ class SyntheticEngine:
             method=SpeculativeMethod.MTP,
             weight_version=self.weight_version,
             parts=self._parts,
-            states={
-                row.key: _STATE.pack(_MARK, row.key, row.position + self._count(row))
-                for row, status in zip(rows, statuses, strict=True)
-                if status is RowStatus.HANDED_OFF
-            },
         )
         return (
             replace(arrays, **self._extras(rows, counts, numbers)) if any(row.token_scoring for row in rows) else arrays
@@ -423,17 +408,3 @@ class SyntheticEngine:
         if row.position + self._count(row) >= row.end:
             return RowStatus.FINISHED_LENGTH
         return RowStatus.HANDED_OFF if self._role == "prefill" else RowStatus.ACTIVE
-
-
-def _position_in(state: bytes, key: int, end: int) -> int:
-    """Return where a request goes on, from what another engine of this kind handed off."""
-    if len(state) != _STATE.size:
-        raise ValueError(f"state: {_STATE.size} bytes, got {len(state)}")
-    mark, of, position = _STATE.unpack(state)
-    if mark != _MARK:
-        raise ValueError(f"state.mark: {_MARK!r}, got {mark!r}")
-    if of != key:
-        raise ValueError(f"state.request_key: {key}, as the request has, got {of}")
-    if position >= end:
-        raise ValueError(f"state.position: below {end}, the most tokens of the request, got {position}")
-    return int(position)

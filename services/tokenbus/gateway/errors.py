@@ -22,7 +22,6 @@ _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_GAP: 502,
     ErrorCode.ERROR_CODE_ENGINE: 500,
     ErrorCode.ERROR_CODE_UNRECOVERABLE: 502,
-    ErrorCode.ERROR_CODE_HANDOFF: 502,
     ErrorCode.ERROR_CODE_ABORTED: 503,
     ErrorCode.ERROR_CODE_DEADLINE: 504,
     ErrorCode.ERROR_CODE_SLOW_CLIENT: 503,

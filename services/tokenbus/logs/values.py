@@ -16,7 +16,7 @@ _LONGEST_TRACEBACK = 16_384
 _EXACT_IN_JSON = 2**53
 _KEY_BITS = 64
 _KEYS = frozenset({"request", "requests", "request_key", "request_keys"})
-_HIDDEN = frozenset({"secret", "secret_key", "proof", "ticket", "handoff_ticket", "handoff_key"})
+_HIDDEN = frozenset({"secret", "secret_key", "proof"})
 
 
 def safe(name: str, value: object) -> object:

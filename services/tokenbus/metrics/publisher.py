@@ -26,14 +26,8 @@ def _attributes(worker: str, subject: object, *names: str) -> dict[tuple[str, ..
     return {(worker, name): getattr(subject, name) for name in names}
 
 
-def _fill(view: PublisherView) -> dict[str, float]:
-    publisher = view.publisher
-    states = publisher.counts.waiting_state_bytes / publisher.settings.worker.handoff_bytes
-    return {"retention": publisher.retention.share_used(), "states": min(1.0, states)}
-
-
 PUBLISHER: tuple[Family[PublisherView], ...] = (
-    fill_ratio(_fill),
+    fill_ratio(lambda view: {"retention": view.publisher.retention.share_used()}),
     event_loop_lag(lambda view: view.watch.lag),
     _of_publisher(
         "tokenbus_worker_connected_processors{worker}",
@@ -90,23 +84,6 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
             (view.publisher.worker_id, "step"): view.publisher.counts.failed_steps,
             (view.publisher.worker_id, "request"): view.publisher.counts.engine_errors,
         },
-    ),
-    Family(
-        "tokenbus_worker_handoff_requests_total{worker, outcome}",
-        "Hand-offs. At a prefill worker: handed_off or untaken. At a decode worker: taken_over or refused.",
-        lambda view: _attributes(
-            view.publisher.worker_id, view.publisher.counts, "handed_off", "untaken", "taken_over", "refused"
-        ),
-    ),
-    _of_publisher(
-        "tokenbus_worker_unanswered_requests{worker}",
-        "Requests sent to a decode worker that has not answered yet.",
-        lambda of: of.counts.handing_off,
-    ),
-    _of_publisher(
-        "tokenbus_worker_refused_connections_total{worker}",
-        "Connections for hand-offs that were refused or cut off.",
-        lambda of: of.counts.refused_connections,
     ),
     _of_publisher(
         "tokenbus_worker_refused_frames_total{worker}",

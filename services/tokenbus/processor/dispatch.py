@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
-from tokenbus.bus.handoff_tickets import new_ticket
 from tokenbus.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus.processor.request_registry import RequestRegistry
 from tokenbus.processor.requests import NO_STREAM, Request, State, client_payer
@@ -13,7 +12,7 @@ from tokenbus.settings import Settings
 from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, TokenPrompt
-from tokenbus_contracts.generated.stream_pb2 import Hello, ProcessorFrame, WorkerRole
+from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerRole
 from tokenbus_contracts.schema import bounds_in
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
@@ -33,6 +32,7 @@ class Dispatch:
         self._waiting: list[Request] = []
         self._waits_until = -inf
         self._turns = 0
+        registry.on_prefilled = self._decode
         self.refused: Counter[str] = Counter()
         """How many requests were not taken, by the error that said why."""
 
@@ -70,17 +70,40 @@ class Dispatch:
         return error
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
-        """Send a worker its request; one that hands it off learns the hand-off target."""
+        """Send a worker its request; for a prefill worker's, room at a decode worker is reserved."""
         target = self._decoder_for(worker, request.generate)
         self._turns += 1
         worker.last_turn = self._turns
         if target is not None:
             target.last_turn = self._turns
-        hello = Hello() if target is None else target.stream.hello
-        ticket = _ticket(request, worker, hello)
-        self.registry.table.direct(request, NO_STREAM if target is None else target.source.stream, hello, ticket)
+        self.registry.table.reserve(request, NO_STREAM if target is None else target.source.stream)
         # A worker that cannot be reached just now gets it after its next hello, because the registry has the request.
         self.resend(worker, request)
+
+    def _decode(self, request: Request, token_ids: list[int]) -> None:
+        """Send a request whose prefill has ended to a decode worker, with the tokens of the prefill."""
+        table, generate = self.registry.table, request.for_decode
+        accepted = 0 if generate is None else len(generate.continuation.token_ids) + len(token_ids)
+        worker = self._decoder_of(request)
+        if generate is None or worker is None or accepted != table.next_position[request.slot]:
+            why = "its prefill has ended, and no decode worker goes on with it here"
+            self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why)
+            return
+        generate.ClearField("prompt_scoring")
+        generate.continuation.token_ids.extend(token_ids)
+        generate.continuation.transfer_state = request.transfer_state
+        table.decode(request, worker.source.stream, generate)
+        self.resend(worker, request)
+        if request.aborted_at is not None:
+            self.workers.abort(worker.source.stream, request.id)
+
+    def _decoder_of(self, request: Request) -> Worker | None:
+        """Return the decode worker whose room is reserved for a request; another one, if that leaves or is gone."""
+        table, by_stream = self.registry.table, self.workers.by_stream
+        reserved, prefill = (by_stream.get(int(each[request.slot])) for each in (table.decoder, table.stream))
+        if prefill is not None and (reserved is None or reserved.takes_no_more):
+            return self._decoder_for(prefill, request.for_decode)
+        return reserved
 
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
@@ -109,7 +132,8 @@ class Dispatch:
 
     def give_back(self, request: Request) -> None:
         """Hand a request that its worker has not begun to another one; the next tick ends it if none takes it."""
-        self.registry.void_ticket(request)
+        if request.generate is not None and request.generate.HasField("continuation"):
+            request.generate.continuation.ClearField("transfer_state")  # another worker may have to prefill
         self.registry.table.give_back(request)
         self._waiting.append(request)
         self.hand_out_waiting()
@@ -134,8 +158,8 @@ class Dispatch:
         """Return the prefill workers that have had no decode worker here for too long: another processor may have."""
         patience = self._settings.bus.heartbeat_timeout_ms / 1000
         alone = []
-        for worker in filter(_hands_off, self.workers.by_id.values()):
-            if self._decoders(worker):
+        for worker in filter(_is_prefill, self.workers.by_id.values()):
+            if self._decoders(worker.stream.hello.model):
                 worker.alone_since = None
             elif worker.alone_since is None:
                 worker.alone_since = now
@@ -162,20 +186,9 @@ class Dispatch:
             self.registry.make_room()
         if full := table.limit_for(client_payer(owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full, retry_after_ms=RETRY_MS)
-        sampling, most, wrong = generate.sampling, settings.limits.max_top_k, ""
-        accepted = len(generate.continuation.token_ids)
-        if sampling.HasField("top_p") and not sampling.top_p > 0:
-            wrong = f"sampling.top_p: above 0, got {sampling.top_p}"
-        elif sampling.HasField("repetition_penalty") and not sampling.repetition_penalty > 0:
-            wrong = f"sampling.repetition_penalty: above 0, got {sampling.repetition_penalty}"
-        elif sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
-            wrong = f"sampling.min_tokens: at most {sampling.max_tokens}, max_tokens, got {sampling.min_tokens}"
-        elif sampling.HasField("max_tokens") and accepted >= sampling.max_tokens:
-            wrong = f"continuation.token_ids: fewer than the {sampling.max_tokens} of max_tokens, got {accepted}"
-        elif (size := len(generate.tokens.token_ids) + accepted) > _MOST_TOKENS:
-            wrong = f"continuation.token_ids: at most {_MOST_TOKENS} with the prompt, got {size}"
-        elif generate.top_logprobs > most:
-            wrong = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
+        wrong = _sampling_fault(generate) or _continuation_fault(generate)
+        if not wrong and generate.top_logprobs > settings.limits.max_top_k:
+            wrong = f"top_logprobs: at most {settings.limits.max_top_k}, got {generate.top_logprobs}"
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
     def _choice(self, generate: Generate, route: int) -> Worker | None:
@@ -188,17 +201,17 @@ class Dispatch:
 
         def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
             load, worker = it
-            hands_off = _hands_off(worker)
+            is_prefill = _is_prefill(worker)
             # A prefill worker's load is its decode worker's: all of them would send one client to the same.
-            read = 0 if hands_off else requests_of(route, worker.source.stream)
-            return -read, load, hands_off, worker.last_turn
+            read = 0 if is_prefill else requests_of(route, worker.source.stream)
+            return -read, load, is_prefill, worker.last_turn
 
         return min(near, key=order, default=(0, None))[1]
 
     def _load(self, worker: Worker, generate: Generate) -> int | None:
-        """Return how many requests a worker has, or the decode worker that goes on with them; None: it is full."""
+        """Return how many requests a worker has, or its decode worker if that has more; None: one is full."""
         target = self._decoder_for(worker, generate)
-        if not self._takes_more(worker) or (target is None and self._handoff_targets(worker)):
+        if not self._takes_more(worker) or (target is None and _is_prefill(worker)):
             return None
         load_of = self.registry.table.load_of
         return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
@@ -209,10 +222,9 @@ class Dispatch:
         return min(able, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
 
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
-        """Return the decode worker that a prefill worker hands a request off to, if one takes it."""
-        targets = self._handoff_targets(worker)
-        able = (each for each in targets if generate is None or not _obstacle(each, generate))
-        return self._least_busy(able)
+        """Return the decode worker that goes on with a request of a prefill worker's, if one takes it."""
+        decoders = self._decoders(worker.stream.hello.model) if _is_prefill(worker) else []
+        return self._least_busy(each for each in decoders if generate is None or not _obstacle(each, generate))
 
     def _takes_more(self, worker: Worker) -> bool:
         load = self.registry.table.load_of(worker.source.stream)
@@ -222,24 +234,15 @@ class Dispatch:
         """Return whether a worker may go on soon that gets no new requests now."""
         return any(worker.is_stalled for worker in self.workers.by_id.values())
 
-    def _decoders(self, worker: Worker) -> list[Worker]:
-        """Return the decode workers here that go on with what a prefill worker begins, busy or not."""
+    def _decoders(self, model: str) -> list[Worker]:
+        """Return the decode workers of a model, busy or not."""
         return [
-            other
-            for other in self.workers.by_id.values()
-            if other.source.takes_over
-            and not other.stream.hello.tp_rank
-            and other.stream.hello.model == worker.stream.hello.model
+            worker
+            for worker in self.workers.by_id.values()
+            if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE
+            and not worker.stream.hello.tp_rank
+            and worker.stream.hello.model == model
         ]
-
-    def _handoff_targets(self, worker: Worker) -> list[Worker]:
-        """Return the decode workers that a prefill worker may be told to hand requests off to.
-
-        One without an address gets what it goes on with in a way of its own.
-        """
-        if not _hands_off(worker):
-            return []
-        return [each for each in self._decoders(worker) if each.stream.hello.handoff_address]
 
     def _candidates(self, generate: Generate) -> list[Worker]:
         """Return the workers that serve what a request asks for, busy or not."""
@@ -256,7 +259,7 @@ class Dispatch:
             and worker.stream.hello.max_requests
             and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
             and model in ("", worker.stream.hello.model)
-            and (not _hands_off(worker) or self._decoders(worker))
+            and (not _is_prefill(worker) or self._decoders(worker.stream.hello.model))
         ]
 
     def _offered(self) -> set[str | int]:
@@ -300,15 +303,30 @@ class Dispatch:
         return f"no worker serves {what}" + (f" with a LoRA adapter, got {adapter!r}" if adapter else "")
 
 
-def _hands_off(worker: Worker) -> bool:
+def _is_prefill(worker: Worker) -> bool:
     return worker.stream.hello.role == WorkerRole.WORKER_ROLE_PREFILL
 
 
-def _ticket(request: Request, worker: Worker, hello: Hello) -> bytes:
-    """Return what a prefill worker is to show the decode worker of a hello for one request."""
-    if not hello.handoff_key or request.generate is None:
-        return b""
-    return new_ticket(hello.handoff_key, request.generate, worker.stream.worker_id, worker.identity)
+def _sampling_fault(generate: Generate) -> str:
+    sampling = generate.sampling
+    if sampling.HasField("top_p") and not sampling.top_p > 0:
+        return f"sampling.top_p: above 0, got {sampling.top_p}"
+    if sampling.HasField("repetition_penalty") and not sampling.repetition_penalty > 0:
+        return f"sampling.repetition_penalty: above 0, got {sampling.repetition_penalty}"
+    if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
+        return f"sampling.min_tokens: at most {sampling.max_tokens}, max_tokens, got {sampling.min_tokens}"
+    return ""
+
+
+def _continuation_fault(generate: Generate) -> str:
+    sampling, accepted = generate.sampling, len(generate.continuation.token_ids)
+    if sampling.HasField("max_tokens") and accepted >= sampling.max_tokens:
+        return f"continuation.token_ids: fewer than the {sampling.max_tokens} of max_tokens, got {accepted}"
+    if (size := len(generate.tokens.token_ids) + accepted) > _MOST_TOKENS:
+        return f"continuation.token_ids: at most {_MOST_TOKENS} with the prompt, got {size}"
+    if state := generate.continuation.transfer_state:
+        return f"continuation.transfer_state: none from a client, got {len(state)} bytes"
+    return ""
 
 
 def _obstacle(worker: Worker, generate: Generate) -> str:

@@ -14,7 +14,7 @@ from tokenbus.processor.stream import Arrived, Fate, Lost
 from tokenbus.processor.workers import Worker
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, PromptScores, encode
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
 
 _log = logger("processor")
@@ -167,12 +167,10 @@ class Intake:
     def _event(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
         match event.WhichOneof("event"):
             case "admitted":
-                request = self._own(worker, event.admitted.request_key)
-                if request is None and worker.source.takes_over:
-                    self.registry.take_over(event.admitted.request_key, worker.source)
-                elif request is not None:
-                    request.generate = None
-                    self.registry.admitted(request, event.admitted)
+                self._admitted(worker, event.admitted)
+            case "prefilled":
+                if (request := self._own(worker, event.prefilled.request_key)) is not None:
+                    request.transfer_state = event.prefilled.transfer_state
             case "control_answer":
                 self._clients.commands.answered(worker, event.control_answer)
             case "prompt_scores":
@@ -180,10 +178,8 @@ class Intake:
             case "error":
                 request_id = event.error.request_key
                 request = self.registry.failed_by(request_id, worker.source, now)
-                if request is None and (request := self.registry.between(request_id, worker.source.stream)) is not None:
-                    self.registry.fail(request, event.error.code, event.error.message)
                 # A worker that stops refuses what crossed its last heartbeat on the way.
-                elif (
+                if (
                     request is not None
                     and event.error.code == ErrorCode.ERROR_CODE_OVERLOADED
                     and _can_be_given_back(request)
@@ -192,6 +188,13 @@ class Intake:
                     self._dispatch.give_back(request)
                 elif request is not None:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
+
+    def _admitted(self, worker: Worker, admitted: Admitted) -> None:
+        if (request := self._own(worker, admitted.request_key)) is not None:
+            request.generate = None
+            if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE:
+                admitted.ClearField("cached_tokens")  # the prefill worker has counted them
+            self.registry.admitted(request, admitted)
 
     def _scored(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
         """Hand a request what the model says of some of its prompt's tokens; each chunk that comes again, too."""
@@ -281,25 +284,17 @@ class Intake:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
                 self._dispatch.resend(worker, request)
-        for request in self.registry.table.of_handoff_target(worker.source.stream):
-            is_its = request.id in ids or request.early or worker.assembler.has_last_row(request.id)
-            if request.is_taken_over and not is_its:
-                why = f"decode worker {worker.stream.worker_id} does not have it any more"
-                self.registry.fail(request, ErrorCode.ERROR_CODE_HANDOFF, why)
 
     def give_back(self, worker: Worker) -> None:
         """Reassign requests that a leaving worker never accepted: they crossed its goodbye on the wire.
 
-        Each request once, so that a request which ends its workers does not end all of them. Those of a prefill worker
-        stay: it may have handed one off of which it has said nothing yet.
+        Each request once, so that a request which ends its workers does not end all of them.
         """
         worker.takes_no_more = True
-        if worker.stream.hello.role == WorkerRole.WORKER_ROLE_PREFILL:
-            return
         table = self.registry.table
         for request in table.of_stream(worker.source.stream):
             has_tokens = table.next_position[request.slot] > request.first_position
-            is_begun = has_tokens or request.early or request.is_taken_over
+            is_begun = has_tokens or request.early
             if _can_be_given_back(request) and not is_begun and not request.has_crossed_goodbye:
                 request.has_crossed_goodbye = True
                 self._dispatch.give_back(request)

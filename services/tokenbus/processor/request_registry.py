@@ -1,7 +1,7 @@
 """RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -64,6 +64,8 @@ class RequestRegistry:
         self.default_route = UNCLAIMED
         """The route of requests that no client asked for."""
         self.counts = RequestCounts()
+        self.on_prefilled: Callable[[Request, list[int]], None] = lambda *_: None
+        """Called with a request whose prefill has ended, and the tokens of the prefill."""
         self._repeated_log = DeduplicatedLog()
         self.failed_ticks = 0
 
@@ -100,7 +102,7 @@ class RequestRegistry:
         return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
 
     def _may_open(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        if self.default_route == UNROUTED or source.is_resumed or source.takes_over:
+        if self.default_route == UNROUTED or source.is_resumed:
             return [True] * ids.size
         pairs = zip(ids.tolist(), positions.tolist(), strict=True)
         return [position == 0 or request_id in source.owners for request_id, position in pairs]
@@ -159,17 +161,12 @@ class RequestRegistry:
         state, stream = self.table.state_of(request), self.table.stream_of(request)
         if state is State.RUNNING and stream != source.stream:
             # Asked for again, and another has it now; unless that has gone elsewhere, and this one was asked there.
-            if not (source.takes_over or self.may_be_elsewhere(request)):
+            if not self.may_be_elsewhere(request):
                 self.workers.abort(source.stream, request_id)
             return
-        # A worker that takes over may have it before the stream it came from has let go.
-        if stream != NO_STREAM or state is State.ENDED:
-            return
-        if not source.takes_over:
+        if stream == NO_STREAM and state is not State.ENDED:
             self.table.vouch(request, source.stream)
             self.say_found(request)
-        elif state is not State.QUEUED:
-            self.table.expect_take_over(request, source.stream)
 
     def say_found(self, request: Request) -> None:
         """Tell a client that looked for a request which worker has it here: its next row may be long in coming.
@@ -223,10 +220,7 @@ class RequestRegistry:
 
     def is_continued(self, request: Request) -> bool:
         """Tell whether a worker that is here goes on with a request of which what comes before is missing."""
-        streams = {early.source.stream for early in request.early}
-        if request.is_taken_over:
-            streams.add(int(self.table.handoff_target[request.slot]))
-        return not streams.isdisjoint(self.workers.by_stream)
+        return not {early.source.stream for early in request.early}.isdisjoint(self.workers.by_stream)
 
     def claim(  # noqa: PLR0913 - what a client says of a request
         self,
@@ -256,71 +250,16 @@ class RequestRegistry:
             table.set_deadline(request, self._deadline(deadline_unix_ms))
             if is_orphaned:
                 table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
-            if request.released_at is not None:  # the stream that is to go on with it has no more time for that
-                table.look_again(request, request.released_at + self._settings.handoff_timeout_ms / 1000)
         if is_orphaned:
             table.resume(request, position, now)
         elif request.has_moved and position > table.next_position[request.slot]:
             table.skip_to(request, position)
         return request
 
-    def take_over(self, request_id: int, source: Source) -> Request | None:
-        """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
-        request = self.table.get(request_id)
-        if request is None:
-            if self.is_over(request_id, source):
-                self.workers.abort(source.stream, request_id)
-                return None
-            self.table.worker_has(request_id)
-            if len(source.owners) < self._settings.max_requests:  # a worker may invent any number
-                source.owners.setdefault(request_id, NO_OWNER)
-                self.workers.arrivals += 1  # its client may look for it
-            return None
-        if self.table.state_of(request) is State.HANDED_OFF:
-            self._go_on(request, source.stream)
-            return request
-        # The stream that has it has not let go yet, as far as came here: these are two streams.
-        if self.table.stream_of(request) != source.stream:
-            self.table.expect_take_over(request, source.stream)
-        return None
-
-    def _go_on(self, request: Request, stream: int) -> None:
-        self.table.go_on(request, stream)
-        if request.aborted_at is not None:  # while no stream had it, no worker could be asked to end it
-            self.workers.abort(stream, request.id)
-
-    def hand_off(self, request: Request, now: float) -> None:
-        """Let another stream go on with a request: the one that has it already, or one that does so in time."""
-        self.table.hand_off(request, now)
-        if request.is_taken_over:
-            self._go_on(request, int(self.table.handoff_target[request.slot]))
-        else:
-            self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
-            self._let_it_be_found(request)
-
-    def _let_it_be_found(self, request: Request) -> None:
-        """Let a client look elsewhere for a request that was handed off to a worker that is not here."""
-        target, known = int(self.table.handoff_target[request.slot]), self.workers.by_stream
-        is_handed_off = self.table.state_of(request) is State.HANDED_OFF
-        if is_handed_off and target not in known and not request.early and self.may_be_elsewhere(request):
-            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, "the decode worker that goes on with it is not here")
-
     def may_be_elsewhere(self, request: Request) -> bool:
         """Tell whether a request's client looks for it at other processors."""
         consumer = self.consumer_of(request)
         return consumer is not None and consumer.looks_elsewhere
-
-    def void_ticket(self, request: Request) -> None:
-        """Tell the decode worker to accept no hand-off any more with the ticket that was made for a request."""
-        target = int(self.table.handoff_target[request.slot])
-        if request.ticket:
-            self.workers.void_ticket(target, request.ticket)
-            request.ticket = b""
-
-    def void_tickets_of(self, stream: int) -> None:
-        """Let a prefill worker that leaves for good hand off none of its requests any more."""
-        for request in self.table.of_stream(stream):
-            self.void_ticket(request)
 
     def settle(self, request: Request) -> None:
         """Go on after a claim: hand out what came early, and close what has ended."""
@@ -328,8 +267,6 @@ class RequestRegistry:
             self.table.close(request, None)
         elif request.early:
             self.router.recall(request, self._now())
-        else:
-            self._let_it_be_found(request)
 
     # How they end.
 
@@ -339,7 +276,6 @@ class RequestRegistry:
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request)
         self._drop_early(request)
-        self.void_ticket(request)
         if request.is_claimed:
             self.table.close(request, None)
         else:
@@ -387,7 +323,7 @@ class RequestRegistry:
         """
         now = self._now()
         self.table.lose(request, now)
-        self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
+        self.table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
         self.router.recall(request, now)
         consumer = self.consumer_of(request)
         is_open = self.table.get(request.id) is request
@@ -397,8 +333,7 @@ class RequestRegistry:
     def evict(self, pending_ack: PendingAck, through: int) -> None:
         """End the requests whose rows wait here and hold a stream back the longest.
 
-        Of those that no client asked for, all go at once that hold it back up to a sequence. A request whose client is
-        here, and which is on its way from one worker to another, has the time that a hand-off may take.
+        Of those that no client asked for, all go at once that hold it back up to a sequence.
         """
         for request in self.table.open_requests():
             if any(early.step.pending_ack is pending_ack for early in request.early):
@@ -457,34 +392,20 @@ class RequestRegistry:
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
             return
         if request.released_at is not None:
-            since = now if self._is_between_workers(request) else request.released_at
-            given_up_at = since + self._settings.handoff_timeout_ms / 1000
+            given_up_at = request.released_at + self._settings.unclaimed_timeout_ms / 1000
             if now >= given_up_at:
-                self._fail_handed_off(request)
+                self._fail_resumed(request)
                 return
             due = min(due, given_up_at)
         self.table.look_at(request, due)
 
-    def _is_between_workers(self, request: Request) -> bool:
-        """Tell whether both workers of a hand-off are there: then they say so themselves if it fails.
-
-        The decode worker's word comes in the order of its stream, behind all that it has not sent yet, however long
-        that takes; its silence means something only where one of them is gone.
-        """
-        target, known = int(self.table.handoff_target[request.slot]), self.workers.by_stream
-        is_expected = not request.early and target in known
-        return is_expected and (request.is_taken_over or request.handed_off_by in known)
-
-    def _fail_handed_off(self, request: Request) -> None:
-        expected = int(self.table.next_position[request.slot])
+    def _fail_resumed(self, request: Request) -> None:
         if request.early:
+            expected = int(self.table.next_position[request.slot])
             first = min(int(early.step.rows.positions[0]) for early in request.early)
             self.fail(request, ErrorCode.ERROR_CODE_GAP, f"tokens {expected} to {first - 1} never came")
-        elif request.first_position == expected:
-            self.fail_unknown(request)
         else:
-            within = f"within {self._settings.handoff_timeout_ms} ms"
-            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, f"no worker went on with it {within} after its hand-off")
+            self.fail_unknown(request)
 
     def fail_unknown(self, request: Request) -> None:
         """End a request that was resumed and that no worker here has; another processor's worker may bring it later."""
@@ -537,12 +458,9 @@ class RequestRegistry:
         self._repeated_log.begin("unclaimed", _log.warning, "request dropped: no client claimed it", request=request.id)
 
     def _abort_at_workers(self, request: Request, *, tell_its_own: bool = True) -> None:
-        """End a request at its worker, and at others that may work on it: not every hand-off is known here yet."""
-        self.void_ticket(request)
+        """End a request at its worker, and at others that sent rows of it."""
         stream = self.table.stream_of(request)
         others = {early.source.stream for early in request.early}
-        if request.is_taken_over:
-            others.add(int(self.table.handoff_target[request.slot]))
         if tell_its_own and stream != NO_STREAM:
             self.workers.abort(stream, request.id)
         for other in sorted(others - {stream}):
@@ -554,19 +472,10 @@ class RequestRegistry:
         request.early = []
 
     def end_those_of(self, stream: int, name: str, why: str) -> int:
-        """End every request that a stream has or was to go on with: its worker is lost. Return how many."""
+        """End every request that a stream has: its worker is lost. Return how many."""
         ended = self.table.of_stream(stream)
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
-        for request in self.table.of_handoff_target(stream):
-            was_taken_over = request.is_taken_over
-            self.table.forget_handoff_target(request)
-            if self.table.state_of(request) is State.RUNNING and self.may_be_elsewhere(request):
-                continue  # until its own worker lets go of it
-            if was_taken_over or self.table.state_of(request) is State.HANDED_OFF:
-                lost = f"decode worker {name} is lost before it went on: {why}"
-                self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
-                ended.append(request)
         return len(ended)
 
     def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
@@ -580,12 +489,3 @@ class RequestRegistry:
         if stream in names and self.workers.is_lost(stream):
             why = f"worker {names[stream]} is lost, and sent nothing more of it"
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
-
-    def between(self, request_id: int, stream: int) -> Request | None:
-        """Return a request that a stream handed off and no other has yet, or took over before the other let go."""
-        request = self.table.get(request_id)
-        if request is None:
-            return None
-        let_go = self.table.state_of(request) is State.HANDED_OFF and request.handed_off_by == stream
-        has_it = request.is_taken_over and self.table.handoff_target[request.slot] == stream
-        return request if let_go or has_it else None

@@ -15,7 +15,6 @@ from tokenbus.delivery.step import Step
 from tokenbus.processor.stream import StreamCounts
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk, RequestError
-from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_contracts.native import RequestColumns
 
 NO_STREAM = -1
@@ -37,13 +36,11 @@ class State(IntEnum):
     """No worker has it yet."""
     RUNNING = 2
     """One stream has it; its next row comes from there."""
-    HANDED_OFF = 3
-    """Its stream let go of it; the stream that brings its next position gets it."""
-    ORPHANED = 4
+    ORPHANED = 3
     """It began before this processor, and its client has not resumed it: its next position is unknown."""
-    RESUMED = 5
+    RESUMED = 4
     """Its client resumed it, and no worker has said yet that it has it."""
-    ENDED = 6
+    ENDED = 5
     """It ended before its client claimed it; its rows wait for the client."""
 
 
@@ -71,8 +68,6 @@ class Source:
     name: str
     is_resumed: bool
     """Whether the stream began before this processor did."""
-    takes_over: bool
-    """Whether its worker goes on with requests that other workers began."""
     owners: dict[int, int] = field(default_factory=dict, compare=False)
     """The requests that its worker said that it has, and the owner of each; it may have let go of some since."""
     counts: StreamCounts = field(default_factory=StreamCounts, compare=False)
@@ -109,17 +104,17 @@ class Request:
     """What was sent to a worker, until that worker admits it."""
     sent_after: int = 0
     """The number of its worker's hello after which it was sent."""
+    for_decode: Generate | None = None
+    """The request at a prefill worker, for the decode worker that goes on with it."""
+    transfer_state: bytes = b""
+    """What the prefill worker's engine passes on to that of the decode worker."""
     is_claimed: bool = False
     """Whether a consumer takes its tokens."""
     aborted_at: float | None = None
     released_at: float | None = None
     """When it lost its stream, or its client resumed it without one; None: neither, or it has a stream again."""
-    handed_off_by: int = NO_STREAM
-    """The stream that handed it off last."""
     has_crossed_goodbye: bool = False
     """Whether it was on its way to a worker that said goodbye."""
-    is_taken_over: bool = False
-    """Whether the decode worker said that it has the request before the prefill worker's last row of it came."""
     early: list["EarlyRow"] = field(default_factory=list)
     """Rows that came out of order."""
     waiting: list[tuple[Step, int]] = field(default_factory=list)
@@ -133,8 +128,6 @@ class Request:
     has_moved: bool = False
     """Whether its client looked for it at several processors: another one may have sent rows of it."""
     payer: Payer | None = None
-    ticket: bytes = b""
-    """The ticket of its hand-off, until the decode worker has it."""
     brought_by: int = NO_STREAM
     """The stream that brought it unasked."""
     asked_after: int = 0
@@ -157,7 +150,7 @@ class Ended:
 _EMPTY: Mapping[str, float] = {
     "next_position": 0,
     "stream": NO_STREAM,
-    "handoff_target": NO_STREAM,
+    "decoder": NO_STREAM,
     "state": State.CLOSED,
     "route": UNCLAIMED,
     "wants_draft": True,
@@ -185,8 +178,8 @@ class RequestTable:
         self.next_position = np.zeros(64, np.int64)
         self.stream = np.full(64, NO_STREAM, np.int32)
         """The stream that has each request."""
-        self.handoff_target = np.full(64, NO_STREAM, np.int32)
-        """The stream that is to go on with each request when its stream lets go, where that is known."""
+        self.decoder = np.full(64, NO_STREAM, np.int32)
+        """The decode worker's stream whose room is reserved for each request at a prefill worker."""
         self.state = np.zeros(64, np.uint8)
         self.route = np.zeros(64, np.int32)
         """Which consumer takes the rows of each request."""
@@ -290,13 +283,9 @@ class RequestTable:
         """Return the open requests that a stream has."""
         return [self.at(slot) for slot in np.flatnonzero(self.stream == stream).tolist()]
 
-    def of_handoff_target(self, stream: int) -> list[Request]:
-        """Return the open requests that a stream is to go on with."""
-        return [self.at(slot) for slot in np.flatnonzero(self.handoff_target == stream).tolist()]
-
     def load_of(self, stream: int) -> int:
-        """Return how many requests a stream has or is to go on with."""
-        return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.handoff_target == stream))
+        """Return how many requests a stream has, or has room reserved for."""
+        return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.decoder == stream))
 
     def requests_of(self, route: int, stream: int) -> int:
         """Return how many requests of a consumer a stream has."""
@@ -342,7 +331,7 @@ class RequestTable:
         self, request_id: int, position: int, source: Source, deadline: Deadline, route: int, *, is_midway: bool
     ) -> Request:
         """Open a request that a source brings unasked; midway it is the source's only if its worker said so."""
-        is_its = not is_midway or (request_id in source.owners and not source.takes_over)
+        is_its = not is_midway or request_id in source.owners
         state = State.ORPHANED if is_midway else State.RUNNING
         request = self.open(request_id, position, source.stream if is_its else NO_STREAM, state, deadline)
         request.owner = source.owners.get(request_id, NO_OWNER)
@@ -359,13 +348,13 @@ class RequestTable:
     def give_back(self, request: Request) -> None:
         """Queue a request again whose stream never began with it."""
         self._move(request, State.QUEUED, State.RUNNING)
-        self.stream[request.slot] = self.handoff_target[request.slot] = NO_STREAM
+        self.stream[request.slot] = self.decoder[request.slot] = NO_STREAM
 
     def vouch(self, request: Request, stream: int) -> None:
         """Note that a worker says in its handshake that it has a request that no stream has."""
         # An orphan stays one until its client says which token is next.
         state = State.ORPHANED if self.state_of(request) is State.ORPHANED else State.RUNNING
-        self._move(request, state, State.QUEUED, State.HANDED_OFF, State.ORPHANED, State.RESUMED)
+        self._move(request, state, State.QUEUED, State.ORPHANED, State.RESUMED)
         self.stream[request.slot] = stream
         request.released_at = None
 
@@ -392,30 +381,26 @@ class RequestTable:
 
     def lose(self, request: Request, now: float) -> None:
         """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
-        self._move(request, State.RESUMED, State.QUEUED, State.RUNNING, State.HANDED_OFF, State.RESUMED)
+        self._move(request, State.RESUMED, State.QUEUED, State.RUNNING, State.RESUMED)
         request.generate = None
         self.stream[request.slot] = NO_STREAM
         request.released_at = now
         request.has_moved = True
 
-    def hand_off(self, request: Request, now: float) -> None:
-        """Take a request from its stream: another one goes on with it."""
-        self._move(request, State.HANDED_OFF, State.RUNNING)
-        request.handed_off_by = int(self.stream[request.slot])
-        request.released_at = now
-        self.stream[request.slot] = NO_STREAM
+    def decode(self, request: Request, stream: int, generate: Generate) -> None:
+        """Give a request whose prefill has ended to a decode worker's stream."""
+        self._run(request, stream, State.RUNNING)
+        self.decoder[request.slot] = NO_STREAM
+        request.generate, request.for_decode, request.transfer_state = generate, None, b""
+        request.first_position = int(self.next_position[request.slot])
 
     def go_on(self, request: Request, stream: int) -> None:
         """Give a request that no stream has to the stream that goes on with it."""
-        self._run(request, stream, State.QUEUED, State.HANDED_OFF, State.RESUMED)
-        request.ticket = b""
-        if not request.is_taken_over or self.handoff_target[request.slot] == stream:
-            self.handoff_target[request.slot] = NO_STREAM
-            request.is_taken_over = False
+        self._run(request, stream, State.QUEUED, State.RESUMED)
 
     def end(self, request: Request, error: RequestError | None) -> None:
         """End a request that no client has claimed yet."""
-        self._move(request, State.ENDED, State.RUNNING, State.HANDED_OFF, State.ORPHANED)
+        self._move(request, State.ENDED, State.RUNNING, State.ORPHANED)
         request.error = error
         self.stream[request.slot] = NO_STREAM
 
@@ -499,24 +484,10 @@ class RequestTable:
         """Make a request due at a time, in seconds, if it is not due before."""
         self.due[request.slot] = min(self.due[request.slot], when)
 
-    def direct(self, request: Request, stream: int, hello: Hello, ticket: bytes) -> None:
-        """Name the stream that is to go on with a request, and tell its worker where that is and what to show there."""
-        self.handoff_target[request.slot] = stream
-        request.ticket = ticket
-        if request.generate is not None:
-            request.generate.handoff_address = hello.handoff_address
-            request.generate.handoff_ticket = ticket
-            request.generate.handoff_server_key = hello.handoff_server_key
-
-    def expect_take_over(self, request: Request, stream: int) -> None:
-        """Note that a decode worker has a request before the prefill worker's last row of it came."""
-        self.handoff_target[request.slot] = stream
-        request.is_taken_over, request.ticket = True, b""
-
-    def forget_handoff_target(self, request: Request) -> None:
-        """Note that the stream that was to go on with a request is gone."""
-        self.handoff_target[request.slot] = NO_STREAM
-        request.is_taken_over, request.ticket = False, b""
+    def reserve(self, request: Request, stream: int) -> None:
+        """Reserve a decode worker's room for a request that is sent to a prefill worker; NO_STREAM: none."""
+        self.decoder[request.slot] = stream
+        request.for_decode = None if stream == NO_STREAM else request.generate
 
     def _charge(self, request: Request, payer: Payer | None) -> None:
         if request.payer is not None:

@@ -14,7 +14,7 @@ from tokenbus.delivery.step import LEAVES
 from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, EarlyRow, Request, RequestTable, Source, State
 from tokenbus.processor.session import Session
 from tokenbus.processor.step_parts import Part, Rows, StepParts, dealt
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ class Router:
         self.consumers: dict[int, Session] = {}
         """By route, the session that takes the rows of its requests."""
         self.counts = RowCounts()
-        self._let_go: list[Request] = []
-        """Requests that the current step hands off in rows whose tokens their clients have, from another processor."""
 
     def route(self, step: Step, source: Source, now: float) -> None:
         """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""
@@ -59,14 +57,10 @@ class Router:
             slots = self._settle(step, slots, source, now)
             self._table.advance(slots, step.rows.token_counts)
             parts = StepParts(step.rows, self._table.route[slots]) if slots.size else ()
-        let_go, self._let_go = self._let_go, []
         if slots.size:
-            self._deliver(step, source, slots, parts, now)
-        for request in let_go:
-            if self._table.get(request.id) is request and self._table.stream_of(request) == source.stream:
-                self._leave(request, RowStatus.HANDED_OFF, source, now)
+            self._deliver(step, source, slots, parts)
 
-    def _deliver(self, step: Step, source: Source, slots: Slots, parts: Iterable[Part], now: float) -> None:
+    def _deliver(self, step: Step, source: Source, slots: Slots, parts: Iterable[Part]) -> None:
         table, target = self._table, step.rows
         self.counts.delivered += slots.size
         for part in parts:
@@ -78,7 +72,7 @@ class Router:
         for row in leaving.tolist():
             # Its consumer may have ended it, for what was handed out here was more than may wait.
             if (request := table.get(int(target.request_keys[row]))) is not None:
-                self._leave(request, RowStatus(target.statuses[row]), source, now)
+                self._leave(request, target, row, source)
 
     # Settling.
 
@@ -152,7 +146,8 @@ class Router:
             state, stream = State.RUNNING, source.stream
         expected, count = int(table.next_position[request.slot]), int(target.token_counts[row])
         if position < expected and position + count <= expected:
-            self._had(request, RowStatus(target.statuses[row]), is_its=stream == source.stream)
+            self.counts.repeated += stream == source.stream
+            self.counts.foreign += stream != source.stream
             return None
         if position > expected and stream == source.stream:
             return self._skip_or_fail(request, position, source)
@@ -162,15 +157,6 @@ class Router:
                 return None
             table.go_on(request, source.stream)
         return expected - position
-
-    def _had(self, request: Request, status: RowStatus, *, is_its: bool) -> None:
-        """Learn of a row whose tokens its request has had: what it says of the request may be new all the same."""
-        if not is_its:
-            self.counts.foreign += 1
-            return
-        self.counts.repeated += 1
-        if status is RowStatus.HANDED_OFF:
-            self._let_go.append(request)
 
     def _skip_or_fail(self, request: Request, position: int, source: Source) -> int | None:
         """Take a row of a request's own stream that is not its next: as far as is known here, tokens are missing.
@@ -212,13 +198,12 @@ class Router:
 
     # Their end.
 
-    def _leave(self, request: Request, status: RowStatus, source: Source, now: float) -> None:
+    def _leave(self, request: Request, target: LogprobBatch, row: int, source: Source) -> None:
         source.owners.pop(request.id, None)
-        if status is not RowStatus.HANDED_OFF:
+        if target.statuses[row] == RowStatus.HANDED_OFF:
+            self._registry.on_prefilled(request, target.row(row).token_ids.tolist())
+        else:
             self._registry.finish(request)
-            return
-        self._registry.hand_off(request, now)
-        self.recall(request, now)
 
 
 def _is_past(step: Step, expected: int) -> bool:

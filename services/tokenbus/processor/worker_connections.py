@@ -29,7 +29,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     StreamLimits,
     Welcome,
     WorkerFrame,
-    WorkerRole,
 )
 
 _log = logger("processor")
@@ -173,7 +172,6 @@ class WorkerConnections(Connections[Worker]):
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, message)
         stream = Stream(hello, epoch, self._settings.limits, self._settings.processor)
         stream.counts = self._workers.departed.pop(hello.worker_id, stream.counts)
-        takes_over = hello.role == WorkerRole.WORKER_ROLE_DECODE
         worker = Worker(
             name=stream.name,
             proof=hello.proof,
@@ -184,7 +182,6 @@ class WorkerConnections(Connections[Worker]):
                 self._workers.streams,
                 stream.name,
                 hello.first_sequence > 1,
-                takes_over,
                 counts=stream.counts,
                 key=identity.name,
             ),
@@ -228,10 +225,9 @@ class WorkerConnections(Connections[Worker]):
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
             self._workers.disconnect(worker)  # its retention stays good until the heartbeat's time is over
             return
-        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED:
-            if worker.stream.expected > goodbye.last_sequence:
-                self._intake.give_back(worker)
-            self._intake.registry.void_tickets_of(worker.source.stream)
+        is_whole = worker.stream.expected > goodbye.last_sequence
+        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED and is_whole:
+            self._intake.give_back(worker)
         self._lose(worker, goodbye.message or "it stopped")
         self._fence(worker, worker.stream.epoch + 1, now)
 

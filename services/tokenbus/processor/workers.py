@@ -13,7 +13,7 @@ from tokenbus.processor.requests import Source
 from tokenbus.processor.stream import Stream, StreamCounts
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts.generated.request_pb2 import Abort
-from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame, VoidTicket
+from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -72,7 +72,7 @@ class Workers(Peers[Worker]):
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
         self.arrivals = 0
-        """How often a worker came, had sent again all that it retained, or named a request that it took over."""
+        """How often a worker came, or had sent again all that it retained."""
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
         """What was counted of workers that are gone, for as many as may be here, so that a sum misses nothing."""
         self.lost = 0
@@ -120,11 +120,6 @@ class Workers(Peers[Worker]):
         """Ask a worker to end a request."""
         if (worker := self.by_stream.get(stream)) is not None:
             self.send(worker, ProcessorFrame(abort=Abort(request_key=request_id)))
-
-    def void_ticket(self, stream: int, ticket: bytes) -> None:
-        """Tell a decode worker that a hand-off ticket is worth nothing from now on."""
-        if (worker := self.by_stream.get(stream)) is not None:
-            self.send(worker, ProcessorFrame(void_ticket=VoidTicket(ticket=ticket)))
 
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
         """Let a worker forget what has arrived; now and then, as each time costs a message."""

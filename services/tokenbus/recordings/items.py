@@ -120,7 +120,7 @@ def public_hello(hello: Hello) -> Hello:
     """Return a copy of a worker's hello without secrets, and without the requests that it had then."""
     shown = Hello()
     shown.CopyFrom(hello)
-    for name in ("proof", "handoff_key", "handoff_server_key", "request_keys", "request_owners"):
+    for name in ("proof", "request_keys", "request_owners"):
         shown.ClearField(name)
     return shown
 

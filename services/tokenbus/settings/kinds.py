@@ -55,15 +55,15 @@ def path(meaning: str) -> Any:  # noqa: ANN401
     return text("", 0, 4096, meaning)
 
 
-def endpoints(default: str, meaning: str, most: int = _MOST_ADDRESSES) -> Any:  # noqa: ANN401
+def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
     """Return the field of an address at which a transport listens or connects, or of several with commas between."""
 
     def check(value: str) -> bool:
         found = listed_addresses(value)
-        return len(set(found)) == len(found) <= most and all(map(_is_endpoint, found))
+        return len(set(found)) == len(found) <= _MOST_ADDRESSES and all(map(_is_endpoint, found))
 
     valid = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
-    several = f", or up to {most} different ones with commas between" if most > 1 else ""
+    several = f", or up to {_MOST_ADDRESSES} different ones with commas between"
     return _text(default, valid + several, check, meaning)
 
 

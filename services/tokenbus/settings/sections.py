@@ -63,7 +63,7 @@ class BusSettings(Section):
     key_file: str = path("the file of this process's own key for tcp, as `tokenbus keys make` writes it; empty: none")
     server_key: str = path("for workers and clients with a key: the processor's public key, or its certificate's path")
     allowed_keys: str = path(
-        "for processors and decode workers with a key: the file of the keys that may connect, as `tokenbus keys` "
+        "for processors with a key: the file of the keys that may connect, as `tokenbus keys` "
         "writes it; read again when it changes"
     )
     insecure: bool = choice(
@@ -92,7 +92,7 @@ class BusSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings(Section):
-    """A worker: its name and role, its retention and its hand-offs."""
+    """A worker: its name, its role and its retention."""
 
     section = "worker"
 
@@ -106,9 +106,6 @@ class WorkerSettings(Section):
         "when retention is full: the engine waits 60 s, alternatives are dropped, or requests end", default="block"
     )
     max_requests: int = count(1024, "requests", "the most at once; 0: it takes none from the processor", low=0)
-    handoff_address: str = endpoints(
-        "tcp://127.0.0.1:0", "where a decode worker takes requests from prefill workers; port 0: any", most=1
-    )
     top_logprobs: int = count(
         0,
         "alternatives",
@@ -135,11 +132,8 @@ class WorkerSettings(Section):
     retention_items: int = 0  # 0: one for each 16 KiB of retention_bytes, as much as a step without alternatives
     block_timeout_ms: int = 60_000  # that block and shed wait for room, twice as long as clients for a processor
     publisher: Literal["auto", "thread", "process"] = "auto"  # a process on Linux, for an engine that it suits
-    handoff_timeout_ms: int = 5000  # until a decode worker takes a request, which it does between two steps
-    handoff_bytes: int = 268_435_456  # of states that wait for a decode worker's engine; one alone may be of any size
     shed_at: float = 0.75  # how full retention is when alternatives are dropped: the last quarter is for tokens
     checksum: bool = True  # a CRC-32 with each payload; only an engine in the processor's own process goes without
-    handoff_connections: int = 64  # of a prefill worker to decode workers: as many as a processor takes by default
     handover_items: int = 1024  # steps and events that an engine's process handed to its publisher's
     handover_bytes: int = (
         16_777_216  # of these, and of the requests that wait for the engine: one step has at most as much
@@ -151,11 +145,6 @@ class WorkerSettings(Section):
     def most_items(self) -> int:
         """The most unacknowledged items that it keeps."""
         return self.retention_items or self.retention_bytes // 16_384
-
-    def _check_rules(self) -> None:
-        if self.handoff_address.startswith(("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")):
-            limit = "an address that prefill workers can reach: no address of every interface"
-            raise SettingsError("worker.handoff_address", limit, self.handoff_address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +167,6 @@ class ProcessorSettings(Section):
     pending_bytes: int = 134_217_728  # the same
     step_timeout_ms: int = 2000  # for a step's other parts, which ranks of one engine send within milliseconds
     unclaimed_timeout_ms: int = 10_000  # for an unknown request's client, which resumes as soon as it is back
-    handoff_timeout_ms: int = 10_000  # for the decode worker's first row of a request that was handed off
     max_open_steps: int = 16  # of a stream, without all parts; ranks of one engine are a step or two apart
     draft_lag_steps: int = 1  # later steps that begin before an announced draft is given up: both come together
     replay_attempts: int = 3  # to have missing items; a worker that has them answers the first

@@ -87,10 +87,8 @@ class ScriptedEngine:
         """Whether a request is open."""
         return bool(self._rows)
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+    def admit(self, generate: Generate) -> int:
         """Begin with a request."""
-        if state is not None:
-            raise ValueError("state: none for a scripted engine, got one")
         self._rows[generate.request_key] = _Row(generate, self._answer(generate), self.vocabulary_size)
         self.admitted.append(generate)
         return max(1, len(generate.tokens.token_ids) or len(generate.text.text))

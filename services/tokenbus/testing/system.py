@@ -148,19 +148,14 @@ class Bus:
     ) -> Worker:
         """Add a worker, and connect it; one with a lost worker's id takes its place in `workers`, as after a restart.
 
-        Prefill workers hand requests over to decode workers, where their engine does, as a `SyntheticEngine` with the
-        role `prefill`.
+        Requests go to prefill workers first, if their engine stops after the first token, as a `SyntheticEngine` with
+        the role `prefill` does, and then to decode workers.
         """
         running = {worker.id for worker in self.workers if worker.is_running}
         if worker_id in running:
             raise ValueError(f"worker_id: one that no running worker has, got {worker_id}")
         number = next(each for each in count() if f"worker-{each}" not in {worker.id for worker in self.workers})
-        chosen = replace(
-            self.settings.worker,
-            id=worker_id or f"worker-{number}",
-            role=role,
-            handoff_address=f"{self._places[0][0]}.handoff-{number}",
-        )
+        chosen = replace(self.settings.worker, id=worker_id or f"worker-{number}", role=role)
         made = engine() if callable(engine) else engine
         settings = replace(self.settings, worker=chosen)
         worker = Worker(made or SyntheticEngine(), settings, Line(self._transport), self.clock)

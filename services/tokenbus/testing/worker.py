@@ -9,8 +9,7 @@ from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.worker import Engine, EngineBrokenError, NotRunningError
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus.worker.handoff import HandoffReceiver
-from tokenbus.worker.run import on_this_loop
+from tokenbus.worker.run import emitter_of
 
 _IDLE_SECONDS = 0.1
 _FULL = {"block": 0.5, "shed": 0.9}
@@ -50,15 +49,9 @@ class Worker:
 
     async def start(self) -> None:
         """Connect, and let the engine have its turns."""
-        settings, receiver = self._settings, None
-        if settings.worker.role == "decode":
-            receiver = await self._stack.enter_async_context(HandoffReceiver(settings, self.line, self._clock))
-        emitter, sender = on_this_loop(self.engine, settings, self.line, receiver, self._clock)
+        emitter = emitter_of(self.engine, self._settings, self.line, self._clock)
         self.publisher = await self._stack.enter_async_context(emitter.publisher)
         self.publisher.on_arrival = self._came.set
-        await self._stack.enter_async_context(sender)
-        if receiver is not None:
-            receiver.serve(self.publisher)
         self._loop = EngineLoop(self.engine, emitter, unix_ms=self._clock.unix_ms)
         self._running = asyncio.create_task(self._run())
 

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from tokenbus_contracts.generated.request_pb2 import Generate
 
@@ -13,14 +13,12 @@ class ActiveRequests:
     `WorkerSession.requests` has more: those too that wait for the engine, as a processor that reconciles must know.
     """
 
-    def __init__(self, *, keep_requests: bool) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._deadlines: dict[int, float] = {}
         """By request id, in milliseconds since 1970-01-01 UTC; infinity: no deadline."""
         self._earliest = math.inf
         """A lower bound of the deadlines: the request that had it may have ended."""
-        self._keep_requests = keep_requests
-        self._generates: dict[int, Generate] = {}
 
     def add(self, generate: Generate) -> None:
         """Add a request that the engine admitted."""
@@ -28,20 +26,10 @@ class ActiveRequests:
             deadline = generate.deadline_unix_ms or math.inf
             self._deadlines[generate.request_key] = deadline
             self._earliest = min(self._earliest, deadline)
-            if self._keep_requests:
-                self._generates[generate.request_key] = generate
-
-    def hand_off(self, keys: Iterable[int]) -> None:
-        """Remove requests that the engine handed off, and keep what they asked for until it is sent."""
-        with self._lock:
-            for key in keys:
-                self._deadlines.pop(key, None)
 
     def end(self, keys: Collection[int]) -> list[int]:
         """Remove requests, and return those that were active."""
         with self._lock:
-            for key in keys if self._generates else ():
-                self._generates.pop(key, None)
             return [key for key in keys if self._deadlines.pop(key, None) is not None]
 
     @property
@@ -62,11 +50,5 @@ class ActiveRequests:
             overdue = [key for key, deadline in self._deadlines.items() if deadline <= unix_ms]
             for key in overdue:
                 del self._deadlines[key]
-                self._generates.pop(key, None)
             self._earliest = min(self._deadlines.values(), default=math.inf)
         return overdue
-
-    def take_generate(self, key: int) -> Generate | None:
-        """Return what a handed-off request asked for, once."""
-        with self._lock:
-            return self._generates.pop(key, None)

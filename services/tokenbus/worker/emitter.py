@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,12 @@ from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.worker.active import ActiveRequests
 from tokenbus.worker.assembler import StepAssembler
 from tokenbus.worker.errors import RetentionFullError
-from tokenbus.worker.handoff import HandoffSender
 from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.ragged import keys_of
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Prefilled, PromptScoresChunk
 
 _log = logger("worker")
 _EMPTY_ROW = {
@@ -38,18 +37,16 @@ class Emitter:
     The engine must end the requests that this ends: `take_aborts` returns them.
     """
 
-    def __init__(self, publisher: Publisher, vocabulary_size: int, handoffs: HandoffSender | None = None) -> None:
+    def __init__(self, publisher: Publisher, vocabulary_size: int) -> None:
         self.publisher = publisher
         self.settings, self.counts, self.epoch = publisher.settings, publisher.counts, publisher.epoch
         self._limits = publisher.settings.limits
         self._assembler = StepAssembler(self._limits, vocabulary_size)
-        self._handoffs = handoffs
-        self.active = ActiveRequests(keep_requests=handoffs is not None)
+        self.active = ActiveRequests()
         self._aborts: deque[int] = deque()
         self._repeated_log = DeduplicatedLog()
         # What comes for the engine.
         self.take_requests, self.take_controls = publisher.take_requests, publisher.take_controls
-        self.take_handoffs, self.forget = publisher.take_handoffs, publisher.forget
         self.take_no_more = publisher.take_no_more
 
     @property
@@ -77,6 +74,10 @@ class Emitter:
         """Publish what the engine says of some of a prompt's tokens."""
         self._publish_event(self.publisher.scored, chunk)
 
+    def prefilled(self, prefilled: Prefilled) -> None:
+        """Publish what the engine of a decode worker may go on from."""
+        self._publish_event(self.publisher.prefilled, prefilled)
+
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Publish that a request ended with an error."""
         self.active.end([key])
@@ -98,26 +99,25 @@ class Emitter:
         except Exception as error:  # noqa: BLE001 - arrays of any kind end this step's requests alone
             self.refuse(_keys_of(arrays), f"{type(error).__name__}: {error}")
             return
-        handed_off: set[int] = set()
         for batch in batches:
             try:
-                handed_off |= self._publish(batch)
+                self._publish(batch)
             except RetentionFullError as full:
                 self._end_unpublished(full)
-        self._hand_off(arrays.states, handed_off)
 
     def refuse(self, keys: Iterable[int], reason: str) -> None:
         """End the requests of a step whose arrays cannot be published."""
         self._end_refused(keys, ContractError("step", "arrays", reason))
 
-    def _publish(self, batch: LogprobBatch) -> set[int]:
+    def _publish(self, batch: LogprobBatch) -> None:
         try:
             self.publisher.publish(batch)
         except ContractError as error:
-            return self._publish_valid_rows(batch, error)
-        return self._end_finished(batch)
+            self._publish_valid_rows(batch, error)
+        else:
+            self._end_finished(batch)
 
-    def _publish_valid_rows(self, batch: LogprobBatch, error: ContractError) -> set[int]:
+    def _publish_valid_rows(self, batch: LogprobBatch, error: ContractError) -> None:
         try:
             valid, faults = isolate(self.publisher.addressed(batch), self._limits, error)
             self.publisher.publish(valid)
@@ -126,35 +126,15 @@ class Emitter:
                 with contextlib.suppress(ContractError, RetentionFullError):
                     self.publisher.publish(_with_empty_rows(batch, np.ones(batch.row_count, np.bool_)))
             self._end_refused(batch.request_keys.tolist(), error)
-            return set()
-        handed_off = self._end_finished(valid)
+            return
+        self._end_finished(valid)
         for key, fault in faults.items():
             self._end_refused([key], fault)
-        return handed_off
 
-    def _end_finished(self, batch: LogprobBatch) -> set[int]:
-        if batch.header.kind is not BatchKind.TARGET:
-            return set()
-        leaving, is_handed_off = LEAVES[batch.statuses], batch.statuses == RowStatus.HANDED_OFF
-        handed_off: list[int] = batch.request_keys[is_handed_off].tolist()
-        if leaving.any():
-            self.active.hand_off(handed_off)
-            self.active.end(batch.request_keys[leaving & ~is_handed_off].tolist())
-        return set(handed_off)
-
-    def _hand_off(self, states: Mapping[int, bytes], handed_off: set[int]) -> None:
-        """Send the requests that this step handed off, once their rows are published; the others of it have ended."""
-        for key, state in states.items():
-            generate = self.active.take_generate(key)
-            if key not in handed_off:
-                continue
-            if generate is None or self._handoffs is None:
-                self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, "this worker cannot hand requests off")
-                continue
-            try:
-                self._handoffs.send(generate, state)
-            except ValueError as error:
-                self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, str(error))
+    def _end_finished(self, batch: LogprobBatch) -> None:
+        leaving = LEAVES[batch.statuses]
+        if batch.header.kind is BatchKind.TARGET and leaving.any():
+            self.active.end(batch.request_keys[leaving].tolist())
 
     def _end_refused(self, keys: Iterable[int], error: ContractError) -> None:
         # One line, however many requests make an engine break the contract.

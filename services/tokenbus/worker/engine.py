@@ -50,12 +50,11 @@ class Engine(Protocol):
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+    def admit(self, generate: Generate) -> int:
         """Admit a request, and return the length of its prompt in tokens.
 
-        With a state, the request was handed off by a prefill engine and goes on from there. The state came over the
-        network: check each number in it before allocating or changing anything. A request whose admission raised is
-        not the engine's. Raises ValueError, with one line for the client, for a request that is wrong.
+        A request whose admission raised is not the engine's. Raises ValueError, with one line for the client, for a
+        request that is wrong.
         """
 
     def abort(self, key: int) -> None:
@@ -96,6 +95,10 @@ class ContinuesRequests(Protocol):
 
     The first token that it emits has the position behind them. `max_tokens`, `min_tokens` and stops count them as its
     own. `admit` raises ValueError for parameters with which it cannot go on.
+
+    Workers of the role decode run such engines only. There `continuation.transfer_state` has what the prefill worker's
+    engine gave as `StepArrays.transfer_states`, if it gave any. It came over the network: an engine that cannot use it
+    computes the tokens again.
     """
 
     continues_requests: bool

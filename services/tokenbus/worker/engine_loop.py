@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from tokenbus.clock import SystemClock
-from tokenbus.delivery.errors import brief
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.worker.command_runner import CommandRunner
 from tokenbus.worker.engine import (
@@ -19,17 +18,18 @@ from tokenbus.worker.engine import (
 )
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.outbox import Outbox
-from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus.worker.publishing import PublisherClient
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Prefilled
+from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
 _IDLE_SECONDS = 0.1
 _STOPPING = "the worker is stopping"
 _MOST_FAILED = 4096
 _MOST_PROMPT_TOKENS = 2**32 - 1
+_MOST_STATE = bounds_in(Prefilled.DESCRIPTOR.fields_by_name["transfer_state"].GetOptions()).max_bytes
 
 
 class _RefusedError(Exception):
@@ -120,8 +120,8 @@ class EngineLoop:
                 for scores in arrays.prompt_scores:
                     for chunk in scores.chunks():
                         self._out.scored(chunk)
-                if arrays.states:
-                    self._client.active.hand_off(arrays.states)
+                for key, state in arrays.transfer_states.items():
+                    self._pass_on(key, state)
                 if self._failed:
                     self._hide_last_rows(arrays)
                 self._out.emit(arrays)
@@ -155,8 +155,6 @@ class EngineLoop:
 
     def _take_all(self, seconds: float) -> None:
         requests = self._client.take_requests(seconds)
-        for handoff in self._client.take_handoffs():
-            self._admit(handoff.generate, handoff)
         for request in requests:
             if isinstance(request, Generate):
                 self._admit(request)
@@ -164,22 +162,16 @@ class EngineLoop:
                 self._abort(request.request_key)
         self._end_aborted_and_overdue()
 
-    def _admit(self, generate: Generate, handoff: ReceivedHandoff | None = None) -> None:
+    def _admit(self, generate: Generate) -> None:
         key = generate.request_key
         try:
-            prompt_tokens = self._admitted(generate, None if handoff is None else handoff.state)
+            prompt_tokens = self._admitted(generate)
         except _RefusedError as refused:
-            if handoff is None:
-                self._out.failed(key, refused.code, str(refused))
-            else:
-                self._client.forget(key)
-                handoff.answer(brief(str(refused), refused.code))
-            return
-        self._out.admitted(key, prompt_tokens, None if self._cache is None else 0)
-        if handoff is not None:
-            handoff.answer("")
+            self._out.failed(key, refused.code, str(refused))
+        else:
+            self._out.admitted(key, prompt_tokens, None if self._cache is None else 0)
 
-    def _admitted(self, generate: Generate, state: bytes | None = None) -> int:
+    def _admitted(self, generate: Generate) -> int:
         key, deadline = generate.request_key, generate.deadline_unix_ms
         if deadline and (late := self._unix_ms() - deadline) >= 0:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
@@ -188,7 +180,7 @@ class EngineLoop:
             if generate.HasField("continuation") and not isinstance(self._engine, ContinuesRequests):
                 raise ValueError("continuation: none with this engine, which cannot go on from tokens")  # noqa: TRY301
             self._check_token_scoring(generate)
-            prompt_tokens = int(self._engine.admit(generate) if state is None else self._engine.admit(generate, state))
+            prompt_tokens = int(self._engine.admit(generate))
         except ValueError as error:
             raise _RefusedError(ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)) from None
         except EngineBrokenError as error:
@@ -240,9 +232,6 @@ class EngineLoop:
         return f"the engine failed: {kind}: {error}"
 
     def _refuse_new(self) -> None:
-        for handoff in self._client.take_handoffs():
-            self._client.forget(handoff.generate.request_key)
-            handoff.answer(_STOPPING)
         for request in self._client.take_requests():
             if isinstance(request, Generate):
                 self._out.failed(request.request_key, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
@@ -286,6 +275,14 @@ class EngineLoop:
             self._failed[key] = None
         while len(self._failed) > _MOST_FAILED:
             del self._failed[next(iter(self._failed))]
+
+    def _pass_on(self, key: int, state: bytes) -> None:
+        """Publish what the engine of a decode worker may go on from; end the request if it is too large."""
+        if len(state) <= _MOST_STATE:
+            self._out.prefilled(Prefilled(request_key=key, transfer_state=state))
+        else:
+            message = f"prefilled.transfer_state: at most {_MOST_STATE} bytes, got {len(state)}"
+            self._end(self._client.active.end([key]), ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _hide_last_rows(self, arrays: StepArrays) -> None:
         """Replace ABORTED in rows of requests that have failed: a processor that missed the error would believe it."""

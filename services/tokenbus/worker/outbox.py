@@ -15,7 +15,7 @@ from tokenbus.worker.ragged import on_host
 from tokenbus.worker.step import ARRAYS, StepArrays
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoresChunk
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Prefilled, PromptScoresChunk
 
 _log = logger("worker")
 _OTHERS = [each.name for each in fields(StepArrays) if each.name not in ARRAYS]
@@ -60,6 +60,10 @@ class Outbox:
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Queue what the engine says of some of a prompt's tokens."""
         self._put(lambda: self._emitter.scored(chunk))
+
+    def prefilled(self, prefilled: Prefilled) -> None:
+        """Queue what the engine of a decode worker may go on from."""
+        self._put(lambda: self._emitter.prefilled(prefilled))
 
     def controlled(self, answer: ControlAnswer) -> None:
         """Queue what became of a command."""

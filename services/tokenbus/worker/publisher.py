@@ -24,7 +24,7 @@ from tokenbus.settings import Settings, listed_addresses
 from tokenbus.worker.engine import DescribesModel
 from tokenbus.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus.worker.retention import Retention
-from tokenbus.worker.session import HandoffPoint, WorkerSession, hello_of
+from tokenbus.worker.session import WorkerSession, hello_of
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
@@ -33,6 +33,7 @@ from tokenbus_contracts.generated.request_pb2 import (
     Admitted,
     ErrorCode,
     Generate,
+    Prefilled,
     PromptScoresChunk,
     RequestError,
     RequestEvent,
@@ -56,7 +57,7 @@ _MOST_STALLED_MS = 2**32 - 1
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """Counters of the engine's loop and of hand-offs, each written by one of them; read by the metrics."""
+    """Counters of the engine's loop; read by the metrics."""
 
     signs: int = 0
     """How often the engine asked for requests or handed something over: it makes progress when this changes."""
@@ -69,30 +70,6 @@ class WorkerCounts:
     """Steps that raised."""
     engine_errors: int = 0
     """Requests that the engine failed to admit or to abort, with another exception than ValueError."""
-    handing_off: int = 0
-    """Requests that wait for a decode worker's answer now."""
-    handed_off: int = 0
-    """Requests that a decode worker accepted."""
-    untaken: int = 0
-    """Requests that no decode worker accepted: they ended with an error."""
-    taken_over: int = 0
-    """Requests of prefill workers that this worker's engine accepted."""
-    refused: int = 0
-    """Hand-offs that were refused, by the engine or before it."""
-    waiting_state_bytes: int = 0
-    """Of the states that were handed off to this worker, those that wait for its engine now."""
-    refused_connections: int = 0
-    """Connections for hand-offs that were refused or cut off."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedHandoff:
-    """A request that a prefill worker handed off to this one."""
-
-    generate: Generate
-    state: bytes
-    answer: Callable[[str], None]
-    """Takes why the engine refuses it, or an empty string; any thread may call it."""
 
 
 class Publisher:
@@ -115,7 +92,6 @@ class Publisher:
         *,
         vocabulary_size: int = 0,
         epoch: int | None = None,
-        handoff: HandoffPoint = HandoffPoint(),  # noqa: B008 - it cannot be changed
         model: DescribesModel | None = None,
         transport: Transport | None = None,
         clock: Clock | None = None,
@@ -125,10 +101,9 @@ class Publisher:
     ) -> None:
         """Take the settings, by default the environment's, and the size of the model's vocabulary.
 
-        The epoch is this process's time unless a later one is given. A decode worker passes the point where it accepts
-        hand-offs. `model` says what clients learn of the model. One that takes a stream over has its epoch, retention
-        and proof. With `takes_control` operators' commands come, for `take_controls`. Raises SettingsError for settings
-        that cannot be used.
+        The epoch is this process's time unless a later one is given. `model` says what clients learn of the model. One
+        that takes a stream over has its epoch, retention and proof. With `takes_control` operators' commands come, for
+        `take_controls`. Raises SettingsError for settings that cannot be used.
         """
         self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id
@@ -141,16 +116,15 @@ class Publisher:
         self._publishing = threading.Lock()  # held while waiting for room, to keep the batches' order
         self._room = threading.Condition()
         self._requests: deque[Generate | Abort] = deque()
-        self._handoffs: deque[ReceivedHandoff] = deque()
         self._controls: deque[Control] = deque()
         self._arrived = threading.Condition()
         self.on_arrival: Callable[[], None] = lambda: None
-        """Called with each request, command and hand-off that comes for the engine."""
+        """Called with each request and command that comes for the engine."""
         bus = self.settings.bus
         addresses = listed_addresses(bus.workers_address)
         self._addresses = sorted(addresses, key=lambda address: _rank(self.worker_id, address))
         self.session = WorkerSession(
-            hello_of(self.settings, vocabulary_size, handoff, model, takes_control=takes_control),
+            hello_of(self.settings, vocabulary_size, model, takes_control=takes_control),
             self.epoch,
             self.retention,
             interval=bus.heartbeat_interval_ms / 1000,
@@ -336,9 +310,15 @@ class Publisher:
         """Publish what the engine says of some of a prompt's tokens; return the event's sequence, or 0 as above."""
         return self._publish_event(chunk.request_key, RequestEvent(prompt_scores=chunk))
 
+    def prefilled(self, prefilled: Prefilled) -> int:
+        """Publish what the engine of a decode worker may go on from; return the event's sequence, or 0 as above."""
+        return self._publish_event(prefilled.request_key, RequestEvent(prefilled=prefilled))
+
     def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
         """Publish that a request ended with an error; return the event's sequence, or 0 as above."""
-        self.forget(key)
+        with self._room:
+            self.session.ended([key], self.clock.now())
+            self._last_keys = b""
         error = RequestError(request_key=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
         return self._publish_event(key, RequestEvent(error=error))
 
@@ -449,7 +429,7 @@ class Publisher:
         """Wake who waits for room in retention; called on the link's thread, with the lock held."""
         self._room.notify_all()
 
-    # Incoming: requests, aborts and hand-offs.
+    # Incoming: requests and aborts.
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
@@ -460,7 +440,7 @@ class Publisher:
             return _drained(self._requests)
 
     def _has_news(self) -> bool:
-        return bool(self._requests or self._handoffs or self._controls or not self._running)
+        return bool(self._requests or self._controls or not self._running)
 
     def take_controls(self) -> list[Control]:
         """Return operators' commands that came since the last call, in their order; one may come twice."""
@@ -472,23 +452,6 @@ class Publisher:
         with self._room:
             self.session.take_no_more()
         self.link.wake()
-
-    def add_handoff(self, handoff: ReceivedHandoff) -> None:
-        """Queue a hand-off for the engine; the next hello to a processor names its request."""
-        with self._room:
-            self.session.add_request(handoff.generate)
-        self._arrive(self._handoffs, handoff)
-
-    def take_handoffs(self) -> list[ReceivedHandoff]:
-        """Return the hand-offs to this worker since the last call."""
-        with self._arrived:
-            return _drained(self._handoffs)
-
-    def forget(self, key: int) -> None:
-        """Drop a hand-off that the engine refused, or a request that failed."""
-        with self._room:
-            self.session.ended([key], self.clock.now())
-            self._last_keys = b""
 
     def take_request(self, request: Generate | Abort) -> None:
         """Queue a request or an abort for the engine; called on the link's thread."""

@@ -22,14 +22,11 @@ from tokenbus.signals import stop_on_signals
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus.worker.errors import NotRunningError, RetentionFullError
-from tokenbus.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.process.client import PublisherProcess
 from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.publishing import PublisherClient
-from tokenbus.worker.session import HandoffPoint
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 _POLL_SECONDS = 0.05
 _log = logger("worker")
@@ -63,7 +60,7 @@ def run_engine(
     Raises:
         EngineBrokenError: The engine's loop failed; its requests ended with an error. `__cause__` is what was raised.
         SettingsError: A setting cannot be used.
-        AddressError: The metrics or the hand-off address cannot be used.
+        AddressError: The metrics address cannot be used.
         NotRunningError: The publisher's process cannot start.
 
     Example:
@@ -125,10 +122,11 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
         client: PublisherClient
         if settings.worker.publisher == "process":
             client = out = await _in_process(stack, engine, settings)
-        elif (found := await _in_thread(stack, engine, settings, transport, stop)) is None:
-            return
         else:
-            client, out = found
+            client = emitter_of(engine, settings, transport)
+            out = stack.enter_context(Outbox(client, settings.worker.outbox))
+            stack.enter_context(serve_publisher(client.publisher))
+            await stack.enter_async_context(client.publisher)
         engine_loop = EngineLoop(engine, client, out)
         address = settings.bus.workers_address
         _log.info("worker started", worker=settings.worker.id, epoch=client.epoch, engine=name, processor=address)
@@ -155,51 +153,17 @@ async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings)
     return client
 
 
-async def _in_thread(
-    stack: AsyncExitStack, engine: Engine, settings: Settings, transport: Transport, stop: asyncio.Event
-) -> tuple[Emitter, Outbox] | None:
-    """Publish in a thread of this process, until the stack ends; None: a decode worker stopped before it listened."""
-    receiver = None
-    if settings.worker.role == "decode":
-        receiver = HandoffReceiver(settings, transport)
-        if not await _is_listening(stack, receiver, stop):
-            return None
-    emitter, sender = on_this_loop(engine, settings, transport, receiver)
-    outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
-    stack.enter_context(serve_publisher(emitter.publisher))
-    await stack.enter_async_context(emitter.publisher)
-    # It ends before the publisher, which still has to say which hand-offs failed.
-    await stack.enter_async_context(sender)
-    if receiver is not None:
-        receiver.serve(emitter.publisher)
-    return emitter, outbox
-
-
-def on_this_loop(
-    engine: Engine,
-    settings: Settings,
-    transport: Transport,
-    receiver: HandoffReceiver | None,
-    clock: Clock | None = None,
-) -> tuple[Emitter, HandoffSender]:
-    """Return an emitter with its publisher, and what hands requests off; the caller enters the publisher, then that."""
+def emitter_of(engine: Engine, settings: Settings, transport: Transport, clock: Clock | None = None) -> Emitter:
+    """Return an emitter for an engine; the caller enters its publisher."""
     publisher = Publisher(
         settings,
         vocabulary_size=engine.vocabulary_size,
         transport=transport,
         clock=clock,
-        handoff=HandoffPoint() if receiver is None else receiver.point,
         model=_model_of(engine),
         takes_control=True,
     )
-
-    def failed(key: int, reason: str) -> None:
-        """Publish that a request ended, which no decode worker took."""
-        with contextlib.suppress(NotRunningError, RetentionFullError):  # then the request is named in a gap
-            publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, reason)
-
-    sender = HandoffSender(settings, transport, publisher.clock, publisher.counts, failed)
-    return Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None), sender
+    return Emitter(publisher, engine.vocabulary_size)
 
 
 def _model_of(engine: Engine) -> DescribesModel | None:
@@ -289,17 +253,6 @@ async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event
         yield stopping
     finally:
         forwarding.cancel()
-
-
-async def _is_listening(stack: AsyncExitStack, receiver: HandoffReceiver, stop: asyncio.Event) -> bool:
-    """Have a receiver listen; return False where the worker is to stop before the server of its address has come."""
-    listening = asyncio.create_task(stack.enter_async_context(receiver))
-    try:
-        if is_there := await _is_done_before(listening, stop):
-            listening.result()
-        return is_there
-    finally:
-        listening.cancel()
 
 
 async def _is_done_before(task: "asyncio.Future[Any]", stop: asyncio.Event) -> bool:

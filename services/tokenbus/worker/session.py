@@ -37,21 +37,11 @@ _SPARE_OWNERS = 1024
 _MOST_TAKEN = 1024
 
 
-class HandoffPoint(NamedTuple):
-    """Where a decode worker accepts hand-offs, and what a prefill worker needs to reach it; empty: nowhere."""
-
-    address: str = ""
-    server_key: bytes = b""
-    key: bytes = b""
-    """With what processors make a ticket for each request."""
-
-
 class _Taken(NamedTuple):
-    """A request that came, by what differs where its key is used again, or where it is to be handed off anew."""
+    """A request that came, by what differs where its key is used again."""
 
     number: int
     deadline: int
-    ticket: bytes
 
 
 class WorkerSession(ReconnectingSession):
@@ -85,8 +75,6 @@ class WorkerSession(ReconnectingSession):
         self._on_room = on_room
         self.on_epoch: Callable[[int], None] = lambda _: None
         """Called with each new epoch, before the retained items are dropped."""
-        self.on_void_ticket: Callable[[bytes], None] = lambda _: None
-        """Called with each hand-off ticket that is worth nothing from now on."""
         self.on_control: Callable[[Control], None] = lambda _: None
         """Called with each command of an operator's; one comes again whose answer the processor has not seen."""
         self.stalled_ms: Callable[[float], int] = lambda _: 0
@@ -162,8 +150,6 @@ class WorkerSession(ReconnectingSession):
                 self._replay(frame.replay.first_sequence, frame.replay.last_sequence)
             case "generate" | "abort":
                 self._requested(frame, now)
-            case "void_ticket":
-                self.on_void_ticket(frame.void_ticket.ticket)
             case "control":
                 self.on_control(frame.control)
 
@@ -180,11 +166,9 @@ class WorkerSession(ReconnectingSession):
             self._take_request(frame.generate, now)
 
     def _was_taken(self, generate: Generate) -> bool:
-        """Tell whether a request is sent again that has ended since, or was handed off; a key may be used again."""
+        """Tell whether a request is sent again that has ended since; a key may be used again."""
         taken = self._taken.get(generate.request_key)
-        if taken is None or (taken.deadline, taken.ticket) != (generate.deadline_unix_ms, generate.handoff_ticket):
-            return False
-        return bool(taken.ticket) or taken.number in self._unnamed
+        return taken is not None and taken.deadline == generate.deadline_unix_ms and taken.number in self._unnamed
 
     def _take_request(self, generate: Generate, now: float) -> None:
         try:
@@ -194,7 +178,7 @@ class WorkerSession(ReconnectingSession):
             raise
         self.add_request(generate)
         self._count += 1
-        self._taken[generate.request_key] = _Taken(self._count, generate.deadline_unix_ms, generate.handoff_ticket)
+        self._taken[generate.request_key] = _Taken(self._count, generate.deadline_unix_ms)
         if len(self._taken) > _MOST_TAKEN:
             del self._taken[next(iter(self._taken))]
 
@@ -353,7 +337,6 @@ class WorkerSession(ReconnectingSession):
 def hello_of(
     settings: Settings,
     vocabulary_size: int,
-    handoff: HandoffPoint,
     model: DescribesModel | None = None,
     *,
     takes_control: bool = False,
@@ -371,9 +354,6 @@ def hello_of(
         tp_rank=worker.tp_rank,
         dp_rank=worker.dp_rank,
         max_requests=worker.max_requests,
-        handoff_address=handoff.address,
-        handoff_server_key=handoff.server_key,
-        handoff_key=handoff.key,
         max_model_tokens=0 if model is None else model.max_model_tokens,
         tokenizer_digest=0 if model is None else model.tokenizer_digest,
         tokenizer_probes=getattr(model, "tokenizer_probes", ()),

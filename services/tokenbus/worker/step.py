@@ -100,8 +100,11 @@ class StepArrays:
     """The version of the weights that computed the step; 0: unknown."""
     parts: int = 1
     """The least number of messages that it is split into; its size may need more."""
-    states: Mapping[int, bytes] = field(default_factory=dict)
-    """By request id, the state with which a decode worker goes on with a request that this step hands off."""
+    transfer_states: Mapping[int, bytes] = field(default_factory=dict)
+    """By request id, what a decode worker's engine may go on from instead of computing the request's tokens again.
+
+    Of requests that this step hands off; at most 48 KiB each. They are published before the batch.
+    """
     prompt_scores: Sequence[PromptScores] = ()
     """Of requests that asked for them: they are published before the batch, which has the request's first row."""
     cached_prompts: Sequence[tuple[int, int, int]] = ()

@@ -200,12 +200,12 @@ def test_enum_deep_inside_is_compared() -> None:
 
 def test_message_that_is_gone_breaks_its_readers() -> None:
     def remove(edited: Edited) -> None:
-        edited.remove("ProcessorFrame.void_ticket")
+        edited.remove("ProcessorFrame.control")
         for file in edited.files.file:
-            if any(each.name == "VoidTicket" for each in file.message_type):
-                file.message_type.remove(edited.message("VoidTicket"))
+            if any(each.name == "Control" for each in file.message_type):
+                file.message_type.remove(edited.message("Control"))
 
     assert {change.subject for change in found_by(remove) if change.breaks} == {
-        "ProcessorFrame.void_ticket",
-        "VoidTicket",
+        "ProcessorFrame.control",
+        "Control",
     }

@@ -86,16 +86,6 @@ def test_file_of_something_else_is_named(tmp_path: Path) -> None:
         assert refusal(path) == f"{name}: {line}"
 
 
-def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    data = bytearray(COMMITTED.read_bytes())
-    path.write_bytes(data)
-    assert load(path).fingerprint == load(COMMITTED).fingerprint
-    data[-1] ^= 1
-    path.write_bytes(data)
-    assert load(path).fingerprint != load(COMMITTED).fingerprint
-
-
 def _tokens(run: Run, key: int) -> list[int]:
     run.admit(asked(key, "The sun ", temperature=0.0, max_tokens=12, ignore_end_token=True, top_logprobs=0))
     return run.to_the_end().got[key].tokens

@@ -5,14 +5,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Scores, mask_of
 from tokenbus.engines.ngram.model import WIDTH, Model, default_model
 from tokenbus.engines.ngram.tokenizer import default_tokenizer
 from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, uniforms, verified
 from tokenbus.engines.scheduler import Plan
-from tokenbus_contracts import RowStatus, SpeculativeMethod
+from tokenbus_contracts import SpeculativeMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
 
     def __init__(self, options: NgramOptions | None = None) -> None:
         self._model = model = default_model()
-        super().__init__(options or NgramOptions(), default_tokenizer(), NgramRequests(model), model.fingerprint)
+        super().__init__(options or NgramOptions(), default_tokenizer(), NgramRequests(model))
 
     def _compute(self, plan: Plan) -> NgramBlock:
         """Let the draft propose and the target verify; a first token is the target's alone."""
@@ -95,18 +95,8 @@ class NgramEngine(BatchEngine[NgramBlock]):
             after=model.next[contexts[every, last], columns[every, last]],
         )
 
-    def _propose(self, block: NgramBlock, result: Outcome) -> Proposed | None:
-        """Draft for requests that are handed off. All others are drafted for in the next step."""
-        if self._options.role != "prefill":
-            return None
-        rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
-        slots, count = block.slots[rows], self._options.speculate
-        counts = np.zeros(block.slots.size, np.int64)
-        tokens = np.zeros((block.slots.size, count), np.int64)
-        counts[rows] = count
-        positions = self._requests.positions[slots] + result.kept[rows]
-        tokens[rows] = propose(self._model, block.after[rows], self._requests.params(slots), positions, count).tokens
-        return Proposed(counts, tokens)
+    def _propose(self, block: NgramBlock, result: Outcome) -> None:
+        """Draft nothing: the next step does."""
 
     def _scores(self, block: NgramBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
         model, contexts, columns = self._model, block.drafted.contexts, block.columns

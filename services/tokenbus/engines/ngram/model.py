@@ -1,6 +1,5 @@
 """The model: the probabilities of tokens after contexts of a text, as tables in which a step looks things up."""
 
-import hashlib
 import io
 from functools import cache
 from typing import NamedTuple
@@ -44,10 +43,9 @@ class Model:
     The draft is the same model with contexts cut to their last tokens. Nothing here changes.
     """
 
-    def __init__(self, tables: Tables, vocabulary_size: int, fingerprint: str) -> None:
+    def __init__(self, tables: Tables, vocabulary_size: int) -> None:
         self._tables = tables
         self.vocabulary_size = vocabulary_size
-        self.fingerprint = fingerprint
         self.parents = tables.parents
         self.count = count = tables.parents.size
         self.ids = tables.ids.astype(np.int32)
@@ -128,4 +126,4 @@ def default_model() -> Model:
     with np.load(io.BytesIO(data)) as file:
         tables = Tables(*(file[name] for name in Tables._fields))
     tables = tables._replace(ids=tables.ids.astype(np.int64), parents=tables.parents.astype(np.int64))
-    return Model(tables, default_tokenizer().vocabulary_size, hashlib.sha256(data).hexdigest()[:32])
+    return Model(tables, default_tokenizer().vocabulary_size)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
 from tokenbus.engines.paddle.network import Tensor
-from tokenbus.engines.paddle.runner import Lines, Piece, Runner
+from tokenbus.engines.paddle.runner import Piece, Runner
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from tokenbus.engines.paddle.weights import COMMITTED, WeightsError
 from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, scored
@@ -34,8 +34,6 @@ from tokenbus_contracts.generated.request_pb2 import TokenScoring
 from tokenbus_gpu_ops import token_logprobs
 
 _log = logger("worker")
-_LARGEST = 65_504.0
-"""No number of a sound hand-off comes near it, and none below it overflows in what is computed of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +51,6 @@ class PaddleOptions(EngineOptions):
     most_context: ClassVar[int] = 65_536
 
 
-class Carried(NamedTuple):
-    """What a hand-off carries: the logits of its proposals, and what attention needs of its tokens."""
-
-    draft_logits: Logits
-    keys: Lines
-    values: Lines
-
-
 class Drafted(NamedTuple):
     """What the heads drafted for some rows of a block, from the left, and the logits that it was drawn from."""
 
@@ -74,12 +64,9 @@ class Drafted(NamedTuple):
 class PaddleRequests(Requests):
     """The requests, with their tokens and what was drafted to follow."""
 
-    def __init__(self, heads: int, most_carried: int) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self._most_carried = most_carried
         self.texts: dict[int, list[int]] = {}
-        self.carried: dict[int, Carried] = {}
-        """By slot: keys and values that are not in the cache yet."""
         self.undrafted: set[int] = set()
         """The slots of continued requests, until the heads have drafted for them as they had in the turn before."""
         self.draft_counts = np.zeros(0, np.int64)
@@ -91,22 +78,11 @@ class PaddleRequests(Requests):
         super().remove(slots)
         for slot in slots.tolist():
             del self.texts[slot]
-            self.carried.pop(slot, None)
             self.undrafted.discard(slot)
 
     def _write(self, slot: int, request: Request) -> None:
-        # The last token that can be is never a draft's successor, so it needs none.
-        count = min(len(request.proposals), request.most - len(request.output) - 1)
-        self.draft_counts[slot] = count
-        if request.carried is not None:
-            self.drafts[slot, :count] = request.proposals[:count]
-            self.draft_logits[slot, :count] = request.carried.draft_logits[:count]
-            # Memory is bounded: keys and values of what does not fit are computed again.
-            if len(self.carried) < self._most_carried:
-                self.carried[slot] = request.carried
-            else:
-                self.missing[slot] = len(request.prompt) + len(request.output) - 1
-        if request.output and not request.is_computed:
+        self.draft_counts[slot] = 0
+        if request.output:
             self.undrafted.add(slot)
         self.texts[slot] = request.prompt + request.output
 
@@ -145,11 +121,8 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         if options.speculate > shape.draft_heads:
             limit = f"at most {shape.draft_heads}, as many as the weights have heads"
             raise ValueError(f"speculate: {limit}, got {options.speculate}")
-        self._most_carried = 4 * (
-            2 * shape.layers * options.context * shape.width + shape.draft_heads * VOCABULARY_SIZE
-        )
-        requests = PaddleRequests(shape.draft_heads, options.max_running)
-        super().__init__(options, ByteTokenizer(), requests, self._runner.fingerprint)
+        requests = PaddleRequests(shape.draft_heads)
+        super().__init__(options, ByteTokenizer(), requests)
 
     def load_weights(self, folder: Path) -> None:
         """Take the weights in a folder's only safetensors file; requests keep the keys and values that they have."""
@@ -160,36 +133,6 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
             self._runner.reload(files[0])
         except WeightsError as error:
             raise ValueError(f"load_weights.folder: {error}") from None
-        self._fingerprint = self._runner.fingerprint
-
-    def _read_carried(self, request: Request, carried: bytes) -> None:
-        """Take a hand-off's numbers, of which the request and the network say how many there are."""
-        shape, drafts = self._runner.shape, len(request.proposals)
-        if drafts > shape.draft_heads:
-            raise ValueError(f"state.proposals: at most {shape.draft_heads}, got {drafts}")
-        length = len(request.prompt) + len(request.output) - 1
-        held = (2, shape.layers, shape.attention_heads, length, shape.head_width)
-        size = drafts * VOCABULARY_SIZE + int(np.prod(held))
-        if len(carried) != 4 * size:
-            raise ValueError(f"state.carried: {4 * size} bytes, as its tokens say, got {len(carried)}")
-        numbers = np.frombuffer(carried, "<f4")
-        # Not "above": that would let NaN pass.
-        wrong = ~(np.abs(numbers) <= _LARGEST)
-        if wrong.any():
-            raise ValueError(f"state.carried: finite numbers up to {_LARGEST:.0f}, got {numbers[wrong][0]}")
-        logits, rest = np.split(numbers, [drafts * VOCABULARY_SIZE])
-        request.carried = Carried(logits.reshape(drafts, VOCABULARY_SIZE), *rest.reshape(held))
-
-    def _carried(self, block: PaddleBlock, row: int) -> bytes:
-        """Return the logits that a row's proposals were drawn from, and the keys and values of its tokens."""
-        slot, drafts = int(block.slots[row]), block.next_drafts
-        arrays: list[npt.NDArray[Any]] = []
-        if drafts is not None:
-            at = int(np.searchsorted(drafts.rows, row))
-            arrays.append(drafts.logits[at, : drafts.counts[at]])
-        length = len(self._requests.texts[slot]) + int(block.counts[row]) - 1
-        arrays += self._runner.cache.read(int(self._requests.places[slot]), length)
-        return b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in arrays)
 
     def _compute(self, plan: Plan) -> PaddleBlock:
         """Compute all that is planned, and verify the drafts of those that continue."""
@@ -245,8 +188,6 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         requests, found = self._requests, []
         for slot in plan.decode.tolist():
             place, text = int(requests.places[slot]), requests.texts[slot]
-            if (carried := requests.carried.get(slot)) is not None:
-                self._runner.cache.write(place, carried.keys, carried.values)
             drafts = requests.drafts[slot, : requests.draft_counts[slot]].tolist()
             found.append(Piece(place, len(text) - 1, [text[-1], *drafts]))
         return found
@@ -272,8 +213,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         tokens, logits = self._drafted(states, block.tokens[rows, last], positions, counts, requests.params(slots))
         block.next_drafts = Drafted(rows, tokens, logits, counts)
         published = np.zeros(block.slots.size, np.int64)
-        is_published = (requests.positions[slots] == 0) | (self._options.role == "prefill")
-        published[rows] = np.where(is_published, counts, 0)
+        published[rows] = np.where(requests.positions[slots] == 0, counts, 0)
         every = np.zeros((block.slots.size, tokens.shape[1]), np.int64)
         every[rows] = tokens
         return Proposed(published, every)
@@ -328,7 +268,6 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         columns: Sequence[npt.NDArray[Any]] = (block.slots, block.tokens, result.kept, result.statuses)
         for slot, tokens, kept, status in zip(*(each.tolist() for each in columns), strict=True):
             requests.texts[slot] += tokens[:kept]
-            requests.carried.pop(slot, None)
             if status == RowStatus.UNRECOVERABLE:
                 _log.error("request ended: logits not finite", request_key=f"{requests.keys[slot]:016x}")
                 self._runner.cache.clear(int(requests.places[slot]))

@@ -74,38 +74,17 @@ class KeyValueCache:
 
         return lambda layer, key, value: (through(self._keys[layer], key), through(self._values[layer], value))
 
-    def read(self, slot: int, length: int) -> tuple[Lines, Lines]:
-        """Return a slot's first positions: keys and values, each as [layers, heads, positions, width of a head]."""
-        from paddle import to_tensor
-
-        window = to_tensor(self._first(slot, length))
-        shape = (self._heads, length, self._size)
-        keys, values = (
-            np.stack([layer.index_select(window).numpy().reshape(shape) for layer in layers])
-            for layers in (self._keys, self._values)
-        )
-        return keys, values
-
-    def write(self, slot: int, keys: Lines, values: Lines) -> None:
-        """Fill a slot's first positions with what `read` returned."""
-        from paddle import to_tensor
-
-        written = to_tensor(self._first(slot, keys.shape[2]))
-        for cached, given in ((self._keys, keys), (self._values, values)):
-            for layer, lines in zip(cached, given, strict=True):
-                layer.scatter_(written, to_tensor(lines.reshape(-1, self._size)), overwrite=True)
-
     def clear(self, slot: int) -> None:
         """Zero a slot: numbers that are not finite would spoil its next request, even where attention masks them."""
-        nothing = np.zeros((len(self._keys), self._heads, self._context, self._size), np.float32)
-        self.write(slot, nothing, nothing)
+        from paddle import to_tensor, zeros
+
+        lines = self._heads * self._context
+        written, nothing = to_tensor(slot * lines + np.arange(lines)), zeros([lines, self._size])
+        for cached in (*self._keys, *self._values):
+            cached.scatter_(written, nothing, overwrite=True)
 
     def _begins(self, slots: Index) -> Index:
         return (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
-
-    def _first(self, slot: int, length: int) -> Index:
-        begins = self._begins(np.array([slot], np.int64))
-        return (begins + np.arange(length)).reshape(-1)
 
 
 class Piece(NamedTuple):
@@ -122,16 +101,16 @@ class Runner:
     def __init__(self, weights: Path, device: str, *, slots: int, context: int) -> None:
         """Read the weights and allocate the cache; a WeightsError or DeviceError says why that cannot be."""
         self._paddle = framework(device)
-        self._network, self.fingerprint = network_of(weights)
+        self._network = network_of(weights)
         self.shape = self._network.shape
         self.cache = KeyValueCache(self.shape, slots, context)
 
     def reload(self, weights: Path) -> None:
         """Take other weights of the same shape; a WeightsError says why not, and changes nothing."""
-        network, fingerprint = network_of(weights)
+        network = network_of(weights)
         if network.shape != self.shape:
             raise WeightsError(weights, f"{self.shape}, got {network.shape}")
-        self._network, self.fingerprint = network, fingerprint
+        self._network = network
 
     def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Index]:
         """Return each token's state, and where each piece begins. The pieces of a group are padded to one length."""

@@ -1,6 +1,5 @@
 """Weights: one file of named arrays, read without running anything that is in it."""
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ class Weights(NamedTuple):
 
     shape: Shape
     arrays: dict[str, npt.NDArray[np.float16]]
-    fingerprint: str
 
 
 def load(path: Path) -> Weights:
@@ -36,10 +34,10 @@ def load(path: Path) -> Weights:
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - of the extra, as paddle is
 
     try:
-        size = path.stat().st_size
+        with path.open("rb") as opened:  # safetensors' own error for a folder does not name it
+            size = opened.seek(0, 2)
         if size > _MOST_BYTES:
             raise WeightsError(path, f"at most {_MOST_BYTES} bytes, got {size}")
-        fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -54,11 +52,11 @@ def load(path: Path) -> Weights:
         shape = Shape.of_metadata(metadata)
     except ValueError as error:
         raise WeightsError(path, str(error)) from None
-    return Weights(shape, arrays, fingerprint)
+    return Weights(shape, arrays)
 
 
-def network_of(path: Path) -> tuple[Network, str]:
-    """Return a network with a file's weights, on the device that paddle is set to, and the file's fingerprint."""
+def network_of(path: Path) -> Network:
+    """Return a network with a file's weights, on the device that paddle is set to."""
     from paddle import to_tensor
 
     weights = load(path)
@@ -79,4 +77,4 @@ def network_of(path: Path) -> tuple[Network, str]:
             raise WeightsError(path, f"{name}: finite numbers, got {array[~np.isfinite(array)][0]}")
     network.layers.set_state_dict({name: to_tensor(array.astype(np.float32)) for name, array in weights.arrays.items()})
     network.layers.eval()
-    return network, weights.fingerprint
+    return network

@@ -138,10 +138,8 @@ class VllmEngine(ControlledCore):
         # While it is halted, vLLM counts none that it must not compute.
         return bool(self._core.scheduler.has_requests() or (self._requests and not self._is_paused))
 
-    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+    def admit(self, generate: Generate) -> int:
         """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""
-        if state is not None:
-            raise ValueError("state: none for the engine vllm, got one")
         name = f"{generate.request_key:016x}"
         if name in self._requests:
             raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")

@@ -20,12 +20,11 @@ from tokenbus.worker.process import arrays
 from tokenbus.worker.process.memory import SharedMemory
 from tokenbus.worker.process.records import ADMITTED, FAILED, IDS, UNKNOWN, WAKE, Brought, HandedOver, SharedCounts
 from tokenbus.worker.process.ring import RECORD_BYTES
-from tokenbus.worker.publisher import ReceivedHandoff
 from tokenbus.worker.ragged import Host, keys_of
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, Prefilled, PromptScoresChunk
 
 _NO_KEYS = np.zeros(0, np.uint64)
 _ANOTHER = (b"", b"")
@@ -43,7 +42,7 @@ class Handover:
 
     def __init__(self, settings: Settings, memory: SharedMemory, epoch: int) -> None:
         self.settings, self.epoch = settings, epoch
-        self.active = ActiveRequests(keep_requests=False)
+        self.active = ActiveRequests()
         self.counts = SharedCounts(memory.words)
         self.bell: socket.socket | None = None
         """The socket to the publisher that there is now."""
@@ -96,6 +95,10 @@ class Handover:
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Hand over what the engine says of some of a prompt's tokens."""
         self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_key,))
+
+    def prefilled(self, prefilled: Prefilled) -> None:
+        """Hand over what the engine of a decode worker may go on from."""
+        self._hand_over(HandedOver.PREFILLED, prefilled.SerializeToString(), (prefilled.request_key,))
 
     def controlled(self, answer: ControlAnswer) -> None:
         """Hand over what became of a command; a later publisher's hello says how the engine is since."""
@@ -288,13 +291,6 @@ class Handover:
         self._take_brought()
         found, self._controls = self._controls, []
         return found
-
-    def take_handoffs(self) -> list[ReceivedHandoff]:
-        """Return none: workers that take hand-offs publish in their own process."""
-        return []
-
-    def forget(self, key: int) -> None:
-        """Drop a hand-off that the engine refused: there are none."""
 
     # Which requests a new publisher must know.
 

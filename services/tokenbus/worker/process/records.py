@@ -55,6 +55,8 @@ class HandedOver(IntEnum):
     """A chunk of a prompt's scores, as the message that it is."""
     CONTROLLED = 9
     """What became of a command, as the message that it is."""
+    PREFILLED = 10
+    """What the engine of a decode worker may go on from, as the message that it is."""
 
 
 class Brought(IntEnum):

@@ -37,7 +37,7 @@ from tokenbus.worker.process.ring import Record
 from tokenbus.worker.publisher import Publisher
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer, EngineState
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, PromptScoresChunk
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, Prefilled, PromptScoresChunk
 
 _log = logger("worker")
 _AT_ONCE = 8
@@ -304,11 +304,11 @@ class PublisherServer:
                 step, limits = arrays.read(record.data), self._settings.limits
                 by_rows: int = step.request_keys.size // limits.max_rows
                 return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
-            case HandedOver.ADMITTED | HandedOver.FAILED | HandedOver.SCORED | HandedOver.CONTROLLED:
-                return 1
             case HandedOver.REFUSED:
                 return int(IDS.unpack_from(record.data)[0])
-        return 0
+            case HandedOver.LOST | HandedOver.NO_MORE | HandedOver.LEAVE:
+                return 0
+        return 1
 
     def _publish(self, record: Record) -> None:
         data = record.data
@@ -318,8 +318,8 @@ class PublisherServer:
             case HandedOver.ADMITTED:
                 key, prompt_tokens, cached = ADMITTED.unpack(data)
                 self._emitter.admitted(key, prompt_tokens, None if cached == UNKNOWN else cached)
-            case HandedOver.SCORED | HandedOver.CONTROLLED:
-                self._publish_message(record)
+            case HandedOver.SCORED | HandedOver.CONTROLLED | HandedOver.PREFILLED:
+                self._publish_message(record.kind, bytes(data))
             case HandedOver.FAILED:
                 key, code = FAILED.unpack_from(data)
                 self._emitter.failed(key, code, bytes(data[FAILED.size :]).decode())
@@ -337,11 +337,14 @@ class PublisherServer:
             case HandedOver.LEAVE:
                 self._leaves = True
 
-    def _publish_message(self, record: Record) -> None:
-        if record.kind == HandedOver.SCORED:
-            self._emitter.scored(PromptScoresChunk.FromString(bytes(record.data)))
-        else:
-            self._emitter.controlled(ControlAnswer.FromString(bytes(record.data)))
+    def _publish_message(self, kind: int, data: bytes) -> None:
+        match kind:
+            case HandedOver.SCORED:
+                self._emitter.scored(PromptScoresChunk.FromString(data))
+            case HandedOver.CONTROLLED:
+                self._emitter.controlled(ControlAnswer.FromString(data))
+            case HandedOver.PREFILLED:
+                self._emitter.prefilled(Prefilled.FromString(data))
 
     def _end_all(self) -> None:
         self.publisher.take_no_more()

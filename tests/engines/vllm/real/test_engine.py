@@ -151,8 +151,6 @@ def survives(engine: VllmEngine) -> None:
         with pytest.raises(ValueError, match=line) as raised:
             engine.admit(wrong.generate(1))
         assert "\n" not in str(raised.value)
-    with pytest.raises(ValueError, match="state: none for the engine vllm, got one"):
-        engine.admit(case.generate(1), b"state")
     assert not engine.token_scores
     given = Case([1], {"max_tokens": 1}).generate(1)
     given.prompt_scoring.token_ids.append(1)
