@@ -124,7 +124,7 @@ def test_aborted_request_leaves_nothing() -> None:
     ("wanted", "line"),
     [
         ({"top_logprobs": 21}, "prompt_scoring.top_logprobs: at most 20, got 21"),
-        ({"token_ids": [3, 10**6]}, r"prompt_scoring.token_ids\[1\]: below \d+, got 1000000"),
+        ({"token_ids": [3, 10**6]}, r"prompt_scoring.token_ids\[1\]: below \d+, got 1000000: out of vocabulary"),
     ],
 )
 def test_wrong_wishes_are_refused(wanted: dict[str, Any], line: str) -> None:
