@@ -1,7 +1,5 @@
 """Control frames to bytes and back, checked both ways against the bounds that the schema declares."""
 
-from functools import lru_cache
-from hashlib import blake2b
 from typing import NamedTuple, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor
@@ -95,9 +93,3 @@ def _rules_of(frame: type[Message]) -> _Rules:
         raise TypeError(f"{frame.__name__}: a frame has a body")
     rules = _RULES[frame] = _Rules(descriptor, max_bytes_of(descriptor), check, body, bodies)
     return rules
-
-
-@lru_cache(maxsize=4096)
-def worker_hash(worker_id: str) -> int:
-    """Return what names a worker in the frame Room."""
-    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "big")

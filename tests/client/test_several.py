@@ -45,11 +45,11 @@ class Two:
             found += [*sent(self.a), *sent(self.b)]
         return found
 
-    def room(self, peer: Peer, arrivals: int = 1, **models: int) -> None:
+    def room(self, peer: Peer, **models: int) -> None:
         found = [
             ModelRoom(model=name.replace("any", ""), free_requests=free, workers=1) for name, free in models.items()
         ]
-        peer.hear(room=Room(arrivals=arrivals, models=found))
+        peer.hear(room=Room(models=found))
 
 
 def error(peer: Peer, code: ErrorCode, key: int = 5, emitted: int = 0) -> None:
@@ -93,7 +93,7 @@ def test_new_requests_go_where_there_is_room() -> None:
     at_a, at_b = keys(two.a, "generate"), keys(two.b, "generate")
     assert set(at_a) == {1, 2, 3}
     assert set(at_b) == {4, 5, 6}
-    two.room(two.a, arrivals=2, small=7)
+    two.room(two.a, small=7)
     two.requests.open(generate_of(7, model="small"))
     assert keys(two.a, "generate") == [7]
 
@@ -122,7 +122,7 @@ def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
     for key in (5, 6):
         error(two.b, NO_WORKER, key)
     assert [source.has_ended for source in sources] == [False, False]
-    two.room(two.b, arrivals=2, any=1)
+    two.room(two.b, any=1)
     assert keys(two.b, "generate") == [5, 6]
     two.b.rows(RowShape(5, 0, 1, RowStatus.FINISHED_LENGTH))
     assert sources[0].has_ended
@@ -140,7 +140,7 @@ def test_worker_that_comes_while_a_request_waits_at_another_processor_gets_it() 
     assert keys(two.a, "generate") == [5]
     error(two.a, NO_WORKER)
     assert keys(two.b, "generate") == [5]
-    two.room(two.a, arrivals=2, any=1)
+    two.room(two.a, any=1)
     error(two.b, NO_WORKER)
     assert keys(two.a, "generate") == [5]
     assert not source.has_ended

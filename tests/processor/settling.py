@@ -41,7 +41,7 @@ class Recorder:
     """A consumer that keeps what it is given, and holds nothing."""
 
     name = ""
-    keeps_up = looks_elsewhere = False
+    keeps_up = knows_others = False
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, ...]] = []

@@ -13,8 +13,7 @@ from tokenbus.processor.requests import NO_OWNER
 from tokenbus.processor.workers import Worker
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.client_pb2 import ClientFrame
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
 
 
@@ -112,33 +111,6 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
     assert bench.core.registry.counts.failed == {"overloaded": 1}
     submit(bench, generate_of(5))
     assert keys(staying) == [5], "the one that refuses is sent no more"
-
-
-@pytest.mark.parametrize("has_said_all", [True, False])
-def test_request_that_crosses_a_goodbye_goes_to_another(*, has_said_all: bool) -> None:
-    bench = Bench()
-    leaving, staying = bench.worker("a"), bench.worker("b")
-    client = bench.client()
-    for key in range(1, 8):
-        client.ask(generate_of(key))
-    leaving.admit(1)
-    leaving.publish([RowShape(3, 0, 1)])
-    client.say(ClientFrame(abort=Abort(request_key=7)))
-    said = leaving.sequence + (not has_said_all)
-    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, last_sequence=said)))
-    assert (keys(leaving), keys(staying)) == ([1, 3, 5, 7], [2, 4, 6, *([5] if has_said_all else [])])
-    lost = {1, 3, 7} if has_said_all else {1, 3, 5, 7}
-    assert client.errors() == dict.fromkeys(lost, ErrorCode.ERROR_CODE_WORKER_LOST)
-
-
-def test_request_that_crosses_goodbyes_is_passed_on_once() -> None:
-    bench = Bench()
-    workers, client = [bench.worker(name) for name in "abc"], bench.client()
-    client.ask(generate_of(1))
-    for has_it in workers[:2]:
-        assert keys(has_it) == [1]
-        has_it.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
-    assert (keys(workers[2]), client.errors()) == ([], {1: ErrorCode.ERROR_CODE_WORKER_LOST})
 
 
 def test_request_that_the_last_worker_refuses_ends() -> None:

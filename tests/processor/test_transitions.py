@@ -27,7 +27,6 @@ CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
     "resume": (lambda table, request: table.resume(request, 3, 0.0), {ORPHANED: RESUMED}),
     "vouch": (lambda table, request: table.vouch(request, 1), {QUEUED: RUNNING, ORPHANED: ORPHANED, RESUMED: RUNNING}),
     "disown": (lambda table, request: table.disown(request, 2.0), {RESUMED: ORPHANED}),
-    "lose": (lambda table, request: table.lose(request, 0.0), {QUEUED: RESUMED, RUNNING: RESUMED, RESUMED: RESUMED}),
     "go on": (lambda table, request: table.go_on(request, 2), {QUEUED: RUNNING, RESUMED: RUNNING}),
     "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED, ORPHANED: ENDED}),
     "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),

@@ -104,18 +104,16 @@ class ClientWelcome(_message.Message):
     def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., resumed: bool = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("request_key", "next_position", "include_draft_logprobs", "deadline_unix_ms", "only_if_here")
+    __slots__ = ("request_key", "next_position", "include_draft_logprobs", "deadline_unix_ms")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     NEXT_POSITION_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
-    ONLY_IF_HERE_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     next_position: int
     include_draft_logprobs: bool
     deadline_unix_ms: int
-    only_if_here: bool
-    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ..., only_if_here: bool = ...) -> None: ...
+    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("request_keys",)
@@ -228,14 +226,10 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[_stream_pb2.WorkerRole, str]] = ..., model: _Optional[str] = ..., is_connected: bool = ..., open_requests: _Optional[int] = ..., lag_items: _Optional[int] = ..., pending_items: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processor_id: _Optional[str] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., is_stalled: bool = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., kv_cache_permille: _Optional[int] = ...) -> None: ...
 
 class Room(_message.Message):
-    __slots__ = ("arrivals", "models", "workers")
-    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("models",)
     MODELS_FIELD_NUMBER: _ClassVar[int]
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    arrivals: int
     models: _containers.RepeatedCompositeFieldContainer[ModelRoom]
-    workers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, arrivals: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelRoom, _Mapping]]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelRoom, _Mapping]]] = ...) -> None: ...
 
 class ModelRoom(_message.Message):
     __slots__ = ("model", "free_requests", "workers")

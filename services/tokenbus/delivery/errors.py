@@ -3,7 +3,7 @@
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
-"""What a processor says of a request whose worker may be at another one."""
+"""The errors of a turn that no worker has any more."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
 """What a processor says of a new request that another one may take, or this one in a moment."""
 RETRY_MS = 1000

@@ -70,7 +70,7 @@ class ClientConnections(Connections[Session]):
         self.watchers = Watchers(dispatch.workers.by_id)
         self._status = StatusReport(settings.processor.id, dispatch)
         self.commands = OpenCommands(dispatch.workers, on_adapters=self._status.expire)
-        self._room: tuple[float, Room, list[bytes]] | None = None
+        self._room: tuple[float, int, Room, list[bytes]] | None = None
         self.resumes = Resumes(
             self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
         )
@@ -170,12 +170,6 @@ class ClientConnections(Connections[Session]):
 
     def _resume(self, session: Session, resume: Resume) -> None:
         _check_role(session.may_ask, Role.CLIENT)
-        request_id, registry = resume.request_key, self._registry
-        is_known = registry.table.knows(request_id) or registry.workers.source_of(request_id)
-        if self.is_draining and resume.only_if_here and not is_known:
-            return  # its worker was sent to another processor: this one does not say that none has it
-        if session.looks_elsewhere and not is_known:  # that none has it holds for the workers that the client knows of
-            self._send_room(session, session.last_heard, is_due=True)
         self.resumes.add(session, resume)
 
     def _generate(self, session: Session, generate: Generate) -> None:
@@ -189,13 +183,11 @@ class ClientConnections(Connections[Session]):
         is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
         is_at_worker = known is None and ended is None and self._registry.workers.source_of(request_id) is not None
         if is_open or is_at_worker:
-            # Asked again for the same reason, after an earlier life of this processor had handed it to a worker, or
-            # read late, when another processor has done so.
+            # Asked again for the same reason, after an earlier life of this processor had handed it to a worker.
             again = Resume(
                 request_key=request_id,
                 include_draft_logprobs=generate.include_draft_logprobs,
                 deadline_unix_ms=generate.deadline_unix_ms,
-                only_if_here=session.looks_elsewhere,
             )
             self.resumes.add(session, again)
             return
@@ -234,7 +226,7 @@ class ClientConnections(Connections[Session]):
             return
         session.is_proven = bool(identity.name)
         session.may_ask, session.may_watch, session.may_control = may_ask, may_watch, may_control
-        session.looks_elsewhere, session.room = hello.wants_room, None
+        session.knows_others, session.room = hello.wants_room, None
         is_new = session.peer != peer
         self._connect(session, peer, now)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
@@ -246,7 +238,7 @@ class ClientConnections(Connections[Session]):
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
         if is_new:
             _log.info("client connected", client=session.name, resumed=resumed)
-        if session.looks_elsewhere:
+        if session.knows_others:
             self._send_room(session, now, is_due=True)
         self._flush(session)
 
@@ -344,7 +336,6 @@ class ClientConnections(Connections[Session]):
 
     def _fail_slow(self, session: Session, request_ids: set[int], reached: dict[int, int], reason: str) -> None:
         """Fail requests, and the requests of `reached`, whose last row was in a dropped frame."""
-        ended = [*request_ids, *reached]
         for request_id in request_ids:
             request = self._registry.table.get(request_id)
             if request is not None:
@@ -355,9 +346,6 @@ class ClientConnections(Connections[Session]):
             if session.id in self.sessions:  # else all that was put here was too much as well
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
-        if session.looks_elsewhere:  # its worker may have gone, and send again what was dropped here
-            for request_id in ended:
-                self._registry.table.forget_end(request_id)
 
     def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:
         """End the requests of the clients that have not acknowledged a step, those with most first.
@@ -431,7 +419,7 @@ class ClientConnections(Connections[Session]):
             is_due = now >= known.next_heartbeat
             if is_due:
                 self._send_heartbeat(known, now)
-            if known.looks_elsewhere:
+            if known.knows_others:
                 self._send_room(known, now, is_due=is_due)
 
     def _send_status(self, session: Session, now: float) -> None:
@@ -450,14 +438,14 @@ class ClientConnections(Connections[Session]):
         """
         if self._room is None or self._room[0] != now:
             room = self._dispatch.room()
-            self._room = now, room, [write_frame(ServerFrame(room=room))]
-        _, room, message = self._room
-        before, seconds = session.room, _ROOM_SECONDS * len(self.sessions)
-        has_arrival = before is None or (room.arrivals != before.arrivals and now - session.room_at >= seconds)
-        if session.peer is None or not (has_arrival or (is_due and room != before)):
+            self._room = now, self._dispatch.workers.arrivals, room, [write_frame(ServerFrame(room=room))]
+        _, arrivals, room, message = self._room
+        seconds = _ROOM_SECONDS * len(self.sessions)
+        has_arrival = session.room is None or (arrivals != session.arrivals and now - session.room_at >= seconds)
+        if session.peer is None or not (has_arrival or (is_due and room != session.room)):
             return
         if self.peers.listener.send(session.peer, message) is Outcome.SENT:
-            session.room, session.room_at = room, now
+            session.room, session.room_at, session.arrivals = room, now, arrivals
 
 
 def owner_of(identity: Identity, name: str) -> int:

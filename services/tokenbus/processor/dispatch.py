@@ -9,7 +9,6 @@ from tokenbus.processor.request_registry import RequestRegistry
 from tokenbus.processor.requests import NO_STREAM, Request, State, client_payer
 from tokenbus.processor.workers import Worker, Workers
 from tokenbus.settings import Settings
-from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerRole
@@ -17,7 +16,6 @@ from tokenbus_contracts.schema import bounds_in
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
-_MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _IMBALANCE = 8
 """A worker with requests of the same client may have this part of the least load more: each reader of a step costs."""
 
@@ -114,11 +112,7 @@ class Dispatch:
             if not self._is_waiting(request) or request.generate is None:
                 continue
             if self.registry.is_continued(request):  # a second worker would run it twice
-                if self.registry.may_be_elsewhere(request):
-                    why = "another processor gave it to a worker"
-                    self.registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
-                if self._is_waiting(request):
-                    self._waiting.append(request)
+                self._waiting.append(request)
                 continue
             kind = _kind(request.generate, offered)
             route = int(self.registry.table.route[request.slot])
@@ -151,8 +145,6 @@ class Dispatch:
             if self._is_waiting(request) and request.generate is not None:
                 error = self._no_worker(request.generate)
                 self.registry.fail(request, error.code, error.message)
-                # Another processor may have given it to a worker, which may bring it here.
-                self.registry.table.forget_end(request.id)
 
     def alone(self, now: float) -> list[Worker]:
         """Return the prefill workers that have had no decode worker here for too long: another processor may have."""
@@ -271,7 +263,7 @@ class Dispatch:
         return offered
 
     def room(self) -> Room:
-        """Return which workers are connected, and how many requests they take, by model."""
+        """Return how many requests the connected workers take, by model."""
         rooms: dict[str, ModelRoom] = {}
         for worker in self._serving(""):
             hello = worker.stream.hello
@@ -279,9 +271,7 @@ class Dispatch:
             if worker.peer is not None and not (worker.takes_no_more or worker.is_stalled):
                 room.workers += 1
                 room.free_requests += max(0, hello.max_requests - self.registry.table.load_of(worker.source.stream))
-        connected = [worker_hash(each) for each, worker in self.workers.by_id.items() if worker.peer is not None]
-        models = list(rooms.values())[:_MOST_MODELS]
-        return Room(arrivals=self.workers.arrivals, models=models, workers=connected[:_MOST_WORKERS])
+        return Room(models=list(rooms.values())[:_MOST_MODELS])
 
     def _no_worker(self, generate: Generate) -> RequestError:
         candidates = self._candidates(generate)

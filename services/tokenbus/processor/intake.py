@@ -271,7 +271,6 @@ class Intake:
         """End the requests that the worker should have and has not: it never got them, or lost them."""
         _, ids = worker.reconcile or (0, frozenset())
         worker.reconcile = None
-        self._dispatch.workers.arrivals += 1
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id in ids:
                 request.generate = None  # it need not be sent again
@@ -284,20 +283,6 @@ class Intake:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
                 self._dispatch.resend(worker, request)
-
-    def give_back(self, worker: Worker) -> None:
-        """Reassign requests that a leaving worker never accepted: they crossed its goodbye on the wire.
-
-        Each request once, so that a request which ends its workers does not end all of them.
-        """
-        worker.takes_no_more = True
-        table = self.registry.table
-        for request in table.of_stream(worker.source.stream):
-            has_tokens = table.next_position[request.slot] > request.first_position
-            is_begun = has_tokens or request.early
-            if _can_be_given_back(request) and not is_begun and not request.has_crossed_goodbye:
-                request.has_crossed_goodbye = True
-                self._dispatch.give_back(request)
 
     # Backpressure.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokenbus.processor.item_log import ItemLog
 
 _log = logger("processor")
+_CLOSING = "the processor is closing"
 _TICKS = 10
 """How many ticks there are in a heartbeat's interval."""
 
@@ -69,10 +70,21 @@ class Core:
         for part in (self.dispatch, self.worker_connections, self.clients):
             part.extend_deadlines(seconds, now)
 
+    def drain(self) -> None:
+        """Take no new request and no new worker; let clients continue their requests at other processors."""
+        self.worker_connections.is_draining = self.clients.is_draining = True
+        self.registry.let_go(_CLOSING)
+        self._send_away()
+
+    def _send_away(self) -> None:
+        if self.worker_connections.is_draining:
+            self.worker_connections.send_away(self.workers.by_id.values(), _CLOSING)
+
     def tick(self, now: float) -> None:
         """Do what time alone demands; a part that fails keeps no other from its turn."""
         parts: tuple[Callable[[], object], ...] = (
             self.registry.expire,
+            self._send_away,
             lambda: self.worker_connections.send_away(self.dispatch.alone(now), "no decode worker is here"),
             lambda: self.dispatch.tick(now),
             lambda: self.worker_connections.tick(now),
@@ -90,7 +102,7 @@ class Core:
     def close(self) -> None:
         """Say goodbye to every peer."""
         for connections in (self.clients, self.worker_connections):
-            connections.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "the processor is closing")
+            connections.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, _CLOSING)
         self._repeated_log.close()
 
 
@@ -169,10 +181,10 @@ class Processor:
     async def drain(self) -> None:
         """Take no new request and no new worker, and wait until the open requests have ended, or time is over.
 
-        Workers that know another processor go there at once, with their requests.
+        Workers that know another processor go there as soon as they have no requests. Clients that do so are told to
+        continue theirs there.
         """
-        self.worker_connections.is_draining = self.clients.is_draining = True
-        self.worker_connections.send_away(self.workers.by_id.values(), "the processor is closing")
+        self._core.drain()
         deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
         while self._has_work() and (remaining := deadline - self.clock.now()) > 0:
             self._changed.clear()

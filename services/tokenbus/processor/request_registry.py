@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tokenbus.clock import Clock
 from tokenbus.delivery import PendingAck
-from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
+from tokenbus.delivery.errors import CODE_NAMES, NOT_TAKEN, RETRY_MS, code_name, request_error
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.processor.requests import (
     NO_OWNER,
@@ -159,24 +159,10 @@ class RequestRegistry:
             if self.table.get(request_id) is not request:  # as when the refusal was too much for its consumer's queue
                 return
         state, stream = self.table.state_of(request), self.table.stream_of(request)
-        if state is State.RUNNING and stream != source.stream:
-            # Asked for again, and another has it now; unless that has gone elsewhere, and this one was asked there.
-            if not self.may_be_elsewhere(request):
-                self.workers.abort(source.stream, request_id)
-            return
-        if stream == NO_STREAM and state is not State.ENDED:
+        if state is State.RUNNING and stream != source.stream:  # asked for again, and another has it now
+            self.workers.abort(source.stream, request_id)
+        elif stream == NO_STREAM and state is not State.ENDED:
             self.table.vouch(request, source.stream)
-            self.say_found(request)
-
-    def say_found(self, request: Request) -> None:
-        """Tell a client that looked for a request which worker has it here: its next row may be long in coming.
-
-        A worker that was only sent the request may have left before.
-        """
-        worker = self.workers.by_stream.get(self.table.stream_of(request))
-        if request.has_moved and request.generate is None and worker is not None:
-            admitted = Admitted(request_key=request.id, worker_id=worker.stream.worker_id, epoch=worker.stream.epoch)
-            self.admitted(request, admitted)
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Tell a request's consumer which worker took it."""
@@ -231,11 +217,9 @@ class RequestRegistry:
         drafts: bool,
         owner: int = NO_OWNER,
         deadline_unix_ms: int = 0,
-        has_moved: bool = False,
     ) -> Request:
         """Lead a request's further rows to a consumer that has its tokens up to a position.
 
-        `has_moved`: the client looked for it at several processors, and may have tokens from another one.
         The rows that wait already are the caller's to take over, before `settle` hands out those that came early.
         """
         now, table = self._now(), self.table
@@ -244,22 +228,14 @@ class RequestRegistry:
             request = table.open(request_id, position, NO_STREAM, State.ORPHANED, Deadline(now))
         was_claimed, is_orphaned = request.is_claimed, table.state_of(request) is State.ORPHANED
         table.claim(request, route, owner, drafts=drafts)
-        if has_moved:
-            request.has_moved = True
+        request.can_go_on = False
         if not was_claimed:
             table.set_deadline(request, self._deadline(deadline_unix_ms))
             if is_orphaned:
                 table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
         if is_orphaned:
             table.resume(request, position, now)
-        elif request.has_moved and position > table.next_position[request.slot]:
-            table.skip_to(request, position)
         return request
-
-    def may_be_elsewhere(self, request: Request) -> bool:
-        """Tell whether a request's client looks for it at other processors."""
-        consumer = self.consumer_of(request)
-        return consumer is not None and consumer.looks_elsewhere
 
     def settle(self, request: Request) -> None:
         """Go on after a claim: hand out what came early, and close what has ended."""
@@ -289,14 +265,9 @@ class RequestRegistry:
         retry_after_ms = RETRY_MS if code in NOT_TAKEN else 0
         error = request_error(request.id, code, message, emitted_tokens=emitted, retry_after_ms=retry_after_ms)
         name = code_name(code)
-        may_go_on = code in NOT_HERE and self.may_be_elsewhere(request)
-        if may_go_on and self.is_continued(request):
-            self._wait_for_missing(request, error)
-            return
         # A worker may send any number for a code: a count for each would let it fill the memory.
         self.counts.failed[name if code in CODE_NAMES else "other"] += 1
-        if not may_go_on:
-            self._abort_at_workers(request, tell_its_own=tell_worker)
+        self._abort_at_workers(request, tell_its_own=tell_worker)
         self._repeated_log.begin(
             name,
             _log.warning,
@@ -313,22 +284,13 @@ class RequestRegistry:
             self.table.close(request, error)
         else:
             self.table.end(request, error)
-        if may_go_on:
-            self.table.forget_end(request.id)
 
-    def _wait_for_missing(self, request: Request, error: RequestError) -> None:
-        """Let a request go on with the worker that has it once its client has what comes before, here or elsewhere.
-
-        It keeps its place here, and the rows that wait keep theirs: acknowledged, they would be lost.
-        """
-        now = self._now()
-        self.table.lose(request, now)
-        self.table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
-        self.router.recall(request, now)
-        consumer = self.consumer_of(request)
-        is_open = self.table.get(request.id) is request
-        if is_open and consumer is not None and self.table.state_of(request) is State.RESUMED:
-            consumer.put_error(error)
+    def let_go(self, why: str) -> None:
+        """End the requests that their clients can continue at another processor."""
+        for request in self.table.open_requests():
+            consumer = self.consumer_of(request)
+            if request.can_go_on and consumer is not None and consumer.knows_others:
+                self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
         """End the requests whose rows wait here and hold a stream back the longest.
@@ -408,10 +370,8 @@ class RequestRegistry:
             self.fail_unknown(request)
 
     def fail_unknown(self, request: Request) -> None:
-        """End a request that was resumed and that no worker here has; another processor's worker may bring it later."""
+        """End a request that was resumed and that no worker here has."""
         self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
-        if request.has_moved:
-            self.table.forget_end(request.id)
 
     def is_over(self, request_id: int, source: Source) -> bool:
         """Tell whether a request that a stream has, or brings, has ended: here, or at its client.

@@ -14,7 +14,7 @@ from tokenbus.delivery.slots import SlotMap, Slots
 from tokenbus.delivery.step import Step
 from tokenbus.processor.stream import StreamCounts
 from tokenbus_contracts import LogprobBatch
-from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk, RequestError
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generate, PromptScoresChunk, RequestError
 from tokenbus_contracts.native import RequestColumns
 
 NO_STREAM = -1
@@ -110,11 +110,11 @@ class Request:
     """What the prefill worker's engine passes on to that of the decode worker."""
     is_claimed: bool = False
     """Whether a consumer takes its tokens."""
+    can_go_on: bool = False
+    """Whether its client can continue it at another processor, as far as is known."""
     aborted_at: float | None = None
     released_at: float | None = None
     """When it lost its stream, or its client resumed it without one; None: neither, or it has a stream again."""
-    has_crossed_goodbye: bool = False
-    """Whether it was on its way to a worker that said goodbye."""
     early: list["EarlyRow"] = field(default_factory=list)
     """Rows that came out of order."""
     waiting: list[tuple[Step, int]] = field(default_factory=list)
@@ -125,8 +125,6 @@ class Request:
     """What it ended with before its client claimed it."""
     owner: int = NO_OWNER
     """The client that asked for it: only that client, or its next life, may take it up or end it."""
-    has_moved: bool = False
-    """Whether its client looked for it at several processors: another one may have sent rows of it."""
     payer: Payer | None = None
     brought_by: int = NO_STREAM
     """The stream that brought it unasked."""
@@ -262,9 +260,10 @@ class RequestTable:
         if len(self._ended_at_clients) > self._ended_requests:
             self._ended_at_clients.popitem(last=False)
 
-    def worker_has(self, request_id: int) -> None:
-        """Learn that a worker has a request: what was said of one with this key was said of another, or too early."""
-        self._ended_at_clients.pop(request_id, None)
+    def worker_has(self, request_id: int, owner: int) -> None:
+        """Learn that a worker has a request of an owner's: another client's word on one with this key is forgotten."""
+        if owner == NO_OWNER or self._ended_at_clients.get(request_id) != owner:
+            self._ended_at_clients.pop(request_id, None)
 
     def asked_again(self, request_id: int, owner: int) -> None:
         """Learn that a client asks for a request that it said had ended: it has used the key again."""
@@ -324,6 +323,7 @@ class RequestTable:
         request.generate.CopyFrom(generate)
         request.generate.owner = owner
         request.generate.deadline_unix_ms = deadline.unix_ms
+        request.can_go_on = _can_go_on(generate)
         self.claim(request, route, owner, drafts=generate.include_draft_logprobs)
         return request
 
@@ -378,14 +378,6 @@ class RequestTable:
         self._charge(request, None)
         self.route[request.slot] = UNCLAIMED
         self.due[request.slot] = due
-
-    def lose(self, request: Request, now: float) -> None:
-        """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
-        self._move(request, State.RESUMED, State.QUEUED, State.RUNNING, State.RESUMED)
-        request.generate = None
-        self.stream[request.slot] = NO_STREAM
-        request.released_at = now
-        request.has_moved = True
 
     def decode(self, request: Request, stream: int, generate: Generate) -> None:
         """Give a request whose prefill has ended to a decode worker's stream."""
@@ -455,10 +447,6 @@ class RequestTable:
 
     # Changes within a state.
 
-    def skip_to(self, request: Request, position: int) -> None:
-        """Go on at a later position: another processor has given its client the tokens before."""
-        self.next_position[request.slot] = position
-
     def advance(self, slots: Slots, counts: npt.NDArray[np.uint8]) -> None:
         """Count the tokens that each request of a step got."""
         self.next_position[slots] += counts
@@ -516,6 +504,14 @@ class RequestTable:
             positions=self.next_position,
             running=State.RUNNING,
         )
+
+
+def _can_go_on(generate: Generate) -> bool:
+    """Tell whether any engine that continues requests can continue this one."""
+    sampling = generate.sampling
+    needs_output = sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words
+    is_off = generate.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_OFF
+    return not (is_off or needs_output or sampling.HasField("structured_output"))
 
 
 def client_payer(owner: int) -> Payer:

@@ -40,8 +40,8 @@ class Resumes:
         self._is_alive = is_alive
         self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
-        self._unvouched: dict[int, bool] = {}
-        """The requests that were resumed here and that no worker here is known to have: whether one may yet come."""
+        self._unvouched: set[int] = set()
+        """The requests that were resumed here and that no worker here is known to have."""
         self._put_off: dict[tuple[int, int], tuple[Resume, float]] = {}
         """Resumes of what another session has, and since when they wait: until its owner is known, or its life over."""
         self._is_searched_out = False
@@ -55,19 +55,14 @@ class Resumes:
     def tick(self, *, are_back: bool) -> None:
         """Take up what was put off, or had to wait because much had been looked through; end what no worker has.
 
-        That is known once those that are here have sent again what they retained, and, where it may be one that is not
-        here yet, once all had the time to come back: `are_back`.
+        That is known once all workers had the time to come back, `are_back`, and have sent again what they retained.
         """
         self._is_searched_out = False
         table = self._registry.table
-        if self._registry.workers.are_caught_up:
-            over = [request_id for request_id, may_come in self._unvouched.items() if are_back or not may_come]
-            for request_id in over:
-                del self._unvouched[request_id]
-                request = table.get(request_id)
-                if request is None or not self._registry.is_unvouched(request):
-                    continue
-                if not self._registry.is_in_open_step(request):
+        if are_back and self._registry.workers.are_caught_up:
+            unvouched, self._unvouched = self._unvouched, set()
+            for request in filter(None, map(table.get, unvouched)):
+                if self._registry.is_unvouched(request) and not self._registry.is_in_open_step(request):
                     self._registry.fail_unknown(request)
         for place, (resume, _) in self._put_off.items():
             self._waiting.setdefault(place, resume)
@@ -155,8 +150,6 @@ class Resumes:
         self._registry.table.asked_again(request_id, session.owner)
         if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
             return self._registry.not_theirs(request_id, session.name)
-        if source is None and resume.only_if_here and self._registry.workers.are_caught_up:
-            return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker here has it")
         if full := self._registry.table.limit_for(client_payer(session.owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full)
         self._claim(session, resume)
@@ -210,13 +203,10 @@ class Resumes:
             drafts=resume.include_draft_logprobs,
             owner=session.owner,
             deadline_unix_ms=resume.deadline_unix_ms,
-            has_moved=resume.only_if_here,
         )
         session.requests.add(request_id)
         if registry.is_unvouched(request):
-            self._unvouched[request_id] = not resume.only_if_here
-        if resume.only_if_here:
-            registry.say_found(request)
+            self._unvouched.add(request_id)
         error = None
         if not was_claimed:
             error = request.error

@@ -150,27 +150,15 @@ class Router:
             self.counts.foreign += stream != source.stream
             return None
         if position > expected and stream == source.stream:
-            return self._skip_or_fail(request, position, source)
+            lost = f"tokens {expected} to {position - 1} never came from {source.name}"
+            self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
+            return None
         if stream != source.stream:
             if position > expected or state is State.RUNNING:
                 self._wait(request, step, row, source)
                 return None
             table.go_on(request, source.stream)
         return expected - position
-
-    def _skip_or_fail(self, request: Request, position: int, source: Source) -> int | None:
-        """Take a row of a request's own stream that is not its next: as far as is known here, tokens are missing.
-
-        Where the request may have been at another processor, what its client said that it has may be out of date: the
-        row goes to the client, which compares positions itself.
-        """
-        if request.has_moved or self._registry.may_be_elsewhere(request):
-            self._table.skip_to(request, position)
-            return 0
-        expected = int(self._table.next_position[request.slot])
-        lost = f"tokens {expected} to {position - 1} never came from {source.name}"
-        self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
-        return None
 
     def _wait(self, request: Request, step: Step, row: int, source: Source) -> None:
         """Keep a row that came out of order until the rows before it have come."""

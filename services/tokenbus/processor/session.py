@@ -87,11 +87,12 @@ class Session(KnownPeer):
     wants_status: bool = False
     """Whether a status request has not been answered."""
     next_status: float = 0.0
-    looks_elsewhere: bool = False
-    """Whether it has other processors: it wants to know how much room there is here, and looks for requests there."""
+    knows_others: bool = False
+    """Whether it has other processors: it hears how much room there is here, and may continue requests there."""
     room: Room | None = None
-    """The last Room that it was sent, and when."""
+    """The last Room that it was sent, when, and how many workers had come by then."""
     room_at: float = 0.0
+    arrivals: int = 0
     requests: set[int] = field(default_factory=set)
     _gathered: "_Gathered | None" = None
 

@@ -119,7 +119,7 @@ class WorkerConnections(Connections[Worker]):
     def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
         identity = self._workers.listener.identity(peer)
         _check_hello(hello, self._settings, identity)
-        if self.is_draining:
+        if self.is_draining and hello.worker_id not in self._workers.by_id:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
         before = self._workers.at(peer)
         if before is not None and before.stream.worker_id != hello.worker_id:
@@ -205,11 +205,11 @@ class WorkerConnections(Connections[Worker]):
         worker.source.owners.update(zip(hello.request_keys, owners, strict=False))
         # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
         # are answered when a client resumes them: a hello may make up as many as it likes.
-        for request_id in hello.request_keys:
-            registry.table.worker_has(request_id)
+        worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
+        for request_id, owner in worker.source.owners.items():
+            registry.table.worker_has(request_id, owner)
         for request_id in filter(registry.table.knows, hello.request_keys):
             registry.answer(request_id, worker.source)
-        worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
         worker.hellos += 1
         self._workers.arrivals += 1
         _log.info("worker connected", resume_from=stream.expected, **self._names(worker))
@@ -225,15 +225,15 @@ class WorkerConnections(Connections[Worker]):
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
             self._workers.disconnect(worker)  # its retention stays good until the heartbeat's time is over
             return
-        is_whole = worker.stream.expected > goodbye.last_sequence
-        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED and is_whole:
-            self._intake.give_back(worker)
         self._lose(worker, goodbye.message or "it stopped")
         self._fence(worker, worker.stream.epoch + 1, now)
 
     def send_away(self, workers: Iterable[Worker], why: str) -> None:
-        """Say goodbye to those of some workers that know another processor: they go there without their requests."""
+        """Say goodbye to the workers without requests of some that know another processor: they go there."""
+        load_of = self._intake.registry.table.load_of
         for worker in [each for each in workers if each.stream.hello.processors > 1]:
+            if load_of(worker.source.stream):
+                continue
             self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
             self._lose(worker, why)
 

@@ -72,7 +72,7 @@ class Workers(Peers[Worker]):
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
         self.arrivals = 0
-        """How often a worker came, or had sent again all that it retained."""
+        """How often a worker came."""
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
         """What was counted of workers that are gone, for as many as may be here, so that a sum misses nothing."""
         self.lost = 0

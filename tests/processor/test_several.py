@@ -1,4 +1,4 @@
-"""Workers that go from one processor to another, and clients of several, as one processor sees them."""
+"""One processor of several: how much room it has, and how it lets go of its workers and requests."""
 
 import pytest
 
@@ -6,14 +6,13 @@ from tests.in_process.bench import Bench
 from tests.in_process.builders import generate_of, settings
 from tokenbus.processor import Processor
 from tokenbus.settings import SettingsError
-from tokenbus.testing import RowShape
+from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, RefusalReason
 
-LOST, UNKNOWN = ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
-SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
+ANY = 0
 
 
 def test_request_that_has_ended_at_its_client_is_ended_here() -> None:
@@ -40,8 +39,8 @@ def test_clients_hear_of_many_workers_at_once() -> None:
         bench.worker(f"worker-{place}")
         bench.advance(0.01)
     bench.pass_time(1.0, *clients, most=0.1)
-    told = [[heard.frame.room.arrivals for heard in client.heard() if heard.body == "room"] for client in clients]
-    assert {each[-1] for each in told} == {bench.core.workers.arrivals}
+    told = [[heard.frame.room for heard in client.heard() if heard.body == "room"] for client in clients]
+    assert {each[-1].models[0].workers for each in told} == {100}
     assert max(map(len, told)) <= 8  # and not 100
 
 
@@ -54,7 +53,6 @@ def test_client_is_told_how_much_room_there_is() -> None:
     client, other = bench.client(wants_room=True), bench.client(6)
     told = [heard.frame.room for heard in client.heard() if heard.body == "room"]
     assert [{each.model: each.free_requests for each in room.models} for room in told] == [{"m": 5, "n": 1}]
-    assert len(set(told[0].workers)) == 3
     client.ask(generate_of(1, model="n"))
     bench.advance(0.1)
     assert [heard.body for heard in client.heard()] == []
@@ -64,22 +62,45 @@ def test_client_is_told_how_much_room_there_is() -> None:
     assert "room" not in {heard.body for heard in other.heard()}
 
 
-def test_processor_that_ends_sends_away_the_workers_that_know_another() -> None:
-    """They hear a goodbye and their requests' clients an error that sends them on; others finish what they have."""
+@pytest.mark.parametrize("wants_room", [True, False])
+def test_processor_that_drains_lets_its_clients_continue_elsewhere(*, wants_room: bool) -> None:
+    """They hear an error behind the last row; requests that no engine may be able to continue finish first."""
     bench = Bench()
-    moving = bench.worker("moving", processors=2, max_requests=1, model="m")
-    staying = bench.worker("staying", max_requests=1, model="s")
-    client = bench.client()
-    client.ask(generate_of(1, model="m"))
-    client.ask(generate_of(2, model="s"))
-    bench.core.worker_connections.is_draining = True
-    bench.core.worker_connections.send_away(bench.core.workers.by_id.values(), "the processor is closing")
-    assert client.errors() == {1: LOST}
-    assert moving.heard()[-1].goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING
+    worker, client = bench.worker(processors=2), bench.client(wants_room=wants_room)
+    penalized = SamplingParameters(max_tokens=4, presence_penalty=0.5)
+    client.ask(generate_of(1, continuation_policy=ANY))
+    client.ask(generate_of(2))
+    client.ask(generate_of(3, continuation_policy=ANY, sampling=penalized))
+    for key in (1, 2, 3):
+        worker.admit(key)
+    worker.publish(row_shapes([1, 2, 3]))
+    bench.core.drain()
+    heard = [each for each in client.heard() if each.body in ("outputs", "error")]
+    let_go = [1] if wants_room else []
+    assert heard[0].body == "outputs"
+    assert [each.frame.error.request_key for each in heard[1:]] == let_go
+    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == let_go
+    worker.publish(row_shapes([2, 3], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    bench.advance(0.1)
+    assert ("goodbye" in worker.heard_bodies()) == wants_room
+
+
+def test_processor_that_drains_sends_away_the_workers_that_know_another() -> None:
+    """As soon as they have no requests; others finish what they have."""
+    bench = Bench()
+    free, busy = bench.worker("free", processors=2, model="f"), bench.worker("busy", processors=2, model="b")
+    staying = bench.worker("staying", model="s")
+    bench.client().ask(generate_of(1, model="b"))
+    bench.core.drain()
+    assert free.heard()[-1].goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING
+    assert set(bench.core.workers.by_id) == {"busy", "staying"}
+    free.say_hello(processors=2)
+    assert free.refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
+    busy.say_hello(processors=2, request_keys=[1])
+    busy.publish(row_shapes([1], status=RowStatus.FINISHED_LENGTH))
+    bench.advance(0.1)
+    assert busy.heard_bodies()[-1] == "goodbye"
     assert "goodbye" not in staying.heard_bodies()
-    assert set(bench.core.workers.by_id) == {"staying"}
-    moving.say_hello(processors=2)
-    assert moving.refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
 
 
 @pytest.mark.parametrize("key", ["workers_address", "clients_address"])
