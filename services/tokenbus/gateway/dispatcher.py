@@ -36,6 +36,8 @@ _OPENING_SECONDS = 0.003
 """The longest time without other tasks while an answer's requests are sent to the bus."""
 _MOST_BEHIND = 64
 """Steps that may wait to be handed out before answers whose HTTP clients do not read are ended."""
+_LOOK_SECONDS = 0.02
+"""How often they are looked for: it takes a system call for each answer."""
 _MOST_GATHERED = 8
 _MOST_TURNS = 64
 """How many steps are taken at most before rows are handed out again."""
@@ -104,6 +106,7 @@ class Dispatcher:
         """The answers with rows that wait for a turn."""
         self._came = asyncio.Event()
         self._taken = 0
+        self._looked = 0.0
         self._turn_began = 0.0
         self._repeated_log = repeated_log
         self.is_draining = False
@@ -159,7 +162,10 @@ class Dispatcher:
         self.backlog.append(output)
         self._came.set()
         self._taken += 1
-        if len(self.backlog) > _MOST_BEHIND:  # what is written for clients that do not read delays those that do
+        now = monotonic()
+        # What is written for clients that do not read delays those that do.
+        if len(self.backlog) > _MOST_BEHIND and now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
             self._buffers.evict_unread(self._settings.stream_buffer_bytes // _UNREAD_SHARE)
         if self.backlog.size > self.most_backlog:
             self._end_heaviest()
