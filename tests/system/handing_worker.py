@@ -20,7 +20,7 @@ def _main() -> None:
     configure(settings.log)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    engine = SyntheticEngine(drafts=True, parts=2)
+    engine = SyntheticEngine(drafts=True, parts=2, role=settings.worker.role)
     told = 0
 
     def pace() -> None:

@@ -1,6 +1,7 @@
 """A publisher's process of its own: how it starts and ends, whatever else the engine's process does."""
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -15,8 +16,9 @@ import pytest
 
 from tests.support.ports import free_ports
 from tests.support.waiting import MOST, until, wait_until
-from tests.system.asking import all_exact, all_failed, ask, begun
+from tests.system.asking import all_exact, all_exact_so_far, all_failed, ask, begun
 from tests.system.deployment import Deployment, Overrides
+from tests.system.programs import Program
 from tokenbus.bus import AddressError
 from tokenbus.cli import main
 from tokenbus.client import Client
@@ -101,6 +103,35 @@ async def test_engine_that_is_stopped_is_lost_until_it_goes_on(deployment: Deplo
         worker.go_on()
         await asyncio.to_thread(worker.wait_for, '"connected"', 2)
         await all_exact(ask(client, 4, 300), 300)
+
+
+async def test_requests_go_on_where_prefill_and_decode_workers_are_killed(deployment: Deployment) -> None:
+    """Each worker publishes in a process of its own; engines and publishers are killed, and no token is wrong."""
+    times: Overrides = {"bus__heartbeat_timeout_ms": 2000, "worker__drain_timeout_ms": 0}
+    deployment.start_processor(**times)
+    workers = [
+        deployment.start_module("handing_worker", worker__id=f"{role}-{number}", worker__role=role, **times)
+        for number in range(2)
+        for role in ("prefill", "decode")
+    ]
+    for worker in workers:
+        await asyncio.to_thread(worker.wait_for, '"connected"')
+    prefill, decode, _, other = workers
+
+    async def kill_publisher_of(worker: Program) -> None:
+        line = await asyncio.to_thread(worker.wait_for, '{"publisher"')
+        os.kill(int(json.loads(line)["publisher"]), signal.SIGKILL)
+
+    async with Client(deployment.settings(**times)) as client:
+        asked = ask(client, 16, LONG)
+        await begun(asked)
+        await kill_publisher_of(other)
+        decode.signal(signal.SIGKILL)
+        await kill_publisher_of(prefill)
+        prefill.signal(signal.SIGKILL)
+        more = ask(client, 16, 300)
+        await all_exact(more, 300)
+        await all_exact_so_far(client, asked)
 
 
 async def test_engine_that_died_is_noticed_though_a_child_holds_its_files(deployment: Deployment) -> None:

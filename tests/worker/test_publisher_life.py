@@ -213,7 +213,7 @@ async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
             pass
 
 
-def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:
+def test_request_that_ends_before_its_draft_is_not_known_again() -> None:
     publisher = Publisher(at_memory(), epoch=EPOCH)
     publisher.begin()
     publisher.publish(batch(row_shapes([1], status=RowStatus.FINISHED_STOP), draft_follows=True))

@@ -16,7 +16,7 @@ from tokenbus.printable import printable, reason_of
 
 _DESCRIPTION = """\
 Make the keys of processes that speak to each other over tcp, and change or show the allow-list: the file that says
-which keys may connect to the processor, and to decode workers for hand-offs. Both read the list again within a second,
+which keys may connect to the processor, which reads the list again within a second,
 without a restart, and cut off the connections of a revoked key.
 
   make NAME            make the key of one process, NAME.key_secret and NAME.key, in a folder; no file is replaced

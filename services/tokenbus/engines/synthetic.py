@@ -195,7 +195,7 @@ class SyntheticEngine:
         max_rows: int = 512,
         role: str = "mixed",
     ) -> None:
-        """Requests beyond `max_rows` wait; in the role `prefill` each is handed off after one token."""
+        """Requests beyond `max_rows` wait; in the role `prefill` each leaves after one token."""
         self._role = role
         self._tokens_per_step = 1 if role == "prefill" else tokens_per_step
         self._drafts = drafts

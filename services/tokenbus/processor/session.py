@@ -25,7 +25,7 @@ _Piece = tuple[LogprobBatch, LogprobBatch | None]
 
 
 class _Gathered:
-    """Rows of many requests, by step: a request that was handed off has them of more than one stream."""
+    """Rows of many requests, by step: a request has those of its prefill and its decode worker."""
 
     def __init__(self) -> None:
         self._pieces: dict[PendingAck, list[_Piece]] = {}

@@ -146,7 +146,7 @@ async def apart(*, drafts: bool = False, **worker: Any) -> AsyncIterator[Apart]:
     """Run a bus, and on it a worker whose publisher is connected."""
     async with bus(workers=0) as on:
         chosen = replace(on.settings.worker, **{"retention_bytes": 2**23, **worker})
-        made = Apart(on, replace(on.settings, worker=chosen), SyntheticEngine(drafts=drafts))
+        made = Apart(on, replace(on.settings, worker=chosen), SyntheticEngine(drafts=drafts, role=chosen.role))
         await made.start_publisher()
         try:
             yield made

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ from tests.support.waiting import MOST, until
 from tests.worker.process.apart import Apart, Stores, apart
 from tokenbus.client import Client, Operator
 from tokenbus.delivery import RequestFailedError
-from tokenbus.engines.synthetic import true_prompt_scores
+from tokenbus.engines.synthetic import SyntheticEngine, true_prompt_scores
 from tokenbus.metrics.publisher import PUBLISHER, publisher_collector
 from tokenbus.metrics.server import LoopWatch
 from tokenbus.testing import true_tokens
 from tokenbus.worker import NotRunningError, StepArrays
 from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.process import handover
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, PromptScoring
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, PromptScoring
 
 TOKENS = 40
 
@@ -432,3 +433,32 @@ async def test_requests_end_when_retention_stays_full() -> None:
             assert each.error.code == ErrorCode.ERROR_CODE_GAP
             assert each.is_exact
         assert worker.loop._client.active.end_all() == []
+
+
+async def test_prefill_worker_may_publish_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its publisher dies, and the next one sends the state and the last row."""
+    states: list[bytes] = []
+
+    class Decode(SyntheticEngine):
+        def admit(self, generate: Generate) -> int:
+            states.append(generate.continuation.transfer_state)
+            return super().admit(generate)
+
+    async with apart(role="prefill") as worker:
+        await worker.bus.add_worker(Decode(), role="decode")
+        step = worker.engine.step
+
+        def with_state() -> Sequence[StepArrays]:
+            found = step()
+            found[0].transfer_states = dict.fromkeys(map(int, found[0].request_keys), b"state")
+            return found
+
+        monkeypatch.setattr(worker.engine, "step", with_state)
+        requests = [Asked(worker.bus.client) for _ in range(3)]
+        await worker.bus.settle()
+        worker.loop.turn()
+        await worker.lose_publisher()
+        await worker.start_publisher()
+        await worker.turn(TOKENS)
+        assert all_exact(requests)
+        assert states == [b"state"] * 3
