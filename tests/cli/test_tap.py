@@ -31,7 +31,14 @@ from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import decode, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoring, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import (
+    Admitted,
+    ErrorCode,
+    Prefilled,
+    PromptScoring,
+    RequestError,
+    RequestEvent,
+)
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 NOW = 10**18 + 10**7 + 2_500_000
@@ -100,6 +107,8 @@ def test_scores_and_answers_in_a_line() -> None:
     values = values_of(event(prompt_scores=chunk), EVENT)
     assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
     assert lines_of(values) == ["worker-0/7 #4 SCORED request 0000000000000005, its prompt's tokens 1 to 2 of 3"]
+    values = values_of(event(prefilled=Prefilled(request_key=5, transfer_state=b"state")), EVENT)
+    assert lines_of(values) == ["worker-0/7 #4 PREFILLED request 0000000000000005, 5 bytes for the decode worker"]
     for error, state, line in (
         ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),
         ("no folder", EngineState(weight_version=7), "no folder; weights 7"),

@@ -134,7 +134,7 @@ class BenchWorker:
         self._event(RequestEvent(sequence=self.sequence + 1, admitted=admitted))
 
     def prefilled(self, key: int, state: bytes) -> None:
-        """Publish what the engine of a decode worker may go on from."""
+        """Publish a request's transfer state."""
         prefilled = Prefilled(request_key=key, transfer_state=state)
         self._event(RequestEvent(sequence=self.sequence + 1, prefilled=prefilled))
 

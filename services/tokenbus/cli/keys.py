@@ -16,8 +16,8 @@ from tokenbus.printable import printable, reason_of
 
 _DESCRIPTION = """\
 Make the keys of processes that speak to each other over tcp, and change or show the allow-list: the file that says
-which keys may connect to the processor, which reads the list again within a second,
-without a restart, and cut off the connections of a revoked key.
+which keys may connect to the processor. It reads the list again within a second, without a restart, and cuts off the
+connections of a revoked key.
 
   make NAME            make the key of one process, NAME.key_secret and NAME.key, in a folder; no file is replaced
   add NAME PUBLIC      allow a key, in each --role that is given

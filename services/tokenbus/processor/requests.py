@@ -107,7 +107,7 @@ class Request:
     for_decode: Generate | None = None
     """The request at a prefill worker, for the decode worker that goes on with it."""
     transfer_state: bytes = b""
-    """What the prefill worker's engine passes on to that of the decode worker."""
+    """The transfer state that the prefill worker sent, for the decode worker."""
     is_claimed: bool = False
     """Whether a consumer takes its tokens."""
     can_go_on: bool = False

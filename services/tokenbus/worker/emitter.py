@@ -75,7 +75,7 @@ class Emitter:
         self._publish_event(self.publisher.scored, chunk)
 
     def prefilled(self, prefilled: Prefilled) -> None:
-        """Publish what the engine of a decode worker may go on from."""
+        """Publish a request's transfer state."""
         self._publish_event(self.publisher.prefilled, prefilled)
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:

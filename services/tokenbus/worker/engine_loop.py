@@ -277,7 +277,7 @@ class EngineLoop:
             del self._failed[next(iter(self._failed))]
 
     def _pass_on(self, key: int, state: bytes) -> None:
-        """Publish what the engine of a decode worker may go on from; end the request if it is too large."""
+        """Publish a request's transfer state; end the request if the state is too large."""
         if len(state) <= _MOST_STATE:
             self._out.prefilled(Prefilled(request_key=key, transfer_state=state))
         else:

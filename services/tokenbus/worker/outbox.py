@@ -62,7 +62,7 @@ class Outbox:
         self._put(lambda: self._emitter.scored(chunk))
 
     def prefilled(self, prefilled: Prefilled) -> None:
-        """Queue what the engine of a decode worker may go on from."""
+        """Queue a request's transfer state."""
         self._put(lambda: self._emitter.prefilled(prefilled))
 
     def controlled(self, answer: ControlAnswer) -> None:

@@ -311,7 +311,7 @@ class Publisher:
         return self._publish_event(chunk.request_key, RequestEvent(prompt_scores=chunk))
 
     def prefilled(self, prefilled: Prefilled) -> int:
-        """Publish what the engine of a decode worker may go on from; return the event's sequence, or 0 as above."""
+        """Publish a request's transfer state; return the event's sequence, or 0 as above."""
         return self._publish_event(prefilled.request_key, RequestEvent(prefilled=prefilled))
 
     def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:

@@ -101,9 +101,9 @@ class StepArrays:
     parts: int = 1
     """The least number of messages that it is split into; its size may need more."""
     transfer_states: Mapping[int, bytes] = field(default_factory=dict)
-    """By request id, what a decode worker's engine may go on from instead of computing the request's tokens again.
+    """By request id, of HANDED_OFF requests: with it a decode worker's engine need not compute their tokens again.
 
-    Of requests that this step hands off; at most 48 KiB each. They are published before the batch.
+    At most 48 KiB each; they are published before the batch.
     """
     prompt_scores: Sequence[PromptScores] = ()
     """Of requests that asked for them: they are published before the batch, which has the request's first row."""

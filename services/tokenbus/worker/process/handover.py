@@ -97,7 +97,7 @@ class Handover:
         self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_key,))
 
     def prefilled(self, prefilled: Prefilled) -> None:
-        """Hand over what the engine of a decode worker may go on from."""
+        """Hand over a request's transfer state."""
         self._hand_over(HandedOver.PREFILLED, prefilled.SerializeToString(), (prefilled.request_key,))
 
     def controlled(self, answer: ControlAnswer) -> None:

@@ -56,7 +56,7 @@ class HandedOver(IntEnum):
     CONTROLLED = 9
     """What became of a command, as the message that it is."""
     PREFILLED = 10
-    """What the engine of a decode worker may go on from, as the message that it is."""
+    """A request's transfer state, as the message that it is."""
 
 
 class Brought(IntEnum):
