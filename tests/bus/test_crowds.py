@@ -21,7 +21,7 @@ _CROWD = 500
 
 @contextmanager
 def crowd(listener: Listener, settings: BusSettings, count: int) -> Iterator[Sequence["zmq.Socket[bytes]"]]:
-    keys = ProcessKeys(settings).for_connection(parse_remote(listener.address), None)
+    keys = ProcessKeys(settings).for_connection(parse_remote(listener.address))
     assert keys is not None
     context = zmq.Context[zmq.Socket[bytes]]()
     context.set(zmq.MAX_SOCKETS, 2 * count)

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from tests.bus.harness import SETTINGS, Bus, introduce
-from tests.bus.keyed import LISTENER, QUICK, Keyring
+from tests.bus.keyed import QUICK, Keyring
 from tests.support.waiting import soon, until
 from tokenbus.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport, zeromq
 from tokenbus.bus.sockets import LoopSocket
@@ -278,15 +278,6 @@ async def test_keys_are_for_tcp_alone(keyring: Keyring, make: Make, kind: str) -
     bus = make(kind, keyring.listening())
     listener, _, peer = await bus.pair()
     assert listener.identity(peer) is ANONYMOUS
-    assert listener.server_key == b""
-
-
-async def test_listener_says_which_key_connections_need(meeting: Meeting, keyring: Keyring, make: Make) -> None:
-    assert meeting.listener.server_key == zmq.utils.z85.decode(keyring.public(LISTENER))
-    bus = make("zeromq-tcp", replace(keyring.connecting("witness"), server_key=""))
-    connection = await bus.transport.connect(meeting.listener.address, meeting.listener.server_key)
-    await introduce(connection, meeting.listener)
-    await connection.close()
 
 
 # What is refused at the start.
@@ -310,12 +301,11 @@ async def test_address_beyond_loopback_with_keys_or_insecure(
     keyring: Keyring, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    listener = await make("zeromq-tcp", keyring.listening()).listen("tcp://0.0.0.0:0")
-    assert listener.server_key
+    await make("zeromq-tcp", keyring.listening()).listen("tcp://0.0.0.0:0")
     assert caplog.records == []
     insecure = make("zeromq-tcp", replace(SETTINGS, insecure=True))
     for _ in range(2):
-        assert not (await insecure.listen("tcp://0.0.0.0:0")).server_key
+        await insecure.listen("tcp://0.0.0.0:0")
     (record,) = caplog.records
     assert record.message.startswith("bus without keys beyond loopback")
 
@@ -374,16 +364,6 @@ async def test_files_that_cannot_be_used_are_refused(keyring: Keyring, tmp_path:
             await _connected(settings)
         assert line in str(refused.value)
         assert text not in str(refused.value)
-
-
-async def test_listener_that_asks_for_keys_is_not_reached_without(keyring: Keyring, make: Make) -> None:
-    bus = make("zeromq-tcp")
-    with pytest.raises(AddressError, match=r"its listener asks for keys: set bus\.key_file"):
-        await bus.transport.connect("tcp://127.0.0.1:5570", bytes(32))
-    keyring.make("w0")
-    keyed = make("zeromq-tcp", keyring.connecting("w0"))
-    with pytest.raises(AddressError, match="its key has 31 bytes"):
-        await keyed.transport.connect("tcp://127.0.0.1:5570", bytes(31))
 
 
 async def test_secret_is_in_no_settings(keyring: Keyring) -> None:

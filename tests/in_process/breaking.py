@@ -17,18 +17,13 @@ class Breaking(MemoryConnection):
 class BreakingTransport(MemoryTransport):
     """A transport whose connections fail."""
 
-    async def connect(
-        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
-    ) -> MemoryConnection:
-        del server_key
+    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> MemoryConnection:
         return Breaking(self._meeting(address), self._settings, lost)
 
 
 class UselessTransport(MemoryTransport):
     """A transport that connects to nothing."""
 
-    async def connect(
-        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
-    ) -> MemoryConnection:
-        del server_key, lost
+    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> MemoryConnection:
+        del lost
         raise AddressError(address, "of no use")

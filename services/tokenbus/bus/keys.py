@@ -11,7 +11,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint
-from tokenbus.bus.allow_list import KEY_BYTES, KEY_LENGTH, AllowList, is_key
+from tokenbus.bus.allow_list import KEY_LENGTH, AllowList, is_key
 from tokenbus.bus.errors import AddressError
 from tokenbus.logs import logger
 from tokenbus.settings import BusSettings, SettingsError
@@ -123,24 +123,18 @@ class ProcessKeys:
             self._allowed = AllowList(self._settings.allowed_keys)
         return self._key(), self._allowed
 
-    def for_connection(
-        self, endpoint: TcpEndpoint | IpcEndpoint, server_key: bytes | None
-    ) -> tuple[KeyPair, bytes] | None:
+    def for_connection(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, bytes] | None:
         """Return the key of a connection and its listener's public key, or None: it has no keys; raises as above."""
         if isinstance(endpoint, IpcEndpoint):
             return None
         settings = self._settings
-        if server_key is None and bool(settings.key_file) is not bool(settings.server_key):
+        if bool(settings.key_file) is not bool(settings.server_key):
             key, other = ("server_key", "key_file") if settings.key_file else ("key_file", "server_key")
             raise SettingsError(f"bus.{key}", f"a key, which a tcp connection with bus.{other} needs too", "")
-        listener = self._server_key() if server_key is None else server_key
-        if not listener:
+        if not settings.key_file:
             self._check_without_keys(endpoint)
             return None
-        if len(listener) != KEY_BYTES or not settings.key_file:
-            wrong = f"its key has {len(listener)} bytes" if settings.key_file else "set bus.key_file"
-            raise AddressError(str(endpoint), f"its listener asks for keys: {wrong}")
-        return self._key(), listener
+        return self._key(), self._server_key()
 
     def _key(self) -> KeyPair:
         if self._own is None:
@@ -149,8 +143,6 @@ class ProcessKeys:
 
     def _server_key(self) -> bytes:
         given = self._settings.server_key
-        if not given:
-            return b""
         try:
             return raw(public_key(given))
         except ValueError as error:

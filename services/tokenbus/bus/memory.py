@@ -54,11 +54,8 @@ class MemoryTransport:
             raise AddressError(address, "taken: something listens there already")
         return MemoryListener(meeting, self._settings)
 
-    async def connect(
-        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
-    ) -> "MemoryConnection":
-        """Connect to a name; the key is ignored."""
-        del server_key
+    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> "MemoryConnection":
+        """Connect to a name."""
         return MemoryConnection(self._meeting(address), self._settings, lost)
 
     def _meeting(self, address: str) -> "_Meeting":
@@ -107,7 +104,6 @@ class MemoryListener:
 
     def __init__(self, meeting: _Meeting, settings: BusSettings) -> None:
         self.address = meeting.address
-        self.server_key = b""
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
         self.peers: dict[bytes, MemoryConnection] = {}

@@ -88,8 +88,6 @@ class Listener(Protocol):
 
     address: str
     """The address to connect to; with the port that the system chose, where none was given."""
-    server_key: bytes
-    """The public key that connections need; empty: it asks for no keys."""
     budget: "ReceiveBudget"
     """How much is received in a row; its `before_pause` is called before `receive` waits as well."""
 
@@ -152,14 +150,11 @@ class Transport(Protocol):
         `refused` is called with one line for each peer that the transport itself refuses or cuts off.
         """
 
-    async def connect(
-        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
-    ) -> Connection:
+    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
         """Connect to an address, whether a listener is there yet or not; raises AddressError for an invalid one.
 
-        `server_key` is the listener's public key; empty: it has none; None: the one of the settings. `lost` is called
-        on the event loop each time that the connection breaks which the listener had accepted, as when its process
-        dies; not for one that stands still, nor after `close`.
+        `lost` is called on the event loop each time that the connection breaks which the listener had accepted, as when
+        its process dies; not for one that stands still, nor after `close`.
         """
 
 

@@ -13,7 +13,7 @@ from tokenbus.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus.bus.binding import Binding, bind
 from tokenbus.bus.errors import AddressError, ClosedError
 from tokenbus.bus.guard import Guard
-from tokenbus.bus.keys import ProcessKeys, raw, use_key
+from tokenbus.bus.keys import ProcessKeys, use_key
 from tokenbus.bus.monitor import Monitor
 from tokenbus.bus.sockets import LoopSocket
 from tokenbus.bus.transport import Outcome, Parts, check_message, ignore, ignore_loss
@@ -97,12 +97,12 @@ class ZeroMQTransport:
         socket.setsockopt(zmq.USE_FD, binding.descriptor)
         socket.setsockopt(zmq.RCVHWM, min(_MOST_UNREAD, self._settings.high_water_mark))
         authenticator, guard = self._listening.listening(self._settings)
-        allowed, server_key = None, b""
+        allowed = None
         if keys is not None:
             own, allowed = keys
             use_key(socket, own)
             socket.setsockopt(zmq.ZAP_DOMAIN, KEYS_DOMAIN)
-            authenticator.allowed, server_key = allowed, raw(own.public)
+            authenticator.allowed = allowed
         listening = LoopSocket(socket, f"listener at {binding.address}")
         monitor = Monitor(
             socket,
@@ -126,15 +126,18 @@ class ZeroMQTransport:
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
         binding.hand_over()
         return ZeroMQListener(
-            listening, binding, monitor, server_key=server_key, settings=self._settings, context=self._listening
+            listening,
+            binding,
+            monitor,
+            has_keys=keys is not None,
+            settings=self._settings,
+            context=self._listening,
         )
 
-    async def connect(
-        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
-    ) -> "ZeroMQConnection":
+    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> "ZeroMQConnection":
         """Connect to an address, whether a listener is there yet or not; raises AddressError."""
         endpoint = parse_remote(address)
-        keys = self._keys.for_connection(endpoint, server_key)
+        keys = self._keys.for_connection(endpoint)
         socket = _socket(self._connecting, zmq.DEALER, self._settings)
         socket.setsockopt(zmq.IPV6, int(isinstance(endpoint, TcpEndpoint) and endpoint.is_v6))
         if keys is not None:
@@ -193,12 +196,11 @@ class ZeroMQListener:
         binding: Binding,
         monitor: Monitor,
         *,
-        server_key: bytes,
+        has_keys: bool,
         settings: BusSettings,
         context: SharedContext,
     ) -> None:
         self.address = binding.address
-        self.server_key = server_key
         self.budget = socket.budget
         self.identity, self.is_connected = monitor.identity, monitor.is_connected
         self.admit, self.disconnect = monitor.admit, monitor.disconnect
@@ -210,7 +212,7 @@ class ZeroMQListener:
         self._context = context
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        if server_key:
+        if has_keys:
             self._check_keys_soon()
 
     async def receive(self) -> tuple[bytes, list[bytes]]:

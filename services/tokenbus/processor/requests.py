@@ -98,7 +98,6 @@ class Request:
 
     id: int
     slot: int
-    first_position: int
     deadline: Deadline
     generate: Generate | None = None
     """What was sent to a worker, until that worker admits it."""
@@ -126,8 +125,6 @@ class Request:
     owner: int = NO_OWNER
     """The client that asked for it: only that client, or its next life, may take it up or end it."""
     payer: Payer | None = None
-    brought_by: int = NO_STREAM
-    """The stream that brought it unasked."""
     asked_after: int = 0
     """The number of its client's hello after which it was asked for; 0: another life of the processor was asked."""
     last_frame: tuple[int, int] | None = None
@@ -305,7 +302,7 @@ class RequestTable:
         slot = self._slots.add(request_id)
         if slot == len(self._requests):
             self._add_slot()
-        request = self._requests[slot] = Request(request_id, slot, position, deadline)
+        request = self._requests[slot] = Request(request_id, slot, deadline)
         self._ended.pop(request_id, None)
         self._ended_at_clients.pop(request_id, None)
         self.next_position[slot] = position
@@ -336,7 +333,6 @@ class RequestTable:
         request = self.open(request_id, position, source.stream if is_its else NO_STREAM, state, deadline)
         request.owner = source.owners.get(request_id, NO_OWNER)
         request.is_claimed = route != UNCLAIMED
-        request.brought_by = source.stream
         self._charge(request, source.payer)
         self.route[request.slot] = route
         return request
@@ -368,7 +364,7 @@ class RequestTable:
         is_free = self.stream[request.slot] == NO_STREAM
         self._move(request, State.RESUMED if is_free else State.RUNNING, State.ORPHANED)
         request.released_at = now if is_free else None
-        self.next_position[request.slot] = request.first_position = position
+        self.next_position[request.slot] = position
 
     def disown(self, request: Request, due: float) -> None:
         """Let a request that a client resumed without a right to it wait for its owner."""
@@ -384,7 +380,6 @@ class RequestTable:
         self._run(request, stream, State.RUNNING)
         self.decoder[request.slot] = NO_STREAM
         request.generate, request.for_decode, request.transfer_state = generate, None, b""
-        request.first_position = int(self.next_position[request.slot])
 
     def go_on(self, request: Request, stream: int) -> None:
         """Give a request that no stream has to the stream that goes on with it."""

@@ -78,11 +78,9 @@ class Line:
         """Listen at an address; a listener's own peers have lines of their own."""
         return await self._transport.listen(address, refused)
 
-    async def connect(
-        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
-    ) -> Connection:
+    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
         """Connect to an address over this line."""
-        connection = _LineConnection(self, await self._transport.connect(address, server_key, lost))
+        connection = _LineConnection(self, await self._transport.connect(address, lost))
         self._open.append(connection)
         return connection
 
