@@ -77,7 +77,7 @@ def write_model(folder: Path, tokenizer: Tokenizer, template: object = TEMPLATE)
     """Write a model's folder, without weights; return it."""
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config: dict[str, Any] = {"eos_token": {"content": END}, "bos_token": None}
+    config: dict[str, Any] = {"eos_token": {"content": END}, "bos_token": None, "model_max_length": 10**30}
     if template is not None:
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

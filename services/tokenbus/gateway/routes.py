@@ -1,6 +1,7 @@
 """The routes: what each path answers, with request counting and error handlers."""
 
 import asyncio
+import json
 import os
 import secrets
 import time
@@ -256,7 +257,8 @@ class Routes:
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
 
     async def _tokenizer_info(self, _request: Request) -> Response:
-        return _json(self._gateway.vocabulary.config)
+        text = json.dumps(self._gateway.vocabulary.config)  # orjson takes no model_max_length beyond 64 bits
+        return Response(text, headers=_NO_STORE, media_type=JSON)
 
     async def _bus(self, _request: Request) -> Response:
         try:
