@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.gateway.answering import App, answering
 from tests.system.serving import error_of
 from tokenbus.engines.synthetic import SyntheticEngine
@@ -65,6 +67,11 @@ class _Called(SyntheticEngine):
     ) -> Sequence[Any]:
         return [None, {"method": method, "timeout": timeout, "args": args, "kwargs": kwargs}]
 
+    def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:  # noqa: ARG002
+        raise ValueError(
+            {"/none": "load_adapter.folder: none", "/bad": "a bad rank"}.get(str(folder), "load_adapter.name: one")
+        )
+
     def reset_prefix_cache(self, *, also_running: bool) -> None:
         if not also_running:
             raise ValueError("some run")
@@ -74,6 +81,13 @@ async def test_prefixes_are_forgotten_beside_requests_that_run_where_that_is_ask
     async with answering(_Called(), gateway__control=True) as app, app.client() as client:
         for body, success in (({}, False), ({"reset_running_requests": True}, True)):
             assert (await client.post("/reset_prefix_cache", json=body)).json()["success"] is success
+
+
+@pytest.mark.parametrize(("folder", "status"), [("/loaded", 400), ("/none", 404), ("/bad", 500)])
+async def test_adapter_that_no_engine_loads_has_vllms_status(folder: str, status: int) -> None:
+    async with answering(_Called(), gateway__control=True) as app:
+        refused = await app.client().post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": folder})
+        assert (refused.status_code, error_of(refused.text)["code"]) == (status, "not_done_by_all")
 
 
 async def test_processes_are_called_as_by_vllms_route() -> None:

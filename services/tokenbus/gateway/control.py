@@ -30,6 +30,8 @@ _SECONDS = 1800.0
 _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
 _PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
 """What an answer's id has before the name that its client gave it."""
+_OF_ADAPTERS = {"load_adapter.name": 400, "load_adapter.folder": 404}
+"""By the field that engines refuse of an adapter, the status."""
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
@@ -157,6 +159,14 @@ class ControlRoutes:
 
 def _failed(error: ControlError) -> ApiError:
     return ApiError(409 if error.states else 503, str(error), code="not_done_by_all")
+
+
+def _not_loaded(error: ControlError) -> ApiError:
+    """Return the error of an adapter that no engine has loaded, with the status that vLLM's server has for it."""
+    kinds = {reason.partition(":")[0] for reason in error.failed.values()}
+    if len(kinds) > 1 or error.states.keys() - error.failed.keys():
+        return _failed(error)
+    return ApiError(_OF_ADAPTERS.get(kinds.pop(), 500), str(error), code="not_done_by_all")
 
 
 def _text(arguments: _Arguments, name: str) -> str:
@@ -319,7 +329,10 @@ def _weights(states: States) -> dict[str, object]:
 
 async def _load_adapter(operator: Operator, arguments: _Arguments) -> object:
     name, folder = _text(arguments, "lora_name"), _text(arguments, "lora_path")
-    await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
+    try:
+        await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
+    except ControlError as error:
+        raise _not_loaded(error) from None
     return f"Success: LoRA adapter '{name}' added successfully."
 
 

@@ -148,7 +148,7 @@ class ControlledCore:
             raise ValueError("load_adapter: a vLLM with --enable-lora, got one without")
         before = self._adapters.get(name)
         if before is not None and not replace:
-            raise ValueError(f"load_adapter.name: one that is not loaded, got {name!r}")
+            raise ValueError(f"load_adapter.name: one that has not already been loaded, got {name!r}")
         self._load(checked("load_adapter.folder", Adapter(name, str(folder))))
         if before is not None:
             self._core.remove_lora(before.lora_int_id)

@@ -209,7 +209,7 @@ def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
         engine.admit(case.generate(5))
     engine.load_adapter("tuned", first, replace=False)
     by_first = answered(engine, [case], 7)
-    with pytest.raises(ValueError, match=r"^load_adapter.name: one that is not loaded, got 'tuned'$"):
+    with pytest.raises(ValueError, match=r"^load_adapter.name: one that has not already been loaded, got 'tuned'$"):
         engine.load_adapter("tuned", second, replace=False)
     engine.load_adapter("tuned", second, replace=True)
     by_second = answered(engine, [case], 9)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,11 +36,12 @@ sys.modules.setdefault("tblib", SimpleNamespace(pickling_support=SimpleNamespace
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that ask a server, and give the fixture's server our start and our end."""
-    remote = import_module("tests.utils").RemoteOpenAIServer  # vLLM's, not ours
-    remote._pre_download_model = lambda *_: None
-    remote._start_server = _start
-    remote._poll = lambda self: self.proc.exitcode
-    remote._terminate_process_tree = _end
+    utils = import_module("tests.utils")  # vLLM's, not ours
+    for remote in (utils.RemoteOpenAIServer, utils.RemoteLaunchRenderServer):
+        remote._pre_download_model = lambda *_: None
+        remote._start_server = _start
+        remote._poll = lambda self: self.proc.exitcode
+        remote._terminate_process_tree = _end
     items[:] = [each for each in items if isinstance(each, pytest.Function) and _asks(each)]
     gc.freeze()  # they collect garbage after each test
 
@@ -106,6 +108,8 @@ def _serve_theirs(model: str, arguments: list[str]) -> None:
 
 def _serve_ours(folder: Path, model: Path, arguments: list[str]) -> None:
     """Run processor, worker and gateway until one of them ends."""
+    from tokenbus.gateway.api_keys import digest, made, write_keys  # noqa: PLC0415 - in the process that it is for
+
     options = dict(_grouped(arguments))
     settings = {
         "bus.workers_address": f"ipc://{folder}/w",
@@ -117,6 +121,9 @@ def _serve_ours(folder: Path, model: Path, arguments: list[str]) -> None:
         "gateway.tool_call_parser": options.get("--tool-call-parser", [""])[0],
         "gateway.tokenizer": _with_template(model, folder, options.get("--chat-template", [""])[0]),
     }
+    if key := options.get("--api-key", [os.environ.get("VLLM_API_KEY", "")])[0]:
+        settings["gateway.keys_file"] = folder / "keys.json"
+        write_keys(folder / "keys.json", [replace(made("theirs")[1], sha256=digest(key))])
     given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}".replace("=True", "=true"))]
     worker = ["--engine", "vllm", "--model", str(model), *given, "--", *_of_engine(arguments), "--token-scores"]
     for command in (["processor", *given], ["worker", *worker], ["gateway", *given]):
