@@ -151,11 +151,13 @@ class LosslessBus(Bus):
         self.hear(peer, heard, answers=answers)
         peer.reconnect(keeps_unsent=keeps_unsent)
 
-    @rule(heard=st.integers(0, 3), answers=st.booleans(), keeps_unsent=st.booleans())
-    def restart_processor(self, heard: int, *, answers: bool, keeps_unsent: bool) -> None:
-        for peer in self.world.nodes():
+    @rule(place=_PLACES, heard=st.integers(0, 3), answers=st.booleans(), keeps_unsent=st.booleans())
+    def restart_processor(self, place: int, heard: int, *, answers: bool, keeps_unsent: bool) -> None:
+        """Restart a processor, or start one that was away."""
+        place %= len(self.world.sites)
+        for peer in self.world.nodes_of(self.world.sites[place]):
             self.hear(peer, heard, answers=answers)
-        self.world.restart_processor(keeps_unsent=keeps_unsent)
+        self.world.restart_processor(place, keeps_unsent=keeps_unsent)
 
     def hear(self, peer: Node, heard: int, *, answers: bool) -> None:
         """Carry a few messages to a peer, and perhaps what it says then."""
@@ -218,7 +220,10 @@ class HealingBus(LosslessBus):
 
 
 class ContinuingBus(LosslessBus):
-    """Workers die, fail and stand still besides: every request goes on elsewhere, and its turns are never mixed."""
+    """Workers die, fail and stand still besides, and processors stay away: every request goes on elsewhere.
+
+    Its turns are never mixed.
+    """
 
     most_silence = inf
 
@@ -245,6 +250,18 @@ class ContinuingBus(LosslessBus):
         self.world.pass_time(seconds, carries=True)
         node.is_paused = False
         node.pump()
+
+    @precondition(lambda self: len(self.world.cores) > 1)
+    @rule(place=_PLACES)
+    def kill_processor(self, place: int) -> None:
+        """Kill one of several processors, which may stay away."""
+        self.world.kill_processor(place % len(self.world.sites))
+
+    @precondition(lambda self: len(self.world.cores) > 1)
+    @rule(place=_PLACES, closes=st.booleans())
+    def drain_processor(self, place: int, *, closes: bool) -> None:
+        """Let one of several processors drain, and perhaps close at once."""
+        self.world.drain_processor(place % len(self.world.sites), closes=closes)
 
     def restart_client(self, client: int) -> None:
         """Never: only the life that asked for a request can continue it."""

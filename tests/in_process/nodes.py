@@ -1,7 +1,7 @@
 """The peers of a processor in a simulated network: workers and clients without threads, sockets or time."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -136,7 +136,7 @@ class WorkerNode(Node):
         self,
         settings: Settings,
         epoch: int,
-        network: Network,
+        networks: Mapping[str, Network],
         clock: ManualClock,
         *,
         parts: int,
@@ -150,7 +150,23 @@ class WorkerNode(Node):
         self._loop = EngineLoop(self.engine, emitter, unix_ms=clock.unix_ms)
         self.settings = settings
         self._messages_per_step = parts * (1 + drafts)
-        super().__init__(self.publisher.session, network, clock, self.publisher.lock)
+        self._networks = networks
+        super().__init__(self.publisher.session, self._next_network(), clock, self.publisher.lock)
+
+    def _next_network(self) -> Network:
+        return self._networks[self.publisher._addresses[self.publisher.session.place]]
+
+    def pump(self) -> None:
+        """Send all that the session has to say, and go to the next processor when it is time, as a Link does."""
+        super().pump()
+        while not self.is_paused and self.session.is_leaving(self.clock.now()):
+            with self.lock:
+                self.session.move(self.clock.now())
+            self._unsent = None
+            self.network.wires.pop(self.wire.peer, None)
+            self.network = self._next_network()
+            self.wire = self.network.connect()
+            super().pump()
 
     def has_room(self) -> bool:
         """Return whether nothing that a turn publishes would have to wait."""
@@ -363,5 +379,7 @@ def work_left(worker: WorkerNode) -> Iterator[str]:
         yield f"{name} computes"
     if len(worker.publisher.retention):
         yield f"{name} retains {len(worker.publisher.retention)}"
+    if worker.publisher.session.given_up:
+        yield f"{name} has not ended {worker.publisher.session.given_up}"
     if worker.publisher.session.requests:
         yield f"{name} believes to have {worker.publisher.session.requests}"

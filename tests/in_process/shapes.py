@@ -79,9 +79,13 @@ def continuing_shapes() -> st.SearchStrategy[Shape]:
     """Return worlds in which workers that are lost are noticed, some with prefill and decode workers."""
     shapes = _shapes(_TIGHT | _PATIENT | {"bus.heartbeat_timeout_ms": [5000]}, [64])
     return st.builds(
-        lambda shape, kinds: replace(shape, continues=True, drafts=False, parts=1, workers=kinds[0], pairs=kinds[1]),
+        lambda shape, kinds: replace(
+            shape, continues=True, drafts=False, parts=1, workers=kinds[0], pairs=kinds[1], processors=kinds[2]
+        ),
         shapes,
-        st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]),
+        st.tuples(st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]), st.integers(1, 2)).map(
+            lambda kinds: (*kinds[0], kinds[1])
+        ),
     )
 
 

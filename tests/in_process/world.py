@@ -1,4 +1,4 @@
-"""The whole bus in one place: workers, a processor and clients, a network between them, and one clock."""
+"""The whole bus in one place: workers, processors and clients, networks between them, and one clock."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -41,6 +41,7 @@ class Shape:
     """Whether clients take whole outputs, instead of iterating over each request."""
     continues: bool = False
     """Whether requests go on at another worker when theirs is lost."""
+    processors: int = 1
 
 
 class Wish(NamedTuple):
@@ -52,6 +53,16 @@ class Wish(NamedTuple):
     drafts: bool
 
 
+class Site:
+    """The place of one processor, which may be down, and the networks of those that connect to it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.worker_network = Network(capacity)
+        self.client_network = Network(capacity)
+        self.soon: deque[Callable[[], None]] = deque()
+        self.core: Core | None = None
+
+
 class World:
     """Nothing happens here unless it is asked for, so that every run can be had again."""
 
@@ -59,49 +70,67 @@ class World:
         self.shape = shape
         self.clock = ManualClock()
         self.settings = settings_of(shape.settings)
-        self.worker_network = Network(shape.capacity)
-        self.client_network = Network(shape.capacity)
+        self.sites = [Site(shape.capacity) for _ in range(shape.processors)]
         self._keys = count(1)
         self._lives = count(1)
         self._turn_ids = count(1 << 32)
-        self._soon: deque[Callable[[], None]] = deque()
         self.is_patient = self.settings.worker.policy != "fail"
         """Whether engines wait until there is room, instead of giving up at once."""
         self.asked: list[Asked] = []
         self.emitted: dict[int, int] = {}
-        self.processor = self._new_processor()
+        for site in self.sites:
+            self._start(site)
         self._roles = ["mixed"] * shape.workers + ["prefill", "decode"] * shape.pairs
         self.workers = [self._new_worker(place) for place in range(len(self._roles))]
         self.clients = [self._new_client() for _ in range(shape.clients)]
         for node in self.nodes():
             node.pump()
 
-    def _new_processor(self) -> Core:
-        settings = settings_of({"processor.id": f"life-{next(self._lives)}"} | self.shape.settings)
-        self._soon.clear()
-        core = Core(settings, self.clock, self._soon.append)
-        core.listen(
-            cast("Listener", Sending(self.worker_network.send)), cast("Listener", Sending(self.client_network.send))
-        )
-        core.begin(self.clock.now())
+    @property
+    def processor(self) -> Core:
+        """The first processor."""
+        core = self.sites[0].core
+        assert core is not None
         return core
 
+    @property
+    def cores(self) -> list[Core]:
+        """The processors that run."""
+        return [site.core for site in self.sites if site.core is not None]
+
+    def _start(self, site: Site) -> None:
+        settings = settings_of({"processor.id": f"life-{next(self._lives)}"} | self.shape.settings)
+        site.soon.clear()
+        site.core = core = Core(settings, self.clock, site.soon.append)
+        core.listen(
+            cast("Listener", Sending(site.worker_network.send)), cast("Listener", Sending(site.client_network.send))
+        )
+        core.begin(self.clock.now())
+
     def _new_worker(self, place: int) -> WorkerNode:
+        addresses = [f"memory://{number}" for number in range(len(self.sites))]
         role = self._roles[place]
-        settings = settings_of({"worker.id": f"worker-{place}", "worker.role": role} | self.shape.settings)
-        network, shape = self.worker_network, self.shape
+        own = {"worker.id": f"worker-{place}", "worker.role": role, "bus.workers_address": ",".join(addresses)}
+        shape, settings = self.shape, settings_of(own | self.shape.settings)
         engine = PrefixEngine(role) if shape.continues else None
-        life, parts, drafts = next(self._lives), shape.parts, shape.drafts
-        return WorkerNode(settings, life, network, self.clock, parts=parts, drafts=drafts, engine=engine)
+        # Epochs follow each other when processors are abandoned.
+        life, parts, drafts = next(self._lives) << 32, shape.parts, shape.drafts
+        networks = {address: site.worker_network for address, site in zip(addresses, self.sites, strict=True)}
+        return WorkerNode(settings, life, networks, self.clock, parts=parts, drafts=drafts, engine=engine)
 
     def _new_client(self) -> AskingClient:
         by_columns = self.shape.by_columns
-        life, networks, new_id = next(self._lives), [self.client_network], partial(next, self._turn_ids)
+        networks = [site.client_network for site in self.sites]
+        life, new_id = next(self._lives), partial(next, self._turn_ids)
         return AskingClient(self.settings, life, networks, self.clock, by_columns=by_columns, new_id=new_id)
 
     def nodes(self) -> Iterator[Node]:
         yield from self.workers
-        yield from (client.node for client in self.clients)
+        for client in self.clients:
+            yield from client.nodes
+
+    def nodes_of(self, site: Site) -> list[Node]:
+        return [node for node in self.nodes() if node.network in (site.worker_network, site.client_network)]
 
     # What people do.
 
@@ -151,23 +180,25 @@ class World:
     def deliver_up(self, node: Node) -> bool:
         """Carry a node's oldest message to the processor; False: there is none."""
         wire = node.wire
-        if not wire.up:
+        core = next(site.core for site in self.sites if node.network in (site.worker_network, site.client_network))
+        if not wire.up or core is None:
             return False
-        connections = self.processor.worker_connections if isinstance(node, WorkerNode) else self.processor.clients
+        connections = core.worker_connections if isinstance(node, WorkerNode) else core.clients
         connections.receive(wire.peer, wire.up.popleft(), self.clock.now())
         node.pump()
         return True
 
     def run_soon(self) -> None:
-        """Do what the processor put off until its event loop's next turn."""
-        for _ in range(len(self._soon)):
-            self._soon.popleft()()
+        """Do what processors put off until their event loops' next turns."""
+        for site in self.sites:
+            for _ in range(len(site.soon)):
+                site.soon.popleft()()
 
     def flush(self, most: int = 10_000) -> None:
         """Carry messages in turns, until no node has anything to send."""
         for _ in range(most):
             moved = [node.receive() | self.deliver_up(node) for node in self.nodes()]
-            waits = bool(self._soon)
+            waits = any(site.soon for site in self.sites)
             self.run_soon()
             for client in self.clients:
                 client.read()
@@ -182,7 +213,8 @@ class World:
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self.clock.advance(min(_TICK, end - self.clock.now() + 1e-9))
-            self.processor.tick(self.clock.now())
+            for core in self.cores:
+                core.tick(self.clock.now())
             for node in self.nodes():
                 node.pump()
             for client in self.clients:
@@ -192,23 +224,38 @@ class World:
                 self.flush()
 
     def stand_still(self, seconds: float) -> None:
-        """Let the processor stand still: what waits there has that much more time, as a step for its parts."""
+        """Let the processors stand still: what waits there has that much more time, as a step for its parts."""
         self.clock.advance(seconds)
-        self.processor.extend_deadlines(seconds, self.clock.now())
-        self.processor.tick(self.clock.now())
+        for core in self.cores:
+            core.extend_deadlines(seconds, self.clock.now())
+            core.tick(self.clock.now())
 
     # What goes wrong.
 
-    def restart_processor(self, *, keeps_unsent: bool) -> None:
-        """Kill the processor and start another: whatever it knew is lost, and so is what was on its way from it."""
-        for node in self.nodes():
+    def restart_processor(self, place: int = 0, *, keeps_unsent: bool) -> None:
+        """Kill a processor and start another: whatever it knew is lost, and so is what was on its way from it."""
+        self.kill_processor(place, keeps_unsent=keeps_unsent)
+        self._start(self.sites[place])
+
+    def kill_processor(self, place: int, *, keeps_unsent: bool = False) -> None:
+        """Kill a processor, which stays away."""
+        site = self.sites[place]
+        for node in self.nodes_of(site):
             node.reconnect(keeps_unsent=keeps_unsent)
-        self.processor = self._new_processor()
+        site.core = None
+
+    def drain_processor(self, place: int, *, closes: bool) -> None:
+        if (core := self.sites[place].core) is not None:
+            core.drain()
+            if closes:
+                core.close()
+                self.flush()
+                self.kill_processor(place)
 
     def restart_worker(self, place: int) -> None:
         """Kill a worker and start another life of it: its requests are lost."""
         old = self.workers[place]
-        self.worker_network.wires.pop(old.wire.peer, None)
+        old.network.wires.pop(old.wire.peer, None)
         self.workers[place] = self._new_worker(place)
         self.workers[place].pump()
 
@@ -222,7 +269,8 @@ class World:
             return
         old.is_reading = True
         old.read()
-        self.client_network.wires.pop(old.node.wire.peer, None)
+        for node in old.nodes:
+            node.network.wires.pop(node.wire.peer, None)
         self.clients[place] = new = self._new_client()
         for asked in old.asked.values():
             if not asked.has_ended:
@@ -243,8 +291,11 @@ class World:
     # What must hold.
 
     def heal(self) -> None:
-        """End every trouble that lasts."""
+        """End every trouble that lasts, but that some processors are away."""
         self.is_patient = True
+        for site in self.sites:
+            if not self.cores or (site.core is not None and site.core.clients.is_draining):
+                self.restart_processor(self.sites.index(site), keeps_unsent=False)
         for node in self.nodes():
             node.is_paused = False
             node.pump()
@@ -270,14 +321,11 @@ class World:
         """Name what has not come to its end."""
         left = [f"request {asked.key} is open at its client" for _, asked in self.open_requests()]
         left += [line for worker in self.workers for line in work_left(worker)]
-        if self.processor.registry.table.open_requests():
-            left.append(f"the processor has {[each.id for each in self.processor.registry.table.open_requests()]}")
-        send_queues = [each.send_queue for each in self.processor.clients.sessions.values() if each.peer is not None]
-        left += [
-            f"the processor keeps {len(send_queue)} frames for a client"
-            for send_queue in send_queues
-            if len(send_queue)
-        ]
+        for core in self.cores:
+            if core.registry.table.open_requests():
+                left.append(f"a processor has {[each.id for each in core.registry.table.open_requests()]}")
+            send_queues = [each.send_queue for each in core.clients.sessions.values() if each.peer is not None]
+            left += [f"a processor keeps {len(each)} frames for a client" for each in send_queues if len(each)]
         return left
 
     def check_bounds(self) -> None:
@@ -288,7 +336,11 @@ class World:
             assert worker.publisher.waiting_requests <= 2 * settings.max_requests
             # Of a run that found no room, only the first item needs credit.
             assert worker.publisher.session.credit >= (0, 0) or worker.publisher.failed
-        core, processor = self.processor, self.settings.processor
+        for core in self.cores:
+            self._check_bounds_of(core)
+
+    def _check_bounds_of(self, core: Core) -> None:
+        processor = self.settings.processor
         for known in core.workers.by_id.values():
             assert len(known.stream._ahead) <= processor.credit_items
             assert known.assembler.open_steps <= processor.max_open_steps + processor.credit_items
