@@ -414,5 +414,5 @@ def assert_no_complaints(world: World) -> None:
         assert items.replays == items.gaps == items.damaged == items.duplicates == items.divergences == 0
         assert items.incomplete_steps == items.missing_drafts == 0
     rows = core.registry.router.counts
-    assert rows.repeated == rows.unknown == rows.early == rows.foreign == 0
+    assert rows.repeated == rows.unknown == rows.foreign == 0
     assert all(client.requests.repeated == 0 for client in world.clients)

@@ -15,7 +15,6 @@ from tests.in_process.sending import Sending
 from tests.support.settings import settings_of
 from tokenbus.bus import Listener
 from tokenbus.processor.processor import Core
-from tokenbus.processor.request_registry import MOST_EARLY
 from tokenbus.testing import ManualClock
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
@@ -353,8 +352,6 @@ class World:
             assert len(send_queue) - news <= clients.send_queue_frames
             assert send_queue.bytes <= clients.send_queue_bytes
             assert len(send_queue._sent) <= self.settings.client.window_frames
-        for request in core.registry.table.open_requests():
-            assert len(request.early) <= MOST_EARLY
         assert len(core.registry.table) <= processor.max_requests
 
     def check_ends(self) -> None:

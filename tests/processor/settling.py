@@ -9,7 +9,7 @@ from tests.in_process.builders import generate_of, row_values, settings, step_of
 from tokenbus.delivery import PendingAck, Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
-from tokenbus.processor.request_registry import MOST_EARLY, RequestRegistry
+from tokenbus.processor.request_registry import RequestRegistry
 from tokenbus.processor.requests import NO_OWNER, Request, Source
 from tokenbus.processor.session import Session
 from tokenbus.processor.step_parts import Part
@@ -77,16 +77,14 @@ class Recorder:
 class Table:
     """A registry of requests whose rows go to recorders; each request was asked for, and has a stream."""
 
-    def __init__(
-        self, requests: dict[int, int], routes: int = 2, *, max_early: int = MOST_EARLY, **processor: object
-    ) -> None:
+    def __init__(self, requests: dict[int, int], routes: int = 2, **processor: object) -> None:
         """Open requests, each at a stream, and spread them over the routes."""
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
         self.aborted: list[tuple[int, int]] = []
         chosen = settings(overrides).processor
         workers = _Workers(chosen, self.aborted)
-        self.registry = RequestRegistry(chosen, self.clock, workers, max_early=max_early)
+        self.registry = RequestRegistry(chosen, self.clock, workers)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
         self.registry.router.consumers.update(cast("dict[int, Session]", self.recorders))
         for place, (key, stream) in enumerate(requests.items()):
@@ -127,7 +125,6 @@ class Plain:
     owner: int | None
     next: int = 0
     end: str | None = None
-    early: list[Arrival] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
 
@@ -140,14 +137,12 @@ class Model:
     def arrive(self, arrival: Arrival) -> None:
         request, row = self.requests[arrival.row.key], arrival.row
         end = row.position + row.tokens
-        is_owner = request.owner == arrival.stream
         if request.end is not None or (row.position < request.next and end <= request.next):
             return  # late, or no new token
-        if row.position > request.next and is_owner:
+        if request.owner not in (None, arrival.stream):
+            return  # another worker's
+        if row.position > request.next:
             request.end = "failed"
-            request.early = []
-        elif row.position > request.next or (not is_owner and request.owner is not None):
-            request.early.append(arrival)
         else:
             self._deliver(request, arrival)
 
@@ -160,7 +155,6 @@ class Model:
         request.owner, request.next = arrival.stream, end
         if row.status in FINISHED:
             request.end = row.status.name
-            request.early = []
 
 
 def draft_for(wanted: list[RowShape], step: int) -> LogprobBatch:

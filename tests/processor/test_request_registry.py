@@ -41,7 +41,6 @@ class Claim:
             row = step.rows.row(place)
             self._waited.append((row.position, row.token_ids.size))
             step.pending_ack.release()
-        registry.settle(request)
 
     @property
     def error(self) -> RequestError | None:
@@ -70,8 +69,8 @@ def test_middle_of_a_request_is_kept_only_where_its_beginning_may_have_been_else
     (step,) = come(table, 9, 6, resumed=is_resumed)
     assert step.pending_ack.count == 1 + is_resumed
     if is_resumed:
-        assert state(table, 9) is State.ORPHANED
-        assert len(known(table, 9).early) == 1
+        assert state(table, 9) is State.RUNNING
+        assert len(known(table, 9).waiting) == 1
     else:
         assert table.registry.table.get(9) is None
         assert table.aborted == [(0, 9)]
@@ -84,8 +83,8 @@ def test_waiting_rows_go_to_who_asks() -> None:
     """A request whose rows waited is taken over from a position on: nothing lost, and nothing twice (case 22)."""
     table = Table({})
     come(table, 9, 6, 9, 12)
-    claim = Claim(table, 9, 9)
-    assert claim.positions == [(9, 3), (12, 3)]
+    claim = Claim(table, 9, 6)
+    assert claim.positions == [(6, 3), (9, 3), (12, 3)]
     come(table, 9, 15)
     assert claim.positions[-1] == (15, 3)
     assert table.registry.table.stream[known(table, 9).slot] == 0
@@ -174,14 +173,11 @@ def test_ends_are_counted_by_their_name() -> None:
 
 
 def test_who_holds_a_stream_back_gives_way() -> None:
-    """Of the requests that hold a stream's oldest step, unclaimed ones are dropped and those with early rows end."""
-    table = Table({1: 0})
+    """Of the requests that hold a stream's oldest step, unclaimed ones are dropped."""
+    table = Table({})
     step = table.route(batch([RowShape(9, 0, 1)]), 0)
-    (early,) = come(table, 1, 3, stream=1)
     table.registry.evict(step.pending_ack, 0)
     assert table.registry.table.get(9) is None
-    table.registry.evict(early.pending_ack, 0)
-    assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
 
 
 def test_rows_that_only_steps_shows_open_claimed_requests() -> None:

@@ -146,7 +146,7 @@ def _requests(processor: Processor) -> Samples:
 
 
 def _settled(processor: Processor) -> Samples:
-    names = ("delivered", "repeated", "late", "unknown", "early", "foreign")
+    names = ("delivered", "repeated", "late", "unknown", "foreign")
     return {name: getattr(processor.registry.router.counts, name) for name in names}
 
 

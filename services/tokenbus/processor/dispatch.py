@@ -111,9 +111,6 @@ class Dispatch:
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
                 continue
-            if self.registry.is_continued(request):  # a second worker would run it twice
-                self._waiting.append(request)
-                continue
             kind = _kind(request.generate, offered)
             route = int(self.registry.table.route[request.slot])
             worker = None if kind in full else self._choice(request.generate, route)

@@ -274,7 +274,7 @@ class Intake:
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id in ids:
                 request.generate = None  # it need not be sent again
-            elif request.early or worker.assembler.has_last_row(request.id):
+            elif worker.assembler.has_last_row(request.id):
                 continue  # it has had its last row, and that waits here
             elif request.sent_after == worker.hellos:
                 continue  # its hello could not name it: sent again, one that has ended since would run twice

@@ -1,7 +1,7 @@
 """RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -31,8 +31,6 @@ from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 
 _log = logger("processor")
-MOST_EARLY = 1024
-"""How many rows of one request wait for those before them: more than a stream's open steps have."""
 _MOST_DROPPED = 256
 """How many requests that no client asked for are dropped in one tick: a worker may have invented thousands."""
 
@@ -52,15 +50,13 @@ class RequestCounts:
 class RequestRegistry:
     """Decides when a request begins, changes hands and ends; tells its worker and its consumer."""
 
-    def __init__(
-        self, settings: ProcessorSettings, clock: Clock, workers: Workers, *, max_early: int = MOST_EARLY
-    ) -> None:
+    def __init__(self, settings: ProcessorSettings, clock: Clock, workers: Workers) -> None:
         self._settings = settings
         self._clock = clock
         self._now = clock.now
         self.workers = workers
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
-        self.router = Router(self.table, self, max_early)
+        self.router = Router(self.table, self)
         self.default_route = UNCLAIMED
         """The route of requests that no client asked for."""
         self.counts = RequestCounts()
@@ -119,10 +115,9 @@ class RequestRegistry:
     def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
         """Open a request that a stream brought; the caller asks first which of them are refused."""
         shown_only = self.default_route == UNROUTED
-        begins_here = position == 0 or shown_only
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
         deadline, route = Deadline(now + wait_ms / 1000, after_ms=wait_ms), self.default_route
-        request = self.table.appear(request_id, position, source, deadline, route, is_midway=not begins_here)
+        request = self.table.appear(request_id, position, source, deadline, route)
         self.counts.opened += 1
         return request
 
@@ -143,7 +138,7 @@ class RequestRegistry:
         After a restart the error may come before the client, and its worker's handshake names the request no more.
         """
         request = self.scored_by(request_id, source, now)
-        may_end = request is not None and self.table.state_of(request) in (State.RUNNING, State.ORPHANED, State.RESUMED)
+        may_end = request is not None and self.table.state_of(request) in (State.RUNNING, State.RESUMED)
         return request if may_end else None
 
     def answer(self, request_id: int, source: Source) -> None:
@@ -162,7 +157,7 @@ class RequestRegistry:
         if state is State.RUNNING and stream != source.stream:  # asked for again, and another has it now
             self.workers.abort(source.stream, request_id)
         elif stream == NO_STREAM and state is not State.ENDED:
-            self.table.vouch(request, source.stream)
+            self.table.go_on(request, source.stream)
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Tell a request's consumer which worker took it."""
@@ -175,9 +170,10 @@ class RequestRegistry:
             return
         consumer = self.consumer_of(request)
         request.owner = owner
-        if consumer is not None:  # it waits for its owner from now on
-            self.table.disown(request, self._now() + self._settings.unclaimed_timeout_ms / 1000)
+        if consumer is not None:
             consumer.fail(request, self.not_theirs(request.id, consumer.name))
+            self.table.close(request, None)
+            self.table.forget_end(request.id)  # its owner may resume it yet
 
     def not_theirs(self, request_id: int, client: str) -> RequestError:
         """Return what a client hears that resumed another client's request, and count it."""
@@ -193,7 +189,7 @@ class RequestRegistry:
 
     def is_unvouched(self, request: Request) -> bool:
         """Tell whether a request was only resumed: no worker has said yet that it has it, or brought a part of it."""
-        return self.table.state_of(request) is State.RESUMED and not self.is_continued(request)
+        return self.table.state_of(request) is State.RESUMED
 
     def all_lag(self, stream: int) -> bool:
         """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
@@ -203,10 +199,6 @@ class RequestRegistry:
     def is_in_open_step(self, request: Request) -> bool:
         """Tell whether a worker's last row of a request waits for the rest of its step."""
         return any(worker.assembler.has_last_row(request.id) for worker in self.workers.by_id.values())
-
-    def is_continued(self, request: Request) -> bool:
-        """Tell whether a worker that is here goes on with a request of which what comes before is missing."""
-        return not {early.source.stream for early in request.early}.isdisjoint(self.workers.by_stream)
 
     def claim(  # noqa: PLR0913 - what a client says of a request
         self,
@@ -220,29 +212,21 @@ class RequestRegistry:
     ) -> Request:
         """Lead a request's further rows to a consumer that has its tokens up to a position.
 
-        The rows that wait already are the caller's to take over, before `settle` hands out those that came early.
+        The rows that wait already are the caller's to take over.
         """
         now, table = self._now(), self.table
         request = table.get(request_id)
         if request is None:
-            request = table.open(request_id, position, NO_STREAM, State.ORPHANED, Deadline(now))
-        was_claimed, is_orphaned = request.is_claimed, table.state_of(request) is State.ORPHANED
+            request = table.resume(request_id, position, now)
+        was_claimed = request.is_claimed
         table.claim(request, route, owner, drafts=drafts)
         request.can_go_on = False
         if not was_claimed:
             table.set_deadline(request, self._deadline(deadline_unix_ms))
-            if is_orphaned:
+            if request.released_at is not None:
                 table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
-        if is_orphaned:
-            table.resume(request, position, now)
+            table.skip_to(request, position)
         return request
-
-    def settle(self, request: Request) -> None:
-        """Go on after a claim: hand out what came early, and close what has ended."""
-        if self.table.state_of(request) is State.ENDED:
-            self.table.close(request, None)
-        elif request.early:
-            self.router.recall(request, self._now())
 
     # How they end.
 
@@ -251,7 +235,6 @@ class RequestRegistry:
         self.counts.finished += 1
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request)
-        self._drop_early(request)
         if request.is_claimed:
             self.table.close(request, None)
         else:
@@ -267,7 +250,8 @@ class RequestRegistry:
         name = code_name(code)
         # A worker may send any number for a code: a count for each would let it fill the memory.
         self.counts.failed[name if code in CODE_NAMES else "other"] += 1
-        self._abort_at_workers(request, tell_its_own=tell_worker)
+        if tell_worker:
+            self._abort_at_worker(request)
         self._repeated_log.begin(
             name,
             _log.warning,
@@ -279,7 +263,6 @@ class RequestRegistry:
         )
         if (consumer := self.consumer_of(request)) is not None:
             consumer.fail(request, error)
-        self._drop_early(request)
         if request.is_claimed or self.table.state_of(request) is State.ENDED:
             self.table.close(request, error)
         else:
@@ -298,10 +281,6 @@ class RequestRegistry:
         Of those that no client asked for, all go at once that hold it back up to a sequence.
         """
         for request in self.table.open_requests():
-            if any(early.step.pending_ack is pending_ack for early in request.early):
-                if request.released_at is None or not request.is_claimed:
-                    self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
-                continue
             if request.waiting:
                 found = request.waiting[0][0].pending_ack
                 if found is pending_ack or (found.stream is pending_ack.stream and found.last_sequence <= through):
@@ -356,18 +335,10 @@ class RequestRegistry:
         if request.released_at is not None:
             given_up_at = request.released_at + self._settings.unclaimed_timeout_ms / 1000
             if now >= given_up_at:
-                self._fail_resumed(request)
+                self.fail_unknown(request)
                 return
             due = min(due, given_up_at)
         self.table.look_at(request, due)
-
-    def _fail_resumed(self, request: Request) -> None:
-        if request.early:
-            expected = int(self.table.next_position[request.slot])
-            first = min(int(early.step.rows.positions[0]) for early in request.early)
-            self.fail(request, ErrorCode.ERROR_CODE_GAP, f"tokens {expected} to {first - 1} never came")
-        else:
-            self.fail_unknown(request)
 
     def fail_unknown(self, request: Request) -> None:
         """End a request that was resumed and that no worker here has."""
@@ -407,8 +378,7 @@ class RequestRegistry:
             self.workers.abort(source.stream, request_id)
 
     def _drop(self, request: Request) -> None:
-        self._abort_at_workers(request)
-        self._drop_early(request)
+        self._abort_at_worker(request)
         self.table.drop_rows(request)
         self.table.close(request, request.error)
 
@@ -417,19 +387,9 @@ class RequestRegistry:
         self._drop(request)
         self._repeated_log.begin("unclaimed", _log.warning, "request dropped: no client claimed it", request=request.id)
 
-    def _abort_at_workers(self, request: Request, *, tell_its_own: bool = True) -> None:
-        """End a request at its worker, and at others that sent rows of it."""
-        stream = self.table.stream_of(request)
-        others = {early.source.stream for early in request.early}
-        if tell_its_own and stream != NO_STREAM:
+    def _abort_at_worker(self, request: Request) -> None:
+        if (stream := self.table.stream_of(request)) != NO_STREAM:
             self.workers.abort(stream, request.id)
-        for other in sorted(others - {stream}):
-            self.workers.abort(other, request.id)
-
-    def _drop_early(self, request: Request) -> None:
-        for early in request.early:
-            early.step.pending_ack.release()
-        request.early = []
 
     def end_those_of(self, stream: int, name: str, why: str) -> int:
         """End every request that a stream has: its worker is lost. Return how many."""
@@ -437,15 +397,3 @@ class RequestRegistry:
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
         return len(ended)
-
-    def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
-        """End a request that has gone on with the rows of a stream whose worker was lost while they waited.
-
-        `names` has the name of each stream that they came from.
-        """
-        if self.table.get(request.id) is not request:
-            return
-        stream = self.table.stream_of(request)
-        if stream in names and self.workers.is_lost(stream):
-            why = f"worker {names[stream]} is lost, and sent nothing more of it"
-            self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)

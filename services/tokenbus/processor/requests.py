@@ -36,11 +36,9 @@ class State(IntEnum):
     """No worker has it yet."""
     RUNNING = 2
     """One stream has it; its next row comes from there."""
-    ORPHANED = 3
-    """It began before this processor, and its client has not resumed it: its next position is unknown."""
-    RESUMED = 4
+    RESUMED = 3
     """Its client resumed it, and no worker has said yet that it has it."""
-    ENDED = 5
+    ENDED = 4
     """It ended before its client claimed it; its rows wait for the client."""
 
 
@@ -85,13 +83,6 @@ class Source:
         return ("key", self.key) if self.key else ("worker", self.stream)
 
 
-class EarlyRow(NamedTuple):
-    """A row that came out of order, as a step of its own."""
-
-    source: Source
-    step: Step
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """One request: all but the columns of the table."""
@@ -113,9 +104,7 @@ class Request:
     """Whether its client can continue it at another processor, as far as is known."""
     aborted_at: float | None = None
     released_at: float | None = None
-    """When it lost its stream, or its client resumed it without one; None: neither, or it has a stream again."""
-    early: list["EarlyRow"] = field(default_factory=list)
-    """Rows that came out of order."""
+    """When its client resumed it; None: it did not, or a worker has it."""
     waiting: list[tuple[Step, int]] = field(default_factory=list)
     """Rows that wait for its client, as a step and a place in it."""
     scores: list[tuple[PromptScoresChunk, PendingAck]] = field(default_factory=list)
@@ -324,17 +313,19 @@ class RequestTable:
         self.claim(request, route, owner, drafts=generate.include_draft_logprobs)
         return request
 
-    def appear(  # noqa: PLR0913 - what a request begins with
-        self, request_id: int, position: int, source: Source, deadline: Deadline, route: int, *, is_midway: bool
-    ) -> Request:
-        """Open a request that a source brings unasked; midway it is the source's only if its worker said so."""
-        is_its = not is_midway or request_id in source.owners
-        state = State.ORPHANED if is_midway else State.RUNNING
-        request = self.open(request_id, position, source.stream if is_its else NO_STREAM, state, deadline)
+    def appear(self, request_id: int, position: int, source: Source, deadline: Deadline, route: int) -> Request:
+        """Open a request that a source brings unasked."""
+        request = self.open(request_id, position, source.stream, State.RUNNING, deadline)
         request.owner = source.owners.get(request_id, NO_OWNER)
         request.is_claimed = route != UNCLAIMED
         self._charge(request, source.payer)
         self.route[request.slot] = route
+        return request
+
+    def resume(self, request_id: int, position: int, now: float) -> Request:
+        """Open a request that a client has resumed before a worker brought it."""
+        request = self.open(request_id, position, NO_STREAM, State.RESUMED, Deadline(now))
+        request.released_at = now
         return request
 
     def dispatch(self, request: Request, stream: int) -> None:
@@ -346,35 +337,6 @@ class RequestTable:
         self._move(request, State.QUEUED, State.RUNNING)
         self.stream[request.slot] = self.decoder[request.slot] = NO_STREAM
 
-    def vouch(self, request: Request, stream: int) -> None:
-        """Note that a worker says in its handshake that it has a request that no stream has."""
-        # An orphan stays one until its client says which token is next.
-        state = State.ORPHANED if self.state_of(request) is State.ORPHANED else State.RUNNING
-        self._move(request, state, State.QUEUED, State.ORPHANED, State.RESUMED)
-        self.stream[request.slot] = stream
-        request.released_at = None
-
-    def begin(self, request: Request, stream: int) -> None:
-        """Let a stream go on with an orphaned request from its first token."""
-        self._run(request, stream, State.ORPHANED)
-        self.next_position[request.slot] = 0
-
-    def resume(self, request: Request, position: int, now: float) -> None:
-        """Let an orphaned request go on at a position."""
-        is_free = self.stream[request.slot] == NO_STREAM
-        self._move(request, State.RESUMED if is_free else State.RUNNING, State.ORPHANED)
-        request.released_at = now if is_free else None
-        self.next_position[request.slot] = position
-
-    def disown(self, request: Request, due: float) -> None:
-        """Let a request that a client resumed without a right to it wait for its owner."""
-        self._move(request, State.ORPHANED, State.RESUMED)
-        request.is_claimed = False
-        request.released_at = None
-        self._charge(request, None)
-        self.route[request.slot] = UNCLAIMED
-        self.due[request.slot] = due
-
     def decode(self, request: Request, stream: int, generate: Generate) -> None:
         """Give a request whose prefill has ended to a decode worker's stream."""
         self._run(request, stream, State.RUNNING)
@@ -382,12 +344,12 @@ class RequestTable:
         request.generate, request.for_decode, request.transfer_state = generate, None, b""
 
     def go_on(self, request: Request, stream: int) -> None:
-        """Give a request that no stream has to the stream that goes on with it."""
+        """Give a request that no stream has to the stream that has it after all."""
         self._run(request, stream, State.QUEUED, State.RESUMED)
 
     def end(self, request: Request, error: RequestError | None) -> None:
         """End a request that no client has claimed yet."""
-        self._move(request, State.ENDED, State.RUNNING, State.ORPHANED)
+        self._move(request, State.ENDED, State.RUNNING)
         request.error = error
         self.stream[request.slot] = NO_STREAM
 
@@ -441,6 +403,10 @@ class RequestTable:
         request.scores = []
 
     # Changes within a state.
+
+    def skip_to(self, request: Request, position: int) -> None:
+        """Note that its client has all tokens before a position."""
+        self.next_position[request.slot] = max(position, self.next_position[request.slot])
 
     def advance(self, slots: Slots, counts: npt.NDArray[np.uint8]) -> None:
         """Count the tokens that each request of a step got."""

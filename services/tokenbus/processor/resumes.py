@@ -9,7 +9,7 @@ from tokenbus.delivery.errors import request_error
 from tokenbus.delivery.step import FINISHED
 from tokenbus.processor.client_frames import RequestIds
 from tokenbus.processor.request_registry import RequestRegistry
-from tokenbus.processor.requests import NO_OWNER, Ended, Request, client_payer
+from tokenbus.processor.requests import NO_OWNER, Ended, Request, State, client_payer
 from tokenbus.processor.session import Session, drafts_of
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Resume
@@ -215,8 +215,13 @@ class Resumes:
                 pending_ack.release()
             request.scores = []
             for step, row in registry.table.take_rows(request):
-                draft = step.draft_rows
-                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, request_id), step.pending_ack)
+                target, draft = step.rows.select([row]), step.draft_rows
+                count = int(target.token_counts[0])
+                had = min(max(0, resume.next_position - int(target.positions[0])), count)
+                if had < count or RowStatus(target.statuses[0]) in FINISHED:
+                    if had:
+                        target, draft = target.between(np.array([had]), target.token_counts), None
+                    session.put_outputs(target, draft and drafts_of(draft, request_id), step.pending_ack)
                 step.pending_ack.release()
         if settle:
             self._settle(session, request)
@@ -224,8 +229,8 @@ class Resumes:
 
     def _settle(self, session: Session, request: Request) -> None:
         table = self._registry.table
-        if table.get(request.id) is request:
-            self._registry.settle(request)
+        if table.get(request.id) is request and table.state_of(request) is State.ENDED:
+            table.close(request, None)
         if table.get(request.id) is not request:  # it had ended
             session.requests.discard(request.id)
 

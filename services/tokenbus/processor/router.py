@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenbus.delivery import Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import LEAVES
-from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, EarlyRow, Request, RequestTable, Source, State
+from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, Request, RequestTable, Source, State
 from tokenbus.processor.session import Session
 from tokenbus.processor.step_parts import Part, Rows, StepParts, dealt
 from tokenbus_contracts import LogprobBatch, RowStatus
@@ -32,17 +32,15 @@ class RowCounts:
     repeated: int = 0
     late: int = 0
     unknown: int = 0
-    early: int = 0
     foreign: int = 0
 
 
 class Router:
     """Compares each row of a step with what its request has had, and hands what is new to the request's consumer."""
 
-    def __init__(self, table: RequestTable, registry: "RequestRegistry", max_early: int) -> None:
+    def __init__(self, table: RequestTable, registry: "RequestRegistry") -> None:
         self._table = table
         self._registry = registry
-        self._max_early = max_early
         self.consumers: dict[int, Session] = {}
         """By route, the session that takes the rows of its requests."""
         self.counts = RowCounts()
@@ -121,10 +119,8 @@ class Router:
         left = set(places).difference(met).union(unknown)
         return [row for row in found if row not in left]
 
-    def _place(  # noqa: PLR0911 - one for each fate of a row
-        self, step: Step, row: int, source: Source, now: float
-    ) -> int | None:
-        """Return how many of a row's tokens its request has had, or None: the row is not for it, or not yet."""
+    def _place(self, step: Step, row: int, source: Source, now: float) -> int | None:
+        """Return how many of a row's tokens its request has had, or None: the row is not for it."""
         table, target = self._table, step.rows
         request_id, position = int(target.request_keys[row]), int(target.positions[row])
         request = table.get(request_id)
@@ -137,52 +133,21 @@ class Router:
         if state is State.ENDED:  # its client has not asked for its tokens yet, and there will be no more
             self.counts.late += 1
             return None
-        if state is State.ORPHANED:
-            if position or stream not in (NO_STREAM, source.stream):
-                self._wait(request, step, row, source)
-                return None
-            # This row is its first: all the rest follows, from this stream.
-            table.begin(request, source.stream)
-            state, stream = State.RUNNING, source.stream
         expected, count = int(table.next_position[request.slot]), int(target.token_counts[row])
         if position < expected and position + count <= expected:
             self.counts.repeated += stream == source.stream
             self.counts.foreign += stream != source.stream
             return None
-        if position > expected and stream == source.stream:
+        if stream not in (NO_STREAM, source.stream):
+            self.counts.foreign += 1
+            return None
+        if position > expected:
             lost = f"tokens {expected} to {position - 1} never came from {source.name}"
             self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
             return None
-        if stream != source.stream:
-            if position > expected or state is State.RUNNING:
-                self._wait(request, step, row, source)
-                return None
+        if stream == NO_STREAM:
             table.go_on(request, source.stream)
         return expected - position
-
-    def _wait(self, request: Request, step: Step, row: int, source: Source) -> None:
-        """Keep a row that came out of order until the rows before it have come."""
-        draft = step.draft_rows
-        if draft is not None:
-            draft = draft.select(np.flatnonzero(draft.request_keys == np.uint64(request.id)))
-        step.pending_ack.keep()
-        alone = Step(step.worker_id, step.epoch, step.number, step.rows.select([row]), draft, step.pending_ack)
-        request.early.append(EarlyRow(source, alone))
-        self.counts.early += 1
-        expected = int(self._table.next_position[request.slot])
-        while len(request.early) > self._max_early or _is_past(request.early[0].step, expected):
-            request.early.pop(0).step.pending_ack.release()
-
-    def recall(self, request: Request, now: float) -> None:
-        """Look again at the rows that came out of order: they may be next, and the last that their worker sent."""
-        names: dict[int, str] = {}
-        early, request.early = request.early, []
-        for source, step in sorted(early, key=lambda row: int(row.step.rows.positions[0])):
-            self.route(step, source, now)  # what is still too early goes back to wait
-            source.count(step.rows)
-            step.pending_ack.release()
-            names[source.stream] = source.name
-        self._registry.end_if_lost(request, names)
 
     # Their end.
 
@@ -192,7 +157,3 @@ class Router:
             self._registry.on_prefilled(request, target.row(row).token_ids.tolist())
         else:
             self._registry.finish(request)
-
-
-def _is_past(step: Step, expected: int) -> bool:
-    return int(step.rows.positions[0]) + int(step.rows.token_counts[0]) < expected

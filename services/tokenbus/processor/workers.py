@@ -92,10 +92,6 @@ class Workers(Peers[Worker]):
         if len(self.departed) > self._settings.max_workers:
             self.departed.popitem(last=False)
 
-    def is_lost(self, stream: int) -> bool:
-        """Return whether there was such a stream, and nothing more comes from it."""
-        return stream < self.streams and stream not in self.by_stream
-
     @property
     def are_caught_up(self) -> bool:
         """Whether every worker has sent again what it retained when it introduced itself."""
