@@ -8,10 +8,10 @@ from tests.client.peer import Peer, code_of, opened, positions
 from tests.in_process.builders import generate_of, ids
 from tokenbus.client.requests import OpenRequests
 from tokenbus.client.tokens import RequestTokens, Turn
-from tokenbus.testing import RowShape
-from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.client_pb2 import ClientFrame
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
+from tokenbus.testing import RowShape, batch
+from tokenbus_contracts import RowStatus, encode
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Outputs
+from tokenbus_contracts.generated.request_pb2 import Admitted, ContinuationPolicy, ErrorCode, Generate, RequestError
 
 ANY = 0
 LOST, ENGINE, GAP = (
@@ -25,7 +25,7 @@ NO_WORKER, INVALID = ErrorCode.ERROR_CODE_NO_WORKER, ErrorCode.ERROR_CODE_INVALI
 def begun(tokens: int = 2, **fields: Any) -> tuple[Peer, RequestTokens]:  # noqa: ANN401 - as the message has them
     """Return a processor and request 5, which has had some tokens."""
     peer = opened()
-    source = peer.requests.open(generate_of(5, 9, continuation_policy=ANY, **fields))
+    source = peer.requests.open(generate_of(5, 9, **({"continuation_policy": ANY} | fields)))
     list(peer.says_all())
     if tokens:
         peer.rows(RowShape(5, 0, tokens))
@@ -52,7 +52,7 @@ def asked(frames: list[ClientFrame]) -> Generate:
 def test_next_turn_goes_on_behind_the_accepted_tokens(code: ErrorCode, reason: str) -> None:
     """It has a fresh id, and the client ends the turn before it first."""
     peer, source = begun(top_logprobs=2, deadline_ms=50)
-    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, deadline_unix_ms=77))
+    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, deadline_unix_ms=77, weight_version=6))
     said = end(peer, code)
     assert [list(frame.ended.request_keys) for frame in said] == [[5], []]
     generate = asked(said)
@@ -65,7 +65,7 @@ def test_next_turn_goes_on_behind_the_accepted_tokens(code: ErrorCode, reason: s
     peer.rows(RowShape(generate.request_key, 2, 3, RowStatus.FINISHED_STOP))
     assert positions(source) == [(0, 2), (2, 3)]
     assert source.status is RowStatus.FINISHED_STOP
-    assert source.turns == [Turn(0, 5), Turn(2, generate.request_key, reason)]
+    assert source.turns == [Turn(0, 5, "", "w", 6), Turn(2, generate.request_key, reason)]
 
 
 def test_rows_of_an_earlier_turn_are_dropped() -> None:
@@ -184,10 +184,23 @@ def test_prompt_is_scored_again_before_the_first_token_alone() -> None:
     peer, _ = begun(0, prompt_scoring={})
     generate = asked(end(peer, LOST))
     assert generate.HasField("prompt_scoring")
-    assert not generate.HasField("continuation")
+    assert not generate.continuation.token_ids
     peer, _ = begun(2, prompt_scoring={})
     generate = asked(end(peer, LOST))
     assert not generate.HasField("prompt_scoring")
+
+
+def test_turn_with_the_same_weights_is_not_asked_for_again() -> None:
+    """It names the version of the last token. Once no processor has a worker with that version, the request ends."""
+    peer, source = begun(0, continuation_policy=ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS)
+    for position in range(2):
+        made = batch([RowShape(5, position, 1)], selection=True)
+        peer.numbered(encode(made.headed(made.header._replace(weight_version=3 + position))), outputs=Outputs())
+    generate = asked(end(peer, LOST))
+    assert generate.continuation.weight_version == 4
+    end(peer, NO_WORKER, generate.request_key)
+    assert source.error is not None
+    assert (source.error.code, source.error.message) == (LOST, "so it is; not continued: so it is")
 
 
 def test_prompt_and_tokens_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.in_process.builders import settings
+from tokenbus.client.tokens import Turn
 from tokenbus.gateway.answer import Format, WholeAnswer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
@@ -60,17 +61,18 @@ def spelled(text: str, steps: Steps) -> Vocabulary:
     )
 
 
-async def said(
+async def said(  # noqa: PLR0913 - each has a name and a default
     asked: CompletionRequest,
     steps: Steps,
     vocabulary: Vocabulary,
     form: Callable[[CompletionRequest, int], Format] = Envelope,
     *,
     cached: int | None = None,
+    turns: Sequence[Turn] = (),
 ) -> bytes:
     """Return what an answer sends of some steps, of which its requests have the first rows.
 
-    Of each prompt so many tokens were cached.
+    Of each prompt so many tokens were cached, and each request has these turns.
     """
     maker = StreamedAnswer if asked.is_streamed else WholeAnswer
     answer = maker(asked, form(asked, KEY), settings().gateway, Buffers(2**30))
@@ -79,7 +81,7 @@ async def said(
     keys = steps[0][0].request_keys.tolist()
     wanting = dict(zip(keys, answer.listeners, strict=False))
     for key, listener in wanting.items():
-        listener.cached_tokens = cached
+        listener.cached_tokens, listener.turns = cached, turns
         writer.open(key, listener.stream)
     for target, draft in steps:
         rows = writer.rows_of([RenderedStep(target, vocabulary, draft)])

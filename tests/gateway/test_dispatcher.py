@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ import pytest
 from tests.client.test_client import Processor, meeting
 from tests.in_process.builders import generate_of, settings
 from tests.support.waiting import turns, until
+from tokenbus import Turn
 from tokenbus.gateway import dispatcher as module
 from tokenbus.gateway.answer import Answer
 from tokenbus.gateway.api_keys import Caller
@@ -34,6 +35,7 @@ class _Listener:
 
     stream: EventStream | None = None
     cached_tokens: int | None = None
+    turns: Sequence[Turn] = ()
 
     def __init__(self, most: int = 1000, on_row: Callable[[], None] = lambda: None) -> None:
         self.tokens = 0
@@ -167,6 +169,24 @@ async def test_scores_are_charged_before_they_are_asked_for() -> None:
         assert (buffers.size, buffers.reserved) == (0, 0)
         await dispatcher.open([6], [generate_of(6)], _answer(_Listener()), caller, 101)
         await processor.body("generate")
+
+
+async def test_answer_learns_that_its_request_goes_on_at_another_worker() -> None:
+    async with _running() as (processor, dispatcher, caller):
+        listener = _Listener()
+        generate = generate_of(5, continuation_policy=0)
+        await dispatcher.open([5], [generate], _answer(listener), caller)
+        await processor.body("generate")
+        processor.rows(RowShape(5, 0, 1))
+        processor.fails(5, ErrorCode.ERROR_CODE_WORKER_LOST, "gone")
+        key = (await processor.body("generate")).generate.request_key
+        processor.rows(RowShape(key, 1, 1, RowStatus.FINISHED_STOP))
+        await turns()
+        assert listener.seen == [1, 2]
+        assert [(turn.begin, turn.request_id, turn.reason) for turn in listener.turns] == [
+            (0, 5, ""),
+            (1, key, "worker_lost"),
+        ]
 
 
 class _Slow:

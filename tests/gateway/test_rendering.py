@@ -11,6 +11,7 @@ import pytest
 from tests.gateway.rendering import array, chunks, joined, said
 from tests.in_process.builders import settings
 from tests.support.model_folder import END, byte_level, write_model
+from tokenbus.client.tokens import Turn
 from tokenbus.engines.paddle import tokenizer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
@@ -208,6 +209,24 @@ async def test_usage_counts_prompts_and_all_choices(cached: int | None) -> None:
     *others, last = chunks(data)
     assert (last["choices"], last["usage"]) == ([], usage)
     assert all(chunk["usage"] is None for chunk in others)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_choice_that_went_on_elsewhere_has_its_turns(is_streamed: bool) -> None:  # noqa: FBT001
+    turns = [Turn(0, 5), Turn(2, 2**60, "worker_lost", "w")]
+    data = await said(_asked(is_streamed=is_streamed), _steps(), VOCABULARIES["ngram"], turns=turns)
+    found = [choice for chunk in (chunks(data) if is_streamed else [json.loads(data)]) for choice in chunk["choices"]]
+    ended = [choice["turns"] for choice in found if choice["finish_reason"]]
+    assert (
+        ended
+        == [
+            [
+                {"request_id": "0000000000000005", "start": 0, "reason": ""},
+                {"request_id": "1000000000000000", "start": 2, "reason": "worker_lost"},
+            ]
+        ]
+        * 2
+    )
 
 
 @pytest.mark.parametrize("is_chat", [False, True])

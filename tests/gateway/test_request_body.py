@@ -262,6 +262,7 @@ def test_request_says_whether_it_goes_on_elsewhere(route: str) -> None:
         ({"continue": None}, 0),
         ({"continue": "any"}, 0),
         ({"continue": "off"}, 1),
+        ({"continue": "same_weights"}, 2),
     ):
         assert read(READER, route, **VALID[route], tokenbus=asked).generate(0).continuation_policy == policy
     with pytest.raises(ApiError, match=r"tokenbus.continue: .*never"):

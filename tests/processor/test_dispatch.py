@@ -13,8 +13,19 @@ from tokenbus.processor.requests import NO_OWNER
 from tokenbus.processor.workers import Worker
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, SamplingParameters
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
+from tokenbus_contracts.generated.request_pb2 import (
+    Continuation,
+    ContinuationPolicy,
+    ErrorCode,
+    Generate,
+    RequestError,
+    RequestEvent,
+    SamplingParameters,
+)
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
+
+SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 
 
 def submit(bench: Bench, generate: Generate) -> RequestError | None:
@@ -209,6 +220,29 @@ def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
     for key in (4, 5):
         assert submit(bench, generate_of(key, tokenizer_digest=8)) is None
     assert (keys(other), keys(unknown)) == ([2, 3], [4, 5])
+
+
+def test_tokens_are_continued_with_their_weights_alone_if_the_client_wants_that() -> None:
+    """A request that no worker can go on with does not wait: a worker's weights do not become older."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    worker = bench.worker("a", weight_version=2, takes_control=True)
+
+    def ask(key: int, version: int) -> RequestError | None:
+        continuation = Continuation(token_ids=[1], turn=1, weight_version=version)
+        return submit(bench, generate_of(key, continuation_policy=SAME_WEIGHTS, continuation=continuation))
+
+    assert (ask(1, 2), keys(worker)) == (None, [1])
+    refused = ask(2, 3)
+    assert refused is not None
+    assert (refused.code, refused.message) == (
+        ErrorCode.ERROR_CODE_NO_WORKER,
+        "continuation.weight_version: that of a worker (a has 2), got 3",
+    )
+    answer = ControlAnswer(control_key=7, state=EngineState(weight_version=3))
+    worker._event(RequestEvent(sequence=worker.sequence + 1, control_answer=answer))
+    assert (ask(3, 3), keys(worker)) == (None, [3])
+    assert submit(bench, generate_of(4, continuation=Continuation(token_ids=[1], turn=1))) is None
 
 
 def test_adapter_decides_which_worker_a_request_goes_to() -> None:

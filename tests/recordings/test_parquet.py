@@ -257,8 +257,11 @@ def test_stream_without_tokens_is_a_table_without_rows(tmp_path: Path) -> None:
 
 def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
     """Each end is told, and what did not end is last."""
+    admitted = Admitted(request_key=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7, cached_tokens=5)
+    admitted.first_request_key, admitted.turn, admitted.first_position = 3, 1, 4
+    admitted.reason = ErrorCode.ERROR_CODE_WORKER_LOST
     items = [
-        of_event(1, admitted=Admitted(request_key=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7, cached_tokens=5)),
+        of_event(1, admitted=admitted),
         *of_batches(
             batch([RowShape(9, tokens=2), RowShape(8, tokens=1), RowShape(7, tokens=3)]),
             batch(
@@ -283,6 +286,8 @@ def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
     ]
     assert [each["prompt_tokens"] for each in found] == [7, None, None, None]
     assert [each["cached_tokens"] for each in found] == [5, None, None, None]
+    turns = [(each["first_request_id"], each["turn"], each["first_position"], each["reason"]) for each in found]
+    assert turns == [(3, 1, 4, "WORKER_LOST"), *[(None, None, None, None)] * 3]
     assert found[2]["error"] == "DEADLINE: too late"
     for request in found:
         assert_lists(request, tokens_of(items))

@@ -1,12 +1,12 @@
-"""A request's deadline is a moment: its worker ends it then, whether a processor is there or not."""
+"""What a worker sees to itself, whether a processor is there or not: a request's deadline, and whose tokens go on."""
 
 from tests.in_process.builders import generate_of
 from tests.worker.looped import Looped, batches
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Continuation, ContinuationPolicy, ErrorCode, Generate
 
-DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
+DEADLINE, INVALID = ErrorCode.ERROR_CODE_DEADLINE, ErrorCode.ERROR_CODE_INVALID_REQUEST
 LONG = 100_000
 
 
@@ -34,6 +34,17 @@ def test_request_ends_at_its_moment_and_not_before() -> None:
     statuses = {row.key: row.status for made in last for row in made.rows()}
     assert statuses == {1: RowStatus.UNRECOVERABLE, 2: RowStatus.ACTIVE, 3: RowStatus.ACTIVE}
     assert worker.publisher.session.requests == {2, 3}
+
+
+def test_tokens_of_other_weights_are_not_continued() -> None:
+    """The worker looks, too: its weights may change while a request is on its way to it."""
+    worker = Looped(SyntheticEngine())
+    worker.engine.weight_version = 2
+    same = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
+    for key, version in ((1, 2), (2, 3)):
+        continuation = Continuation(token_ids=[4], turn=1, weight_version=version)
+        worker.turn(generate_of(key, 9, continuation_policy=same, continuation=continuation))
+    assert worker.errors() == {2: (INVALID, "continuation.weight_version: the worker's, 2, got 3")}
 
 
 def test_request_that_comes_too_late_does_not_begin() -> None:

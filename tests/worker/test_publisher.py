@@ -15,7 +15,8 @@ from tokenbus.worker import NotRunningError, Publisher, PublishError, RetentionF
 from tokenbus.worker.retention import Dropped, Retained
 from tokenbus_contracts import ContractError, RowStatus, Scoring, decode
 from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
+from tokenbus_contracts.generated.request_pb2 import Continuation, ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame
 
 LEAVING = (
@@ -138,7 +139,23 @@ def test_events_are_items_of_the_stream() -> None:
     assert (admitted.sequence, failed.sequence) == (2, 3)
     assert (admitted.admitted.worker_id, admitted.admitted.epoch) == ("mine", EPOCH)
     assert admitted.admitted.prompt_tokens == 1
+    assert (admitted.admitted.first_request_key, admitted.admitted.weight_version) == (0, 0)
     assert (failed.error.request_key, failed.error.code, failed.error.emitted_tokens) == (8, 8, 5)
+
+
+def test_event_says_which_turn_was_admitted_with_which_weights() -> None:
+    publisher = Bare()
+    publisher.connect()
+    turn = Continuation(token_ids=[4, 5, 6], turn=2, reason=ErrorCode.ERROR_CODE_WORKER_LOST)
+    publisher.hear(generate=generate_of(8, first_request_key=7, continuation=turn))
+    publisher.controlled(ControlAnswer(control_key=1, state=EngineState(weight_version=9)))
+    publisher.admitted(8, prompt_tokens=3)
+    admitted = read_frame(RequestEvent, publisher.kept(2).payload).admitted
+    assert (admitted.first_request_key, admitted.turn, admitted.first_position) == (7, 2, 3)
+    assert (admitted.reason, admitted.weight_version) == (ErrorCode.ERROR_CODE_WORKER_LOST, 9)
+    assert publisher.session._introduction.weight_version == 9
+    publisher.failed_request(8, ErrorCode.ERROR_CODE_ENGINE, "broke")
+    assert publisher.session._later_turns == {}
 
 
 def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:

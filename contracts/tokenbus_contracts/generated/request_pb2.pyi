@@ -32,6 +32,7 @@ class ContinuationPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CONTINUATION_POLICY_UNSPECIFIED: _ClassVar[ContinuationPolicy]
     CONTINUATION_POLICY_OFF: _ClassVar[ContinuationPolicy]
+    CONTINUATION_POLICY_SAME_WEIGHTS: _ClassVar[ContinuationPolicy]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_REQUEST: ErrorCode
 ERROR_CODE_DUPLICATE_REQUEST: ErrorCode
@@ -49,6 +50,7 @@ ERROR_CODE_SLOW_CLIENT: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 CONTINUATION_POLICY_UNSPECIFIED: ContinuationPolicy
 CONTINUATION_POLICY_OFF: ContinuationPolicy
+CONTINUATION_POLICY_SAME_WEIGHTS: ContinuationPolicy
 
 class Generate(_message.Message):
     __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "continuation", "drawn_seed", "continuation_policy", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key", "prompt_scoring", "token_scoring")
@@ -89,16 +91,18 @@ class Generate(_message.Message):
     def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ...) -> None: ...
 
 class Continuation(_message.Message):
-    __slots__ = ("token_ids", "turn", "reason", "transfer_state")
+    __slots__ = ("token_ids", "turn", "reason", "transfer_state", "weight_version")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_STATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     turn: int
     reason: ErrorCode
     transfer_state: bytes
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., turn: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ..., transfer_state: _Optional[bytes] = ...) -> None: ...
+    weight_version: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., turn: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ..., transfer_state: _Optional[bytes] = ..., weight_version: _Optional[int] = ...) -> None: ...
 
 class TokenScoring(_message.Message):
     __slots__ = ("other_logprobs", "entropies", "token_ids", "mask_bound")
@@ -251,20 +255,30 @@ class Abort(_message.Message):
     def __init__(self, request_key: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens", "deadline_unix_ms", "cached_tokens")
+    __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens", "deadline_unix_ms", "cached_tokens", "first_request_key", "turn", "first_position", "reason", "weight_version")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     worker_id: str
     epoch: int
     prompt_tokens: int
     deadline_unix_ms: int
     cached_tokens: int
-    def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    first_request_key: int
+    turn: int
+    first_position: int
+    reason: ErrorCode
+    weight_version: int
+    def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., first_request_key: _Optional[int] = ..., turn: _Optional[int] = ..., first_position: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ..., weight_version: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("request_key", "code", "message", "emitted_tokens", "retry_after_ms")

@@ -130,8 +130,8 @@ class RequestParameters(TypedDict, total=False):
     request_id: int | None
     """Its id, from 1 to 2**64 - 1; default: one is drawn at random."""
     continuation: str | None
-    """"any": when its worker is lost, another worker goes on from the tokens that have come; "off": it ends with an
-    error; default: "any"."""
+    """"any": when its worker is lost, another one goes on from the tokens that have come; "same_weights": one with the
+    weights of these tokens does; "off": it ends with an error; default: "any"."""
 
 
 def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
@@ -169,6 +169,12 @@ def named_as_given(error: ContractError) -> ContractError:
     return ContractError(field, error.limit, error.actual, rule=error.rule)
 
 
+CONTINUATIONS = {
+    "any": ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED,
+    "same_weights": ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS,
+    "off": ContinuationPolicy.CONTINUATION_POLICY_OFF,
+}
+"""By their names, the policies for a request that loses its worker."""
 _PATHS = {
     "request_id": "request_key",
     "continuation": "continuation_policy",
@@ -263,10 +269,10 @@ def _set_engine_arguments(generate: Generate, value: object) -> None:
 
 
 def _set_continuation(generate: Generate, value: object) -> None:
-    if value not in ("any", "off"):
-        raise ContractError("continuation", "one of any, off", value, rule=Rule.NAMED)
-    if value == "off":
-        generate.continuation_policy = ContinuationPolicy.CONTINUATION_POLICY_OFF
+    policy = CONTINUATIONS.get(value) if isinstance(value, str) else None
+    if policy is None:
+        raise ContractError("continuation", f"one of {', '.join(CONTINUATIONS)}", value, rule=Rule.NAMED)
+    generate.continuation_policy = policy
 
 
 _WRITERS: dict[str, Callable[[Generate, object], None]] = {

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ _CONTINUED = frozenset(
 """The errors of a turn that another turn may get over."""
 _NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
 """The errors of a later turn that say why nobody goes on: the request ends with the error of the turn before."""
+_SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _MOST_LOSSES = 3
 """Losses in a row without a new token that end a request: it may kill its workers."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
@@ -144,6 +145,8 @@ class OpenRequests:
         self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
         self.on_scored: Callable[[PromptScores], None] = lambda _: None
         """Hears the scores of each prompt, before the first row of its request is in the output stream."""
+        self.on_turns: Callable[[int, Sequence[Turn]], None] = lambda _, __: None
+        """Hears the turns of a request that goes on at another worker."""
         self.on_cached: Callable[[int, int | None], None] = lambda _, __: None
         """Hears how many tokens of a request's prompt were cached, as far as is known, before its first row comes."""
         self._ends: list[RequestEnd] = []
@@ -497,6 +500,7 @@ class OpenRequests:
         if request.home is session:
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
+            request.tokens.admitted(admitted.worker_id, admitted.weight_version)
             # A turn behind accepted tokens counts them, too.
             counts_others = request.turn and request.tokens.turns[-1].begin
             if admitted.HasField("cached_tokens") and not counts_others:
@@ -601,15 +605,18 @@ class OpenRequests:
         if request.deadline_unix_ms:
             generate.deadline_unix_ms = request.deadline_unix_ms
             generate.ClearField("deadline_ms")
+        generate.continuation.turn, generate.continuation.reason = request.turn, reason
         if position:
             generate.ClearField("prompt_scoring")
             accepted = self._progress.accepted(tokens.request_id)
             generate.continuation.token_ids.extend(accepted.tolist())
-            generate.continuation.turn, generate.continuation.reason = request.turn, reason
+            spans = self._weights.of(tokens.request_id, position)
+            generate.continuation.weight_version = spans[-1].weight_version if spans else 0
         elif request.scoring is not None:
             request.scoring, tokens.prompt_scores = ReceivedScores(generate), None
         self._sent_anew.pop(request.key, None)
         tokens.begin_turn(Turn(position, generate.request_key, CODE_NAMES[reason]))
+        self.on_turns(tokens.request_id, tokens.turns)
         self._sent_anew[request.key] = tokens.request_id
         request.generate, request.home, request.sent_to = generate, None, ""
         request.refused_by.clear()
@@ -654,8 +661,15 @@ class OpenRequests:
         best = self._best(request, "" if request.origin is None else request.origin.model)
         if best is not None:
             self._send(request, best)
-        elif request.refusal is not None and request.loss is None and not self._workers_may_come():
+        elif request.refusal is not None and self._is_refused_by_all(request, request.refusal):
             self._broken(request, request.refusal)
+
+    def _is_refused_by_all(self, request: OpenRequest, refusal: RequestError) -> bool:
+        """Tell whether a request that no processor has taken is not offered again."""
+        if request.loss is None:
+            return not self._workers_may_come()
+        is_same = request.origin is not None and request.origin.continuation_policy == _SAME_WEIGHTS
+        return is_same and refusal.code == ErrorCode.ERROR_CODE_NO_WORKER
 
     def _send(self, request: OpenRequest, session: "ClientSession") -> None:
         request.home = session

@@ -42,6 +42,10 @@ class Turn(NamedTuple):
     """The id under which processors and workers know it."""
     reason: str = ""
     """Why the turn before it stopped, as an error's name; empty: this is the first one."""
+    worker_id: str = ""
+    """Its worker; of a prefill and a decode worker the latter. Empty: none has admitted it yet."""
+    weight_version: int = 0
+    """The version of the worker's weights when it was admitted."""
 
 
 class RequestTokens:
@@ -85,6 +89,10 @@ class RequestTokens:
         while self.turns and self.turns[-1].begin == turn.begin and len(self.turns) > 1:
             self.turns.pop()
         self.turns.append(turn)
+
+    def admitted(self, worker_id: str, weight_version: int) -> None:
+        """Learn which worker has the turn that runs."""
+        self.turns[-1] = self.turns[-1]._replace(worker_id=worker_id, weight_version=weight_version)
 
     def put(self, step: Step, row: int) -> int:
         """Add a row of a step; return how many rows wait now."""

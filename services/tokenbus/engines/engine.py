@@ -201,7 +201,7 @@ class BatchEngine(ABC, Generic[B]):
         request = request_of(
             generate, self._tokenizer, context=options.context, max_top_logprobs=options.max_top_logprobs
         )
-        if generate.HasField("continuation"):
+        if generate.continuation.token_ids:
             continue_from(request, generate.continuation.token_ids, self._tokenizer)
         prompt = None
         if generate.HasField("prompt_scoring"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
-from tokenbus.client.tokens import stop_of
+from tokenbus.client.tokens import Turn, stop_of
 from tokenbus.gateway.buffers import COLLECTED_BYTES, Buffers, Collected, Outbox, collect
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
@@ -60,6 +60,8 @@ class Listener(Protocol):
     """How far it has come, where its events may be written without it; None: it takes all rows."""
     cached_tokens: int | None
     """How many tokens of its prompt were cached, set before its first row; None: not known."""
+    turns: Sequence[Turn]
+    """Its turns, if there was more than one."""
 
     @property
     def tokens(self) -> int:
@@ -265,6 +267,7 @@ class Choice:
         self.reason: str | None = None
         self.ending: Ending | None = None
         self.cached_tokens: int | None = None
+        self.turns: Sequence[Turn] = ()
         self.first_at: float | None = None
         """When its first row came, of an answer that is not streamed."""
         self._stops = stopping.texts
@@ -327,7 +330,7 @@ class Choice:
         if self.reason is not None:
             text += self._text.end()
             by = self._stop if self._text.stop is None else self._text.stop
-            self.ending = Ending(self.reason, by, view.weight_spans(place))
+            self.ending = Ending(self.reason, by, view.weight_spans(place), self.turns)
         if self.reason is not None or text or (count and not self.is_silent):
             taken = [part.take(view, place, count) for part in self.parts]
             self._answer.emit(self, text, taken, view.produced_at_ns)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import orjson
 
+from tokenbus.client.parameters import CONTINUATIONS
+from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.gateway import generate_body, messages_body, responses_body
 from tokenbus.gateway.bodies import (
@@ -44,7 +46,7 @@ from tokenbus.gateway.validation import invalid, json_text
 from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
-from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generate, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
 T = TypeVar("T")
 B = TypeVar("B", Chat, Completion)
@@ -52,7 +54,6 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
-_ANY, _OFF = ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED, ContinuationPolicy.CONTINUATION_POLICY_OFF
 _MAX_ENGINE_BYTES = 65_536
 _SAME_NAMES = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty"),
@@ -96,6 +97,8 @@ class Ending(NamedTuple):
     stop: str | int | None
     """Which of the request's own stop texts or stop tokens ended it."""
     weight_spans: tuple[WeightSpan, ...] = ()
+    turns: Sequence[Turn] = ()
+    """The choice's turns, if there was more than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ class CompletionRequest:
     top_logprobs: int | None = None
     """How many alternatives; None: no logprobs at all."""
     wants_drafts: bool = False
-    is_continued: bool = True
+    continuation: str = "any"
     """Whether another worker goes on when its own is lost."""
     wants_ids: bool = False
     """Whether the answer has its tokens' ids, and its prompts' unless it hides those."""
@@ -221,7 +224,7 @@ class CompletionRequest:
             sampling=SamplingParameters(**sampling, lora_adapter=self.model if self.parent else None),
             top_logprobs=self.top_logprobs,
             include_draft_logprobs=self.wants_drafts,
-            continuation_policy=_ANY if self.is_continued else _OFF,
+            continuation_policy=CONTINUATIONS[self.continuation],
             prompt_scoring=self.prompt_scoring,
             token_scoring=self.token_scoring or None,
         )
@@ -456,7 +459,7 @@ class Reader:
             "sampling": _sampling(body),
             "fields": _fields_of(body),
             "wants_drafts": body.include_draft_logprobs,
-            "is_continued": body.tokenbus is None or body.tokenbus.continue_ != "off",
+            "continuation": (body.tokenbus and body.tokenbus.continue_) or "any",
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,
             "is_streamed": body.stream,

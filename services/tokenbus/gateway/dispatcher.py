@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from tokenbus.client import Client, RequestEnd, RequestFailedError, StepRows
+from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpans
 from tokenbus.delivery.step import FINISHED
 from tokenbus.gateway.answer import Answer, Listener
@@ -136,6 +137,7 @@ class Dispatcher:
         """
         self._client.requests.on_scored = self._scored
         self._client.requests.on_cached = self._cached
+        self._client.requests.on_turns = self._turns
         async with self._client.steps() as steps, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._hand_out())
             async for output in steps:
@@ -151,6 +153,11 @@ class Dispatcher:
         one = self._opened.get(request_id)
         if one is not None:
             one.listener.cached_tokens = tokens
+
+    def _turns(self, request_id: int, turns: Sequence[Turn]) -> None:
+        one = self._opened.get(request_id)
+        if one is not None:
+            one.listener.turns = tuple(turns)
 
     def _take(self, output: StepRows | RequestEnd) -> None:
         if isinstance(output, RequestEnd):

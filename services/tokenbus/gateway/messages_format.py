@@ -150,7 +150,7 @@ def _event(name: str, /, **members: Any) -> bytes:  # noqa: ANN401 - JSON
 
 def _ending(end: Ending | None, *, has_calls: bool) -> dict[str, str | None]:
     """Return why a message ended; a number is one of the model's own end tokens."""
-    reason, stop, _ = end or (None, None, ())
+    reason, stop, *_ = end or (None, None)
     if reason in ("length", "abort"):
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if reason is None or has_calls:

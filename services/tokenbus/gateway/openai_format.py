@@ -26,7 +26,7 @@ from tokenbus.gateway.logprob_writers import (
     prompt_logprobs,
 )
 from tokenbus.gateway.native import Form
-from tokenbus.gateway.sse import event, versions_of
+from tokenbus.gateway.sse import event, history_of
 from tokenbus.gateway.tool_calls import call_writer
 from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus_contracts import PromptScores
@@ -229,11 +229,12 @@ class Envelope(Format):
 
     def _ending(self, index: int, end: Ending | None) -> bytes:
         """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
-        reason, stop, spans = end or (None, None, ())
+        reason, stop, spans, turns = end or (None, None, (), ())
         if reason == "stop" and self._call_writers and self._call_writers[index].is_called:
             reason = "tool_calls"
         ending = b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
-        return ending + b',"weight_versions":' + orjson.dumps(versions_of(spans)) if spans else ending
+        history = history_of(spans, turns)
+        return ending + b"," + orjson.dumps(history)[1:-1] if history else ending
 
     def _of_prompt(self, index: int) -> Iterator[Written]:
         """Yield the members of a whole answer that are about a prompt: of a chat they are the answer's."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.gateway.answer import REASONS, UNRECOVERABLE, Answer, Choice, ChoicesAnswer, unrecoverable
 from tokenbus.gateway.buffers import Buffers
@@ -110,6 +111,7 @@ class InspectedAnswer(Answer):
     has_begun = True
     stream: EventStream | None = None
     cached_tokens: int | None = None
+    turns: Sequence[Turn] = ()
 
     def __init__(self, request: CompletionRequest, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)
@@ -149,9 +151,8 @@ class InspectedAnswer(Answer):
             return False
         reason = REASONS.get(status) if self._stopping.stop is None else "stop"
         if reason is not None:
-            spans = versions_of(view.weight_spans(place))
-            versions = {"weight_versions": spans} if spans else {}
-            self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens, **versions}))
+            history = history_of(view.weight_spans(place), self.turns)
+            self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens, **history}))
             self.outbox.close()
         return reason is None
 
@@ -213,6 +214,12 @@ def _name(view: RenderedStep, token_id: int) -> str:
     return str(orjson.loads(view.vocabulary.names[token_id]))
 
 
-def versions_of(spans: Sequence[WeightSpan]) -> list[dict[str, str | int]]:
-    """Return spans as vLLM's API has them, whose versions are texts."""
-    return [{"version": str(span.weight_version), "start": span.begin, "end": span.end} for span in spans]
+def history_of(spans: Sequence[WeightSpan], turns: Sequence[Turn]) -> dict[str, list[dict[str, str | int]]]:
+    """Return which weights computed a choice, as vLLM's API has them, whose versions are texts, and its turns."""
+    versions: list[dict[str, str | int]] = [
+        {"version": str(span.weight_version), "start": span.begin, "end": span.end} for span in spans
+    ]
+    parts: list[dict[str, str | int]] = [
+        {"request_id": f"{turn.request_id:016x}", "start": turn.begin, "reason": turn.reason} for turn in turns
+    ]
+    return ({"weight_versions": versions} if versions else {}) | ({"turns": parts} if parts else {})

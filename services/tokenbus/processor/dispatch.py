@@ -10,12 +10,19 @@ from tokenbus.processor.requests import NO_STREAM, Request, State, client_payer
 from tokenbus.processor.workers import Worker, Workers
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import (
+    ContinuationPolicy,
+    ErrorCode,
+    Generate,
+    RequestError,
+    TokenPrompt,
+)
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerRole
 from tokenbus_contracts.schema import bounds_in
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
+_SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _IMBALANCE = 8
 """A worker with requests of the same client may have this part of the least load more: each reader of a step costs."""
 
@@ -59,7 +66,8 @@ class Dispatch:
             self._hand_out(request, worker)
             return request
         has_room = len(self._waiting) < self._settings.processor.max_requests
-        if error is None and has_room and (self._waits_until > -inf or self._has_stalled()):
+        may_wait = has_room and not _has_weights(generate)
+        if error is None and may_wait and (self._waits_until > -inf or self._has_stalled()):
             request = self.registry.submit(generate, NO_STREAM, route, owner)
             self._waiting.append(request)
             return request
@@ -90,6 +98,7 @@ class Dispatch:
         generate.ClearField("prompt_scoring")
         generate.continuation.token_ids.extend(token_ids)
         generate.continuation.transfer_state = request.transfer_state
+        generate.continuation.weight_version = request.weight_version
         table.decode(request, worker.source.stream, generate)
         self.resend(worker, request)
         if request.aborted_at is not None:
@@ -213,6 +222,9 @@ class Dispatch:
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
         """Return the decode worker that goes on with a request of a prefill worker's, if one takes it."""
         decoders = self._decoders(worker.stream.hello.model) if _is_prefill(worker) else []
+        if generate is not None and generate.continuation_policy == _SAME_WEIGHTS:
+            version = worker.stream.hello.weight_version
+            decoders = [each for each in decoders if each.stream.hello.weight_version == version]
         return self._least_busy(each for each in decoders if generate is None or not _obstacle(each, generate))
 
     def _takes_more(self, worker: Worker) -> bool:
@@ -256,7 +268,7 @@ class Dispatch:
         offered: set[str | int] = {"", 0}
         for worker in self.workers.by_id.values():
             hello = worker.stream.hello
-            offered.update((hello.model, hello.tokenizer_digest), hello.lora_adapters)
+            offered.update((hello.model, hello.tokenizer_digest, hello.weight_version), hello.lora_adapters)
         return offered
 
     def room(self) -> Room:
@@ -318,11 +330,19 @@ def _continuation_fault(generate: Generate) -> str:
 
 def _obstacle(worker: Worker, generate: Generate) -> str:
     """Return why a worker that serves the model cannot be sent a request, or an empty string."""
-    digest = worker.stream.hello.tokenizer_digest
+    digest, version = worker.stream.hello.tokenizer_digest, worker.stream.hello.weight_version
+    if _has_weights(generate) and generate.continuation.weight_version != version:
+        found = f"that of a worker ({worker.stream.worker_id} has {version})"
+        return f"continuation.weight_version: {found}, got {generate.continuation.weight_version}"
     if not digest or generate.tokenizer_digest in (0, digest):
         return ""
     found = f"that of a worker ({worker.stream.worker_id} has {digest:016x})"
     return f"tokenizer_digest: {found}, got {generate.tokenizer_digest:016x}"
+
+
+def _has_weights(generate: Generate) -> bool:
+    """Tell whether only a worker with certain weights can go on with a request."""
+    return generate.continuation_policy == _SAME_WEIGHTS and bool(generate.continuation.token_ids)
 
 
 def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None, ...]:
@@ -330,5 +350,6 @@ def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None
 
     What no worker offers is all the same: a client that makes up names makes up no kinds.
     """
-    asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest
+    weights = generate.continuation.weight_version if _has_weights(generate) else 0
+    asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest, weights
     return tuple(each if each in offered else None for each in asked)

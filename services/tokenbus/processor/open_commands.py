@@ -78,6 +78,7 @@ class OpenCommands:
         if answer.HasField("state"):
             worker.stream.hello.paused_since_unix_ms = answer.state.paused_since_unix_ms
             worker.stream.hello.paused_by = answer.state.paused_by
+            worker.stream.hello.weight_version = answer.state.weight_version
         known = self._open.get(answer.control_key)
         if known is not None and known[1] is worker:
             session, _, control = self._open.pop(answer.control_key)

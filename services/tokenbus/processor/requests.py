@@ -98,6 +98,8 @@ class Request:
     """The request at a prefill worker, for the decode worker that goes on with it."""
     transfer_state: bytes = b""
     """The transfer state that the prefill worker sent, for the decode worker."""
+    weight_version: int = 0
+    """The version of the weights of the worker that admitted it."""
     is_claimed: bool = False
     """Whether a consumer takes its tokens."""
     can_go_on: bool = False

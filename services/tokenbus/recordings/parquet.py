@@ -106,6 +106,10 @@ REQUEST_SCHEMA = pa.schema(
         pa.field("request_id", pa.uint64(), nullable=False),
         pa.field("prompt_tokens", pa.uint32()),
         pa.field("cached_tokens", pa.uint32()),
+        pa.field("first_request_id", pa.uint64()),
+        pa.field("turn", pa.uint32()),
+        pa.field("first_position", pa.uint32()),
+        pa.field("reason", pa.string()),
         pa.field("status", pa.string(), nullable=False),
         pa.field("error", pa.string()),
         *(
@@ -224,8 +228,18 @@ class _Request:
     key: int
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    first_request_id: int | None = None
+    turn: int | None = None
+    first_position: int | None = None
+    reason: str | None = None
     status: str = RowStatus.ACTIVE.name
     error: str | None = None
+
+
+_REQUEST_MEMBERS = (
+    *("key", "prompt_tokens", "cached_tokens", "first_request_id", "turn", "first_position", "reason"),
+    *("status", "error"),
+)
 
 
 class RequestFile(TokenFile):
@@ -234,7 +248,7 @@ class RequestFile(TokenFile):
     rows = "requests"
     schema = REQUEST_SCHEMA
     _depth = 1
-    _told_apart = ("request_id", "prompt_tokens", "cached_tokens", "status", "error")
+    _told_apart = ("request_id", *_REQUEST_MEMBERS[1:])
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         super().__init__(path)
@@ -295,11 +309,13 @@ class RequestFile(TokenFile):
                 request.prompt_tokens = event.admitted.prompt_tokens or None
                 if event.admitted.HasField("cached_tokens"):
                     request.cached_tokens = event.admitted.cached_tokens
+                request.first_request_id = event.admitted.first_request_key or request.key
+                request.turn, request.first_position = event.admitted.turn, event.admitted.first_position
+                request.reason = _name_of(event.admitted.reason) if event.admitted.reason else None
             case "error":
                 error = event.error
-                known = error.code in ErrorCode.values()
-                code = ErrorCode.Name(error.code).removeprefix("ERROR_CODE_") if known else str(error.code)
-                self._end(self._request(error.request_key, begins=False), "ERROR", f"{code}: {error.message}")
+                told = f"{_name_of(error.code)}: {error.message}"
+                self._end(self._request(error.request_key, begins=False), "ERROR", told)
             case "prompt_scores":
                 request = self._request(event.prompt_scores.request_key, begins=True)
                 count = len(event.prompt_scores.token_ids) // 4
@@ -325,6 +341,10 @@ class RequestFile(TokenFile):
         self._latest = {key: each for key, each in self._latest.items() if each.status == RowStatus.ACTIVE.name}
 
 
+def _name_of(code: ErrorCode) -> str:
+    return ErrorCode.Name(code).removeprefix("ERROR_CODE_") if code in ErrorCode.values() else str(code)
+
+
 def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
     """Yield which requests, and which of their tokens, are a row group; the tokens are in the requests' order."""
     ends = np.searchsorted(keys, np.arange(1, requests + 1) * _KINDS)
@@ -339,7 +359,7 @@ def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray
     """Return requests as rows; `keys` has each token's place among them times `_KINDS`, and its kind."""
     columns: list[Any] = [
         pa.array([getattr(each, name) for each in requests], REQUEST_SCHEMA.field(column).type)
-        for column, name in enumerate(("key", "prompt_tokens", "cached_tokens", "status", "error"))
+        for column, name in enumerate(_REQUEST_MEMBERS)
     ]
     for kind, (_, names) in _OF_REQUEST.items():
         mine = np.flatnonzero(keys % _KINDS == kind)

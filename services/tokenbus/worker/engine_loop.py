@@ -21,7 +21,7 @@ from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.publishing import PublisherClient
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Prefilled
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, ErrorCode, Generate, Prefilled
 from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
@@ -177,8 +177,9 @@ class EngineLoop:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
             raise _RefusedError(ErrorCode.ERROR_CODE_DEADLINE, message)
         try:
-            if generate.HasField("continuation") and not isinstance(self._engine, ContinuesRequests):
+            if generate.continuation.token_ids and not isinstance(self._engine, ContinuesRequests):
                 raise ValueError("continuation: none with this engine, which cannot go on from tokens")  # noqa: TRY301
+            self._check_weights(generate)
             self._check_token_scoring(generate)
             prompt_tokens = int(self._engine.admit(generate))
         except ValueError as error:
@@ -194,6 +195,12 @@ class EngineLoop:
         self._client.active.add(generate)
         self._untried.append(key)
         return min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
+
+    def _check_weights(self, generate: Generate) -> None:
+        asked, found = generate.continuation, getattr(self._engine, "weight_version", 0)
+        is_same = generate.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
+        if is_same and asked.token_ids and asked.weight_version != found:
+            raise ValueError(f"continuation.weight_version: the worker's, {found}, got {asked.weight_version}")
 
     def _check_token_scoring(self, generate: Generate) -> None:
         """Raise a ValueError for what the engine does not say of tokens: it might ignore what it does not know."""

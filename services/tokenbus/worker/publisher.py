@@ -304,6 +304,8 @@ class Publisher:
             prompt_tokens=max(1, prompt_tokens),
             cached_tokens=cached_tokens,
         )
+        with self._room:
+            self.session.describe(admitted)
         return self._publish_event(key, RequestEvent(admitted=admitted))
 
     def scored(self, chunk: PromptScoresChunk) -> int:

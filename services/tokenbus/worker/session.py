@@ -17,7 +17,7 @@ from tokenbus.worker.retention import Dropped, Retained, Retention
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.control_pb2 import Control, EngineState
-from tokenbus_contracts.generated.request_pb2 import Abort, Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, Generate
 from tokenbus_contracts.generated.stream_pb2 import (
     Gap,
     GapReason,
@@ -89,6 +89,8 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
+        self._later_turns: dict[int, Generate] = {}
+        """Its requests that are not a client's first turn."""
         self._taken: dict[int, _Taken] = {}
         """The requests that came last, the oldest first."""
         self._count = self._named = 0
@@ -122,15 +124,27 @@ class WorkerSession(ReconnectingSession):
         """Add a request to those that the worker has, with its owner."""
         self.requests.add(generate.request_key)
         self._owners[generate.request_key] = generate.owner
+        if generate.first_request_key:
+            self._later_turns[generate.request_key] = generate
         if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
             self._owners = {key: owner for key, owner in self._owners.items() if key in self.requests}
 
     def set_engine_state(self, state: EngineState) -> None:
-        """Learn which LoRA adapters requests may name, and who paused the engine; the next hello says so."""
+        """Learn the engine's LoRA adapters, its weights' version, and who paused it; the next hello says so."""
         del self._introduction.lora_adapters[:]
         self._introduction.lora_adapters.extend(state.lora_adapters)
         self._introduction.paused_since_unix_ms = state.paused_since_unix_ms
         self._introduction.paused_by = state.paused_by
+        self._introduction.weight_version = state.weight_version
+
+    def describe(self, admitted: Admitted) -> None:
+        """Say which turn of which request was admitted, with which weights."""
+        admitted.weight_version = self._introduction.weight_version
+        generate = self._later_turns.get(admitted.request_key)
+        if generate is not None:
+            admitted.first_request_key = generate.first_request_key
+            admitted.turn, admitted.reason = generate.continuation.turn, generate.continuation.reason
+            admitted.first_position = len(generate.continuation.token_ids)
 
     # What comes in.
 
@@ -216,7 +230,11 @@ class WorkerSession(ReconnectingSession):
 
     def ended(self, keys: Iterable[int], now: float) -> None:
         """Learn that the engine has ended requests."""
+        keys = list(keys)
         self.requests.difference_update(keys)
+        if self._later_turns:
+            for key in keys:
+                self._later_turns.pop(key, None)
         if not self.given_up:
             return
         self.given_up.difference_update(keys)

@@ -120,7 +120,7 @@ def sampling_arguments(
 
 def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
     """Reduce what counts the output's tokens by those of earlier turns, which vLLM takes for a part of the prompt."""
-    if not generate.HasField("continuation"):
+    if not generate.continuation.token_ids:
         return
     for name in _OF_OUTPUT:
         if arguments.get(name):
