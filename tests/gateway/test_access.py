@@ -157,7 +157,8 @@ async def test_inside_is_for_keys_and_this_machine(keys: Keys) -> None:
 async def test_rate_of_a_key_is_its_own(keys: Keys) -> None:
     few, many = keys.add("few", requests_per_minute=2), keys.add("many")
     async with answering(gateway__keys_file=str(keys.path)) as app, app.client() as plain:
-        told = [await plain.post("/v1/completions", json=BODY, headers=few) for _ in range(3)]
+        paths = ("/v1/completions", "/invocations", "/v1/completions")
+        told = [await plain.post(path, json=BODY, headers=few) for path in paths]
         assert [answer.status_code for answer in told] == [200, 200, 429]
         assert [answer.headers["x-ratelimit-remaining-requests"] for answer in told] == ["1", "0", "0"]
         assert {answer.headers["x-ratelimit-limit-requests"] for answer in told} == {"2"}

@@ -221,8 +221,11 @@ async def test_rendered_request_generates_what_it_asked_for() -> None:
         wanted += (await _post(app, "/v1/completions", prompt=[PROMPT, "Once"], **asked))["choices"]
         made = [(await _post(app, GENERATE, **body))["choices"][0] for body in bodies]
         whole = await _post(app, "/v1/completions/render", prompt="Once", temperature=0.5, max_tokens=2000)
+        message = await _post(app, "/v1/messages/render", messages=TALK["messages"], max_tokens=8)
+        response = await _post(app, "/v1/responses/render", input=PROMPT)
     assert [choice["token_ids"] for choice in made] == [choice["token_ids"] for choice in wanted]
-    assert bodies[0]["request_id"] == "chatcmpl-mine"
+    assert message["token_ids"] == response["token_ids"] == bodies[0]["token_ids"]
+    assert (bodies[0]["request_id"], response["request_id"][:5]) == ("chatcmpl-mine", "resp_")
     assert [body["request_id"].rpartition("-")[2] for body in bodies[1:]] == ["0", "1"]
     assert whole[0]["sampling_params"] == {
         "temperature": 0.5, "n": 1, "max_tokens": 2000, "logprobs": None, "structured_outputs": None,

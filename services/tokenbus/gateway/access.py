@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,10 +21,6 @@ from tokenbus.settings.sections import listed
 
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"
-_TOKEN_ROUTES = frozenset({
-    *("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses"),
-    *("/inference/v1/generate", "/inspect"),
-})  # fmt: skip
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
 _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
@@ -57,8 +54,10 @@ def visitor_of(scope: Scope) -> Visitor:
 class Access:
     """Middleware before the application; refuses a request before its body is read."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, token_routes: AbstractSet[str]) -> None:
         settings = gateway.settings.gateway
+        self._token_routes = token_routes
+        """The paths whose requests count for a key's rate."""
         self._app = app
         self._callers = gateway.callers
         self._counts = gateway.counts
@@ -113,7 +112,7 @@ class Access:
             key = visitor.caller.key
             self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
         scope.setdefault("extensions", {})[_EXTENSION] = visitor
-        if scope["path"] in _TOKEN_ROUTES and scope["method"] == "POST":
+        if scope["path"] in self._token_routes and scope["method"] == "POST":
             self._charge(scope, visitor.caller, added)
         return None
 

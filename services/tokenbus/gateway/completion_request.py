@@ -4,6 +4,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from sys import getsizeof
 from types import MappingProxyType
@@ -325,8 +326,21 @@ class Reader:
 
     def chat_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /v1/chat/completions/render: one of /inference/v1/generate."""
-        body = self.types.read(Chat, value)
-        (answer,) = rendered(body, self._chat(body), self.models)
+        return self._rendering(self.types.read(Chat, value), _NO_NAMES)
+
+    def messages_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Do the same for a body of /v1/messages/render."""
+        chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
+        return self._translated(chat, messages_body.FIELDS, self._rendering)
+
+    def responses_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Do the same for a body of /v1/responses/render."""
+        body = self.types.read(responses_body.Responses, responses_body.typed(value))
+        render = partial(self._rendering, kind="resp_")
+        return self._translated(responses_body.chat_of(body), responses_body.FIELDS, render)
+
+    def _rendering(self, body: Chat, names: Mapping[str, str], kind: str = "chatcmpl-") -> bytes:
+        (answer,) = rendered(body, self._chat(body, names), self.models, kind)
         return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS)
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
@@ -520,8 +534,10 @@ class Reader:
         return Cut(most, body.truncation_side)
 
 
-def rendered(body: Chat | Completion, request: CompletionRequest, models: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the bodies of /inference/v1/generate that a body is, one for each of its prompts."""
+def rendered(
+    body: Chat | Completion, request: CompletionRequest, models: Mapping[str, int], kind: str = "cmpl-"
+) -> list[dict[str, Any]]:
+    """Return the bodies of /inference/v1/generate that a body is, one a prompt, whose ids begin with `kind`."""
     same = (each for each in generate_body.SamplingParams.__struct_fields__ if each in body.__struct_fields__)
     params = {name: value for name in same if (value := getattr(body, name)) is not None}
     form = request.sampling.get("structured_output")
@@ -534,7 +550,7 @@ def rendered(body: Chat | Completion, request: CompletionRequest, models: Mappin
     scoring = {name: value for name in generate_body.SCORING if (value := getattr(body, name))}
     if body.vllm_xargs:
         params["extra_args"] = body.vllm_xargs
-    base = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{request.name or uuid.uuid4().hex}"
+    base = kind + (request.name or uuid.uuid4().hex)
     answers = []
     for place, prompt in enumerate(request.prompts):
         context = models.get(request.model, 0)

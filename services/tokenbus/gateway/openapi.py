@@ -264,6 +264,10 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/v1/chat/completions/render": _post(
                 "Turn a body into one of /inference/v1/generate.", "Chat", "Generate", is_streamed=False
             ),
+            "/v1/messages/render": _post(
+                "Do the same.", "Messages", "Generate", is_streamed=False, error="MessagesError"
+            ),
+            "/v1/responses/render": _post("Do the same.", "Responses", "Generate", is_streamed=False),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
             "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
             "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),

@@ -90,6 +90,8 @@ class Routes:
             Route("/v1/messages/count_tokens", self._encoding("token_count"), methods=["POST"]),
             Route("/v1/completions/render", self._encoding("completion_rendering"), methods=["POST"]),
             Route("/v1/chat/completions/render", self._encoding("chat_rendering"), methods=["POST"]),
+            Route("/v1/messages/render", self._encoding("messages_rendering"), methods=["POST"]),
+            Route("/v1/responses/render", self._encoding("responses_rendering"), methods=["POST"]),
             Route("/inspect", self._inspect, methods=["POST"]),
             Route("/tokenize", self._encoding("tokenization"), methods=["POST"]),
             Route("/detokenize", self._encoding("detokenization"), methods=["POST"]),
@@ -116,7 +118,7 @@ class Routes:
             exception_handlers=handlers,  # type: ignore[arg-type]  # each takes its own error
         )
         app.router.redirect_slashes = False
-        self.access = Access(app, self._gateway)
+        self.access = Access(app, self._gateway, {*tokens, "/inspect"})
         return _Counted(self.access, self._gateway.counts, {route.path for route in routes})
 
     # Tokens.

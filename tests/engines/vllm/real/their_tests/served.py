@@ -102,7 +102,7 @@ def _serve_theirs(model: str, arguments: list[str]) -> None:
 
     # What it starts has the imports.
     utils.get_mp_context = multiproc_executor.get_mp_context = partial(multiprocessing.get_context, "fork")
-    sys.argv = ["vllm", "--model", model, *arguments]
+    sys.argv = ["vllm", "--model", model, *arguments, "--enable-scale-out"]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
 
