@@ -79,10 +79,10 @@ def connect(
 class Client:
     """A connection to a processor, or to several, for as long as `async with` lasts; `tokenbus.connect` makes one.
 
-    It reconnects by itself, and a request goes on with its next token when the processor was restarted, or when its
-    worker went to another one. Several processors are one bus: a request goes to the one with the most room for its
-    model. All methods are to be called on the event loop that entered it. Leaving waits for the requests that are open,
-    at most 5 s; those whose iterators were closed or dropped are not waited for.
+    It reconnects by itself. A request goes on with its next token when its processor was restarted, and elsewhere when
+    its worker or its processor is lost. Several processors are one bus: a request goes to the one with the most room
+    for its model. All methods are to be called on the event loop that entered it. Leaving waits for the requests that
+    are open, at most 5 s, but not for those whose iterators were closed or dropped.
 
     Example:
         async with tokenbus.connect(address) as client:
