@@ -63,6 +63,8 @@ async def test_tokenize_and_detokenize(folder: str) -> None:
             expected = LIBRARY.encode(written).ids
             answer = await _said(app, "/tokenize", messages=CHAT, add_generation_prompt=begins)
             assert answer == {"count": len(expected), "max_model_len": None, "tokens": expected, "token_strs": None}
+        custom = await _said(app, "/tokenize", messages=[{"role": "ipython", "content": "4"}])
+        assert custom["tokens"] == LIBRARY.encode(f"<ipython>4{END}<assistant>").ids
         assert await _said(app, "/detokenize", tokens=ids) == {"prompt": text}
         found = (await app.bus.until(app.client().get("/tokenizer_info"))).json()
         assert (found["tokenizer_class"], found["eos_token"]) == ("PreTrainedTokenizerFast", END)

@@ -73,13 +73,12 @@ class ToolCall(Body, kw_only=True):
 _Parts = Annotated[list[ContentPart | str], Meta(max_length=1024)]
 _Calls = Annotated[list[ToolCall], Meta(max_length=128)]
 _Thoughts = Annotated[Content | None, says("What the assistant thought, for templates that show it.")]
-_Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class Message(Body, kw_only=True):
     """A message of a chat."""
 
-    role: Annotated[_Role, says("Who wrote the message; function is an older name of tool.")]
+    role: Annotated[Label, says("Who wrote the message, as the template knows it; function is an older name of tool.")]
     content: Annotated[Content | _Parts | None, says("The text, or its parts.")] = None
     name: Annotated[Name | None, says("The writer's name, for templates that show it.")] = None
     tool_calls: Annotated[_Calls | None, says("The functions that the assistant called.")] = None

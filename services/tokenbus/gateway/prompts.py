@@ -111,7 +111,8 @@ class PromptEncoder:
         _variables_of(body)
         texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
-            texts = [f"{_ROLES[message['role']]}: {text}" for message, text in zip(messages, texts, strict=True)]
+            names = [_ROLES.get(message["role"], message["role"]) for message in messages]
+            texts = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
             texts += ["Assistant:"] if body.add_generation_prompt else []
         return self.prompt("\n".join(texts), "messages", cut=cut)
 
