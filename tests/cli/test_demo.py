@@ -35,12 +35,14 @@ def said(answers: list[Answer], truth: Truth) -> str:
 
 
 def test_whole_demo(folder: Path) -> None:
-    """A system whose processor is killed gives every token: the lines say so, without colours in a pipe."""
+    """A system whose worker and processor are killed gives every token: the lines say so, without colours in a pipe."""
     with Command(["demo"], environment(folder)) as command:
         status, output, complaints = command.end()
     assert (status, complaints) == (0, "")
     assert "\x1b" not in output
-    assert re.search(r"is killed \(kill -9\) with [1-9]\d* requests open, and started again", output)
+    for service in ("mixed-0", "processor"):
+        assert re.search(rf"{service} is killed \(kill -9\) with [1-9]\d* requests open, and started again", output)
+    assert re.search(r"[1-9]\d* of these went on at another worker", output)
     assert "of 200 of 200 requests" in output
     assert "no token lost, none repeated, all in order" in output
     assert "200 of 200 answers: ids, logprobs, ranks and alternatives are, bit by bit," in output
@@ -51,7 +53,7 @@ def test_whole_demo(folder: Path) -> None:
 def test_right_answers_are_called_right(answers: list[Answer], truth: Truth) -> None:
     tokens = sum(answer.position for answer in answers)
     wrong = {"lost": 0, "repeated": 0, "differing_requests": 0, "errors": []}
-    assert judged(answers, truth) == {"ok": True, "requests": 6, "tokens": tokens, **wrong}
+    assert judged(answers, truth) == {"ok": True, "requests": 6, "tokens": tokens, "continued": 0, **wrong}
 
 
 @pytest.mark.parametrize("column", ["token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs"])

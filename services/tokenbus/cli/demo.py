@@ -1,4 +1,4 @@
-"""tokenbus demo: a whole system started, sent requests, its processor killed, every token checked, and stopped."""
+"""tokenbus demo: a whole system started, asked, two of its processes killed, every token checked, and stopped."""
 
 import argparse
 import asyncio
@@ -32,10 +32,10 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 
 _DESCRIPTION = """\
 Start a processor, a mixed, a prefill and a decode worker with the engine ngram, and a gateway, as processes of their
-own on this machine; ask 200 requests at once; kill the processor in the middle, and start it again; show how one answer
-begins, each token with its probability; compare every answer, bit by bit, with what the same request gives in an engine
-without any bus; stop everything. It takes some seconds and leaves nothing behind. The status is 0 if every token was
-right, else 1. `tokenbus up` starts the same and leaves it running.
+own on this machine; ask 200 requests at once; kill a worker in the middle, then the processor, and start each again;
+show how one answer begins, each token with its probability; compare every answer, bit by bit, with what the same
+request gives in an engine without any bus; stop everything. It takes some seconds and leaves nothing behind. The status
+is 0 if every token was right, else 1. `tokenbus up` starts the same and leaves it running.
 
 examples:
   tokenbus demo
@@ -49,8 +49,10 @@ _PROMPTS = (
     "In the morning the ships",
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
-_TOKENS_BEFORE_THE_KILL = 2000
-"""So few that most requests are open."""
+_KILLS = {"mixed-0": 1000, "processor": 5000}
+"""After how many tokens each service is killed: so few that most requests are open."""
+_STEPS_PER_SECOND = 60
+"""As a large model has. At full speed this one is done before it can be killed."""
 _LOOK_SECONDS = 0.01
 _MOST_SECONDS = 120.0
 _INTERRUPTED = 130
@@ -76,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     configure(replace(settings.log, level="error"))  # that the processor goes away is no news
     with runtime_folder() as folder:
-        plan = plan_for(settings, folder, engine="ngram", mixed=1, prefill=1, decode=1)
+        pace = _STEPS_PER_SECOND
+        plan = plan_for(settings, folder, engine="ngram", mixed=1, prefill=1, decode=1, steps_per_second=pace)
         return asyncio.run(_run(plan, folder, as_json=options.json))
 
 
@@ -132,21 +135,23 @@ async def _while_all_live(plan: Plan, system: Supervisor, progress: Progress, sa
 async def _show_all(settings: Settings, system: Supervisor, progress: Progress, say: Callable[[str], None]) -> Found:
     wanted = requests(_REQUESTS, _TOKENS)
     answers = [Answer(generate) for generate in wanted]
+    open_at: dict[str, int] = {}
     say(styled(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token", "bold"))
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
         asking = asyncio.gather(*(_ask(client, answer) for answer in answers))
         try:
-            await _show_tokens(answers, progress, asking, _TOKENS_BEFORE_THE_KILL)
-            open_requests = sum(not answer.is_done for answer in answers)
-            say(f"   the processor is killed (kill -9) with {open_requests} requests open, and started again")
-            await system.restart("processor")
+            for service, tokens in _KILLS.items():
+                await _show_tokens(answers, progress, asking, tokens)
+                open_at[service] = sum(not answer.is_done for answer in answers)
+                say(f"   {service} is killed (kill -9) with {open_at[service]} requests open, and started again")
+                await system.restart(service)
             await _show_tokens(answers, progress, asking)
             await asking
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
     truth = await asyncio.to_thread(computed, wanted, settings.limits)
-    found = {"open_at_the_kill": open_requests, **judged(answers, truth)}
+    found = {"open_at_the_kill": open_at, **judged(answers, truth)}
     say(styled("3. How one of the answers begins, each token with its probability", "bold"))
     say("\n".join(sample(max(answers, key=lambda answer: answer.position))))
     say(styled("4. Summary", "bold"))
@@ -173,6 +178,8 @@ class Answer:
     """The next token's, if none is lost and none comes twice."""
     lost: int = 0
     repeated: int = 0
+    turns: int = 1
+    """How many workers computed it one after the other, as the one before was lost."""
     error: str = ""
     is_done: bool = False
 
@@ -199,8 +206,10 @@ def requests(count: int, tokens: int) -> list[Generate]:
 
 async def _ask(client: Client, answer: Answer) -> None:
     try:
-        async for row in client.generate(answer.generate).rows():
+        generation = client.generate(answer.generate)
+        async for row in generation.rows():
             answer.take(row)
+        answer.turns = len(generation.turns)
     except RequestFailedError as error:
         answer.error = str(error)
     answer.is_done = True
@@ -248,13 +257,15 @@ def judged(answers: Sequence[Answer], truth: Truth) -> Found:
         "errors": [answer.error for answer in answers if answer.error],
     }
     tokens = sum(row.token_ids.size for answer in answers for row in answer.rows)
-    return {"ok": not any(wrong.values()), "requests": len(answers), "tokens": tokens, **wrong}
+    moved = sum(answer.turns > 1 for answer in answers)
+    return {"ok": not any(wrong.values()), "requests": len(answers), "tokens": tokens, "continued": moved, **wrong}
 
 
 def summary_lines(found: Found) -> Iterator[str]:
     """Yield the summary's lines."""
     count, lost, repeated, errors = found["requests"], found["lost"], found["repeated"], found["errors"]
     yield f"   tokens      {found['tokens']:,}, of {count - len(errors)} of {count} requests"
+    yield f"   continued   {found['continued']} of these went on at another worker"
     order = f"{lost} LOST, {repeated} REPEATED, {len(errors)} requests FAILED"
     yield _verdict("order", not (lost or repeated or errors), "no token lost, none repeated, all in order", order)
     truth = f"{count} of {count} answers: ids, logprobs, ranks and alternatives are, bit by bit, those of an engine"

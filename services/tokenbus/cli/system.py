@@ -52,11 +52,13 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     port: int | None = None,
     model: Path | None = None,
     ranks: Sequence[Sequence[str]] = ((),),
+    steps_per_second: int = 0,
 ) -> Plan:
     """Return the plan of a processor, some workers of each role, and gateways where one can run.
 
     `port` is that of all gateways; `model` is the folder of an engine that reads one, whose tokenizer the gateways have
-    too; `ranks` are the engine's own options for each of its data-parallel ranks, which the workers are in turn.
+    too; `ranks` are the engine's own options for each of its data-parallel ranks, which the workers are in turn. With
+    `steps_per_second` workers compute no more than that.
     Default addresses become sockets in the folder and free ports; other addresses stay as they are.
     """
     shared = _with_addresses(settings, folder)
@@ -73,6 +75,8 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
         command = ["worker", "--engine", engine]
         if named := model or settings.worker.model:
             command += ["--model", str(named)]
+        if steps_per_second:
+            command += ["--steps-per-second", str(steps_per_second)]
         for number in range(count):
             name, own = f"{role}-{number}", ranks[number % len(ranks)]
             given = {"worker.id": name, "worker.role": role, "worker.metrics_address": "127.0.0.1:0"}
