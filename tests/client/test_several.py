@@ -161,6 +161,15 @@ def test_request_of_a_processor_that_stays_away_goes_on_at_another(how: str) -> 
     assert source.turns == [Turn(0, 5), Turn(2, again.request_key, "unknown_request")]
 
 
+def test_time_in_which_the_client_stood_still_is_no_silence() -> None:
+    two, source = begun()
+    two.pass_time(1, two.a, two.b)
+    two.a.now = two.b.now = two.a.now + 2 * CONTINUE_AFTER
+    two.requests.look(two.a.now)
+    assert sent(two.b) == []
+    assert len(source.turns) == 1
+
+
 def test_processor_that_is_back_in_time_goes_on() -> None:
     two, source = begun()
     two.a.session.disconnected(two.a.now)

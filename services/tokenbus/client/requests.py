@@ -141,6 +141,7 @@ class OpenRequests:
         self._max_rows = max_rows
         self._patience = patience
         self._continue_after = continue_after
+        self._looked_at: float | None = None
         self._unanswered = f"no processor answered for {round(patience * 1000)} ms{where}"
         self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
         self.on_scored: Callable[[PromptScores], None] = lambda _: None
@@ -702,8 +703,10 @@ class OpenRequests:
 
     def look(self, now: float) -> None:
         """Send the requests that wait for a place, or whose processor is away, once a heartbeat's interval."""
+        interval = max(session.interval for session in self.sessions)
+        stall, self._looked_at = max(0.0, now - (self._looked_at or now) - interval), now
         for session in self.sessions:
-            session.is_silent = session.silence(now) >= self._continue_after
+            session.is_silent = session.silence(now) - stall >= self._continue_after
         for session in self.sessions:
             if session.is_silent and any(each.is_here for each in self.sessions):
                 self._leave(session)

@@ -19,6 +19,7 @@ from tokenbus.bus.link import Link
 from tokenbus.clock import Clock
 from tokenbus.delivery.errors import brief
 from tokenbus.delivery.step import LEAVES
+from tokenbus.logs import logger
 from tokenbus.loop_thread import start_loop_thread
 from tokenbus.settings import Settings, listed_addresses
 from tokenbus.worker.engine import DescribesModel
@@ -41,6 +42,7 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 
+_log = logger("worker")
 T = TypeVar("T")
 _MOST_CONTROLS = 64
 """As many as a processor lets wait for one worker."""
@@ -423,6 +425,9 @@ class Publisher:
             raise NotRunningError("the publisher is not running: it was not started, or it was closed")
 
     def _begin_epoch(self, epoch: int) -> None:
+        ended = len(self.session.requests) if self.settings.worker.max_requests else 0
+        dropped = len(self.retention)
+        _log.warning("processor abandoned", epoch=epoch, requests_ended=ended, items_dropped=dropped)
         self.epoch = epoch
         self._last_keys = b""
         self._made_room()
