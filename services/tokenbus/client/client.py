@@ -32,6 +32,8 @@ from tokenbus_contracts.schema import MAJOR, MINOR
 
 _log = logger("client")
 _SHOWN_ADDRESSES = 200
+_LOOKS = 2
+"""How often it looks after its requests in a heartbeat's interval."""
 _SUMS = {field.name for field in ProcessorStatus.DESCRIPTOR.fields} - {"connected_clients", "workers"}
 
 
@@ -202,7 +204,7 @@ class Client:
                 raise outcome
 
     async def _watch_over(self) -> None:
-        while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000):
+        while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000 / _LOOKS):
             self.requests.end_overdue(self._clock.unix_ms())
             self.requests.look(self._clock.now())
             self._progress.set()  # some may have ended

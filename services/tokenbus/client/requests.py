@@ -702,7 +702,7 @@ class OpenRequests:
                 self._place(request)
 
     def look(self, now: float) -> None:
-        """Send the requests that wait for a place, or whose processor is away, once a heartbeat's interval."""
+        """Send the requests that wait for a place, or whose processor is away; to be called often."""
         interval = max(session.interval for session in self.sessions)
         stall, self._looked_at = max(0.0, now - (self._looked_at or now) - interval), now
         for session in self.sessions:
