@@ -135,17 +135,6 @@ def test_aborted_request_is_waited_for_and_then_given_up() -> None:
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_ABORTED
 
 
-def test_request_that_no_worker_has_ends() -> None:
-    """A consumer that asks for the rest of a request that no worker knows gets an error after a timeout."""
-    table = Table({}, unclaimed_timeout_ms=10_000)
-    claim = Claim(table, 9, 6)
-    pass_time(table, 9.99)
-    assert claim.error is None
-    pass_time(table, 0.01)
-    assert claim.error is not None
-    assert (claim.error.code, claim.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
-
-
 def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
     """An unclaimed request is kept for its timeout; then its rows are released and its worker is sent an abort."""
     table = Table({}, unclaimed_timeout_ms=10_000)

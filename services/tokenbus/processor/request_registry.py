@@ -149,7 +149,7 @@ class RequestRegistry:
                 source.owners.pop(request_id, None)
                 self.workers.abort(source.stream, request_id)
             return
-        if self.is_unvouched(request):
+        if self.table.state_of(request) is State.RESUMED:
             self._settle_owner(request, source.owners.get(request_id, NO_OWNER))
             if self.table.get(request_id) is not request:  # as when the refusal was too much for its consumer's queue
                 return
@@ -187,10 +187,6 @@ class RequestRegistry:
         """Return the consumer that takes a request's rows."""
         return self.router.consumers.get(int(self.table.route[request.slot]))
 
-    def is_unvouched(self, request: Request) -> bool:
-        """Tell whether a request was only resumed: no worker has said yet that it has it, or brought a part of it."""
-        return self.table.state_of(request) is State.RESUMED
-
     def all_lag(self, stream: int) -> bool:
         """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
         consumers = map(self.router.consumers.get, set(self.table.route[self.table.stream == stream].tolist()))
@@ -223,8 +219,6 @@ class RequestRegistry:
         request.can_go_on = False
         if not was_claimed:
             table.set_deadline(request, self._deadline(deadline_unix_ms))
-            if request.released_at is not None:
-                table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
             table.skip_to(request, position)
         return request
 
@@ -332,12 +326,6 @@ class RequestRegistry:
             why = f"it did not end within the {request.deadline.after_ms} ms that it had"
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
             return
-        if request.released_at is not None:
-            given_up_at = request.released_at + self._settings.unclaimed_timeout_ms / 1000
-            if now >= given_up_at:
-                self.fail_unknown(request)
-                return
-            due = min(due, given_up_at)
         self.table.look_at(request, due)
 
     def fail_unknown(self, request: Request) -> None:

@@ -105,8 +105,6 @@ class Request:
     can_go_on: bool = False
     """Whether its client can continue it at another processor, as far as is known."""
     aborted_at: float | None = None
-    released_at: float | None = None
-    """When its client resumed it; None: it did not, or a worker has it."""
     waiting: list[tuple[Step, int]] = field(default_factory=list)
     """Rows that wait for its client, as a step and a place in it."""
     scores: list[tuple[PromptScoresChunk, PendingAck]] = field(default_factory=list)
@@ -270,6 +268,10 @@ class RequestTable:
         """Return the open requests that a stream has."""
         return [self.at(slot) for slot in np.flatnonzero(self.stream == stream).tolist()]
 
+    def resumed(self) -> list[Request]:
+        """Return the requests that clients have resumed, and that no worker is known to have."""
+        return [self.at(slot) for slot in np.flatnonzero(self.state == State.RESUMED).tolist()]
+
     def load_of(self, stream: int) -> int:
         """Return how many requests a stream has, or has room reserved for."""
         return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.decoder == stream))
@@ -326,9 +328,7 @@ class RequestTable:
 
     def resume(self, request_id: int, position: int, now: float) -> Request:
         """Open a request that a client has resumed before a worker brought it."""
-        request = self.open(request_id, position, NO_STREAM, State.RESUMED, Deadline(now))
-        request.released_at = now
-        return request
+        return self.open(request_id, position, NO_STREAM, State.RESUMED, Deadline(now))
 
     def dispatch(self, request: Request, stream: int) -> None:
         """Give a queued request to a stream."""
@@ -379,7 +379,6 @@ class RequestTable:
     def _run(self, request: Request, stream: int, *before: State) -> None:
         self._move(request, State.RUNNING, *before)
         self.stream[request.slot] = stream
-        request.released_at = None
 
     # Rows that wait for the client of their request: after a restart, workers may be back before clients.
 

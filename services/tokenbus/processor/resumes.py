@@ -40,8 +40,6 @@ class Resumes:
         self._is_alive = is_alive
         self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
-        self._unvouched: set[int] = set()
-        """The requests that were resumed here and that no worker here is known to have."""
         self._put_off: dict[tuple[int, int], tuple[Resume, float]] = {}
         """Resumes of what another session has, and since when they wait: until its owner is known, or its life over."""
         self._is_searched_out = False
@@ -58,11 +56,9 @@ class Resumes:
         That is known once all workers had the time to come back, `are_back`, and have sent again what they retained.
         """
         self._is_searched_out = False
-        table = self._registry.table
         if are_back and self._registry.workers.are_caught_up:
-            unvouched, self._unvouched = self._unvouched, set()
-            for request in filter(None, map(table.get, unvouched)):
-                if self._registry.is_unvouched(request) and not self._registry.is_in_open_step(request):
+            for request in self._registry.table.resumed():
+                if not self._registry.is_in_open_step(request):
                     self._registry.fail_unknown(request)
         for place, (resume, _) in self._put_off.items():
             self._waiting.setdefault(place, resume)
@@ -163,7 +159,7 @@ class Resumes:
         """Take a request from another session, if that is an earlier life of the same client; `since` it is wanted."""
         request_id, holder = request.id, self._registry.consumer_of(request)
         if holder is None or request.owner != session.owner:
-            if not self._registry.is_unvouched(request):
+            if self._registry.table.state_of(request) is not State.RESUMED:
                 return self._registry.not_theirs(request_id, session.name)
             # Until a worker names the owner: the first that came has no better right.
             if len(self._put_off) < _MOST_PUT_OFF:
@@ -205,8 +201,6 @@ class Resumes:
             deadline_unix_ms=resume.deadline_unix_ms,
         )
         session.requests.add(request_id)
-        if registry.is_unvouched(request):
-            self._unvouched.add(request_id)
         error = None
         if not was_claimed:
             error = request.error
