@@ -211,11 +211,6 @@ def test_model_must_be_a_folder_of_one(tmp_path: Path, capsys: pytest.CaptureFix
         assert failed(capsys, "--model", str(path)) == (2, line)
 
 
-def test_role_must_be_mixed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "tokenbus: worker.role: mixed for the engine vllm, got prefill"
-    assert failed(capsys, "--model", str(model), "--role", "prefill") == (2, line)
-
-
 def test_missing_vllm_is_status_1(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

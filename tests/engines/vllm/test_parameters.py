@@ -4,17 +4,19 @@ from typing import Any
 
 import pytest
 
-from tokenbus.engines.vllm.parameters import _PARAMETERS, BESIDE, sampling_arguments
+from tokenbus.engines.vllm.parameters import _PARAMETERS, BESIDE, begin_only, sampling_arguments
 from tokenbus.engines.vllm.token_scores import ASKED, GIVEN, Asked, given_ids_of
-from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, SamplingParameters, TokenScoring
+from tokenbus_contracts.generated.request_pb2 import (
+    Continuation,
+    Generate,
+    PromptScoring,
+    SamplingParameters,
+    TokenScoring,
+)
 
 
-def arguments(
-    generate: Generate, defaults: dict[str, Any] | None = None, *, has_token_scores: bool = False
-) -> dict[str, Any]:
-    return sampling_arguments(
-        generate, defaults or {}, vocabulary_size=100, top_logprobs=20, has_token_scores=has_token_scores
-    )
+def arguments(generate: Generate, defaults: dict[str, Any] | None = None, **given: bool) -> dict[str, Any]:
+    return sampling_arguments(generate, defaults or {}, vocabulary_size=100, top_logprobs=20, **given)
 
 
 def test_every_field_has_its_place() -> None:
@@ -51,7 +53,7 @@ def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
         ({"sampling": {"stop_token_ids": [1, 100]}}, r"sampling.stop_token_ids\[1\]: below 100, got 100"),
         ({"sampling": {"engine_arguments": "{"}}, "sampling.engine_arguments: JSON, got an error: "),
         ({"sampling": {"engine_arguments": "[1]"}}, "sampling.engine_arguments: a JSON object, got list"),
-        *(({"sampling": {"engine_arguments": f'{{"{name}": [1]}}'}}, f"sampling.engine_arguments.{name}: none, which the worker sets, got one") for name in (ASKED, GIVEN)),  # noqa: E501
+        *(({"sampling": {"engine_arguments": f'{{"{name}": [1]}}'}}, f"sampling.engine_arguments.{name}: none, which the worker sets, got one") for name in (ASKED, GIVEN, "kv_transfer_params")),  # noqa: E501
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(asked: dict[str, Any], line: str) -> None:
@@ -107,3 +109,17 @@ def test_what_our_sampler_is_asked_for_is_beside_it() -> None:
     assert given_ids_of(extra) == [5]
     assert Asked.of(None) == Asked.of({"a": "b"}) == Asked()
     assert given_ids_of(None) == ()
+
+
+def test_connector_is_told_what_to_do_with_the_cache() -> None:
+    """A prefill worker keeps it, and a decode worker is told where it is, if the prefill worker said so."""
+    given = arguments(Generate(request_key=1, sampling=SamplingParameters(min_tokens=3)))
+    assert begin_only(given)
+    assert (given["max_tokens"], given["min_tokens"]) == (1, 1)
+    assert given["extra_args"] == {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
+    assert not begin_only(arguments(Generate(request_key=1, sampling=SamplingParameters(max_tokens=1))))
+    asked = Generate(request_key=1, continuation=Continuation(token_ids=[4], transfer_state=b'{"a": [1]}'))
+    assert arguments(asked)["extra_args"] == {"kv_transfer_params": {"a": [1]}}
+    asked.continuation.transfer_state = b"a"
+    with pytest.raises(ValueError, match=r"^continuation\.transfer_state: JSON, got an error: "):
+        arguments(asked)

@@ -18,10 +18,8 @@ _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 _LOGPROBS = ("raw_logprobs", "processed_logprobs")
 
 
-def check_model(model: Path | None, settings: Settings) -> Path:
+def check_model(model: Path | None) -> Path:
     """Return the model's folder, or raise a ValueError; vLLM need not be imported for this."""
-    if settings.worker.role != "mixed":
-        raise ValueError(f"worker.role: mixed for the engine vllm, got {settings.worker.role}")
     if model is None:
         raise ValueError("--model: the folder of the model, got none")
     if not (model / "config.json").is_file():
@@ -61,6 +59,8 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
         arguments.max_num_seqs = most
         config = _created(vllm, arguments)
     keep_eager(config)
+    if settings.worker.role != "mixed" and config.kv_transfer_config is None:
+        raise ValueError(f"worker.role: mixed without vLLM's --kv-transfer-config, got {settings.worker.role}")
     if rank is not None:
         set_rank(config, rank)
     check_limits(config, settings)

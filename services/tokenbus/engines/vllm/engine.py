@@ -13,7 +13,7 @@ from tokenbus.engines.vllm.columns import NO_ROWS, Logprobs
 from tokenbus.engines.vllm.compatibility import OF_SAMPLER, check_members, load_vllm
 from tokenbus.engines.vllm.configuration import check_model, configured, tokenizer_of
 from tokenbus.engines.vllm.control import ControlledCore
-from tokenbus.engines.vllm.parameters import sampling_arguments
+from tokenbus.engines.vllm.parameters import begin_only, sampling_arguments
 from tokenbus.engines.vllm.processes import own_session, sleep_while_they_compute
 from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus.settings import Settings
@@ -60,7 +60,7 @@ class VllmEngine(ControlledCore):
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
         """A ValueError says which option or version does not fit, a RuntimeError or ImportError what is missing."""
         settings = settings or Settings()
-        model = check_model(model, settings)
+        model = check_model(model)
         # Before vLLM is imported: standard output is the command's own.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         vllm = load_vllm()
@@ -109,6 +109,7 @@ class VllmEngine(ControlledCore):
             self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
             self._defaults = config.model_config.get_diff_sampling_param()
             self._top_logprobs = settings.limits.max_top_k
+            self._role = settings.worker.role
             self._requests = Requests(vllm, config)
             self._aborted: list[str] = []
             self._computed: list[_Computed] = []
@@ -150,6 +151,7 @@ class VllmEngine(ControlledCore):
             top_logprobs=self._top_logprobs,
             has_token_scores=bool(self.token_scores),
         )
+        leaves = self._role == "prefill" and begin_only(given)
         sampling, vllm = generate.sampling, self._vllm
         adapter = self._adapters.get(sampling.lora_adapter)
         if adapter is None and sampling.lora_adapter:
@@ -175,7 +177,7 @@ class VllmEngine(ControlledCore):
             raise ValueError(_refusal(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
         self._requests.prompts.add(name, generate)
-        request = Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer, len(accepted))
+        request = Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer, len(accepted), leaves)
         self._requests.add(name, request)
         return len(prompt)
 
@@ -204,6 +206,7 @@ class VllmEngine(ControlledCore):
             if rows := last_rows + rows:
                 arrays = self._requests.arrays(rows, computed.logprobs)
                 arrays.prompt_scores, arrays.weight_version = scores, self.weight_version
+                arrays.transfer_states = self._requests.taken_states()
                 arrays.cached_prompts = [each for each in self._requests.cached_prompts if each[-1]]
                 made.append(arrays)
             last_rows = NO_ROWS

@@ -10,6 +10,7 @@ from tokenbus.engines.vllm.token_scores import ASKED, GIVEN, as_argument
 from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, StructuredOutput
 
 _SEEDS = 2**63
+_TRANSFER = "kv_transfer_params"
 _PLAIN = frozenset({"str", "int", "float", "bool"})
 
 
@@ -113,9 +114,19 @@ def sampling_arguments(
     if generate.HasField("prompt_scoring"):
         check_scoring(generate, vocabulary_size, most)
         arguments |= _of_prompt(generate.prompt_scoring, has_token_scores=has_token_scores)
-    if extra := _extra_arguments(generate, arguments.get("extra_args") or {}):
+    if extra := _extra_arguments(generate, arguments.get("extra_args") or {}) | _transfer(generate):
         arguments["extra_args"] = extra
     return arguments
+
+
+def begin_only(arguments: dict[str, Any]) -> bool:
+    """Have vLLM compute one token, and keep the cache for a decode worker; return whether more tokens are wanted."""
+    if arguments["max_tokens"] == 1:
+        return False
+    arguments |= {"max_tokens": 1, "min_tokens": min(1, arguments.get("min_tokens") or 0)}
+    kept = {_TRANSFER: {"do_remote_decode": True, "do_remote_prefill": False}}
+    arguments["extra_args"] = kept | (arguments.get("extra_args") or {})
+    return True
 
 
 def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
@@ -140,9 +151,18 @@ def _of_prompt(asked: PromptScoring, *, has_token_scores: bool) -> dict[str, Any
     return {"prompt_logprobs": asked.top_logprobs, **({"max_tokens": 1} if asked.without_generation else {})}
 
 
+def _transfer(generate: Generate) -> dict[str, Any]:
+    """Return where vLLM's connector finds the cache of a request that began at a prefill worker."""
+    state = generate.continuation.transfer_state
+    try:
+        return {_TRANSFER: json.loads(state)} if state else {}
+    except ValueError as error:
+        raise ValueError(f"continuation.transfer_state: JSON, got an error: {error}") from None
+
+
 def _extra_arguments(generate: Generate, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is for vLLM's extensions, and for our sampler."""
-    for name in (ASKED, GIVEN):
+    for name in (ASKED, GIVEN, _TRANSFER):
         if name in given:
             raise ValueError(f"sampling.engine_arguments.{name}: none, which the worker sets, got one")
     extra = dict(given)

@@ -1,5 +1,6 @@
 """Requests: those that vLLM has, and what each of its steps made of them, as rows."""
 
+import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -32,6 +33,8 @@ class Request(NamedTuple):
     """vLLM's IncrementalDetokenizer, where it has any."""
     position: int = 0
     """The position of its first token."""
+    leaves: bool = False
+    """Whether a decode worker goes on behind its first token."""
 
 
 class _Batch:
@@ -75,6 +78,8 @@ class Requests:
         self._positions = np.zeros(0, np.uint32)
         self._top_ks = np.zeros(0, np.int16)
         self._with_stops: dict[str, Request] = {}
+        self._leaving: set[str] = set()
+        self._states: dict[int, bytes] = {}
         self.prompts = PromptsToScore()
         self.cached_prompts: list[tuple[int, int, int]] = []
         """Those of the requests whose first tokens the last step had, as `StepArrays` has them."""
@@ -94,6 +99,8 @@ class Requests:
         self._top_ks[slot] = UNSCORED if request.top_k is None else request.top_k
         if request.detokenizer is not None:
             self._with_stops[name] = request
+        if request.leaves:
+            self._leaving.add(name)
 
     def names_of(self, keys: Iterable[int]) -> list[str]:
         """Return the names of those of these keys that are open."""
@@ -110,6 +117,11 @@ class Requests:
     def arrays(self, rows: Rows, logprobs: Logprobs) -> StepArrays:
         """Return rows as a step; a ValueError says that vLLM's logprobs are not of these rows."""
         return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
+
+    def taken_states(self) -> dict[int, bytes]:
+        """Return what vLLM's connector says to the decode worker of each request that leaves, once."""
+        states, self._states = self._states, {}
+        return states
 
     def rows_of(self, scheduled: Any, indices: dict[str, int], outputs: Sequence[Any]) -> tuple[Rows, list[str]]:  # noqa: ANN401
         """Return a step's rows, and the requests that a stop string ended, and remove all that have ended."""
@@ -198,12 +210,18 @@ class Requests:
             if text is not None:
                 tokens, status = tokens[:kept], RowStatus.FINISHED_STOP
                 stop = FIRST_STOP_TEXT + request.stops.index(text) if text in request.stops else 0
+        if status is RowStatus.FINISHED_LENGTH and output.request_id in self._leaving:
+            status = RowStatus.HANDED_OFF
+            if output.kv_transfer_params:
+                key = int(self._keys[self._slots[output.request_id]])
+                self._states[key] = json.dumps(output.kv_transfer_params).encode()
         return tokens, status, stop
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             self._free.append(self._slots.pop(name))
             self._with_stops.pop(name, None)
+            self._leaving.discard(name)
             self.prompts.remove(name)
             self._batch = _Batch([], NO_ROWS.indices)
 

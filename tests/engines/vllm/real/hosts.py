@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from tests.support.fork_server import Request
 from tests.support.processes import Forked
 from tokenbus.engines.vllm import VllmEngine
+from tokenbus.settings import Settings
 
 Result = TypeVar("Result")
 _engine: VllmEngine
@@ -48,9 +49,9 @@ class Host:
 class EngineHost(Host):
     """A process with an engine, which functions get as their first argument."""
 
-    def __init__(self, model: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, model: Path, arguments: Sequence[str], role: str = "mixed") -> None:
         super().__init__()
-        super().__call__(_start, model, arguments)
+        super().__call__(_start, model, arguments, role)
 
     def __call__(self, function: Callable[..., Result], *arguments: object) -> Result:
         result: Result = super().__call__(_with_engine, function, arguments)
@@ -73,13 +74,13 @@ def in_its_process(test: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _start(model: Path, arguments: Sequence[str]) -> None:
+def _start(model: Path, arguments: Sequence[str], role: str) -> None:
     global _engine  # noqa: PLW0603 - a process has one
     executor: Any = import_module("vllm.v1.executor.multiproc_executor")
     executor.get_mp_context = partial(
         multiprocessing.get_context, "fork"
     )  # as on a card: its processes have the imports
-    _engine = VllmEngine(model, arguments)
+    _engine = VllmEngine(model, arguments, Settings.load(overrides={"worker.role": role}))
 
 
 def _with_engine(function: Callable[..., Result], arguments: Sequence[object]) -> Result:
