@@ -116,6 +116,7 @@ async def test_gone(bus: Bus) -> None:
     await left.close()
     assert listener.send(b"nobody", [b"x"]) is Outcome.GONE
     await until(lambda: listener.send(left_peer, [b"x"]) is Outcome.GONE)
+    await until(lambda: not listener.is_connected(left_peer))
     assert listener.send(peer, [b"y"]) is Outcome.SENT
     assert await soon(connection.receive()) == [b"y"]
 

@@ -101,9 +101,10 @@ class World:
         settings = settings_of({"processor.id": f"life-{next(self._lives)}"} | self.shape.settings)
         site.soon.clear()
         site.core = core = Core(settings, self.clock, site.soon.append)
-        core.listen(
-            cast("Listener", Sending(site.worker_network.send)), cast("Listener", Sending(site.client_network.send))
-        )
+        # Where requests do not go on elsewhere, a line that heals late would end them.
+        wires = site.worker_network.wires if self.shape.continues else None
+        workers, clients = Sending(site.worker_network.send, wires), Sending(site.client_network.send)
+        core.listen(cast("Listener", workers), cast("Listener", clients))
         core.begin(self.clock.now())
 
     def _new_worker(self, place: int) -> WorkerNode:

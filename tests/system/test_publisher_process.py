@@ -15,11 +15,11 @@ from urllib.request import urlopen
 import pytest
 
 from tests.support.ports import free_ports
-from tests.support.waiting import MOST, until, wait_until
+from tests.support.waiting import MOST, soon, until, wait_until
 from tests.system.asking import all_exact, all_exact_so_far, all_failed, ask, begun
 from tests.system.deployment import Deployment, Overrides
 from tests.system.programs import Program
-from tokenbus.bus import AddressError
+from tokenbus.bus import AddressError, ZeroMQTransport
 from tokenbus.cli import main
 from tokenbus.client import Client
 from tokenbus.worker import StepArrays
@@ -107,7 +107,12 @@ async def test_engine_that_is_stopped_is_lost_until_it_goes_on(deployment: Deplo
 
 async def test_requests_go_on_where_prefill_and_decode_workers_are_killed(deployment: Deployment) -> None:
     """Each worker publishes in a process of its own; engines and publishers are killed, and no token is wrong."""
-    times: Overrides = {"bus__heartbeat_timeout_ms": 2000, "worker__drain_timeout_ms": 0}
+    times: Overrides = {
+        "bus__heartbeat_timeout_ms": 2000,
+        "worker__drain_timeout_ms": 0,
+        # On a busy machine the rows before an aborted request's last one take seconds.
+        "processor__abort_timeout_ms": 60_000,
+    }
     deployment.start_processor(**times)
     workers = [
         deployment.start_module("handing_worker", worker__id=f"{role}-{number}", worker__role=role, **times)
@@ -187,6 +192,31 @@ def test_one_that_is_killed_as_it_starts_first_is_started_again(
     with PublisherProcess(deployment.settings(worker__drain_timeout_ms=0)) as publisher:
         assert is_there(publisher.pid)
     assert len(starts.read_text()) == 3
+
+
+async def test_connection_closes_with_the_last_process_that_has_it(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor sees no publisher's death, however long the next one takes to start, and the whole worker's."""
+    settings = deployment.settings(worker__drain_timeout_ms=0)
+    python, may_start = tmp_path / "python", tmp_path / "may_start"
+    python.write_text(f'#!/bin/sh\nread _ < {may_start}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    os.mkfifo(may_start)
+    listener = await ZeroMQTransport(settings.bus).listen(settings.bus.workers_address)
+    with PublisherProcess(settings) as publisher:
+        peer, _ = await soon(listener.receive())
+        first = publisher.pid
+        monkeypatch.setattr(sys, "executable", str(python))
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not is_there(first))
+        assert listener.is_connected(peer)
+        may_start.write_text("now\n")
+        while (other := (await soon(listener.receive()))[0]) == peer:
+            pass
+        await until(lambda: not listener.is_connected(peer))
+    await until(lambda: not listener.is_connected(other))
+    await listener.close()
 
 
 def test_worker_whose_publisher_is_killed_at_each_start_ends_with_one_line(

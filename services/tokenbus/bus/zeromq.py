@@ -81,6 +81,8 @@ class ZeroMQTransport:
     """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds no resources while no socket is open."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
+        self.connected: Callable[[int], None] = lambda _: None
+        """Called with the file of each connection that a listener has accepted."""
         self._settings = settings
         self._keys = ProcessKeys(settings)
         # Two contexts: a connection's last messages would be lost if it closed in one that has an authenticator.
@@ -143,7 +145,7 @@ class ZeroMQTransport:
         if keys is not None:
             use_key(socket, *keys)
         connected = LoopSocket(socket, f"connection to {address}")
-        reconnector = Reconnector(socket, connected, address, self._settings, lost)
+        reconnector = Reconnector(socket, connected, address, self._settings, lost, self.connected)
         connection = ZeroMQConnection(connected, reconnector, self._settings, self._connecting)
         try:
             socket.connect(address)
@@ -302,16 +304,21 @@ class Reconnector:
     or a part that is too large: a worker that once reached another server would be mute until its restart.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - `connect` makes them
         self,
         watched: "zmq.Socket[bytes]",
         connection: LoopSocket,
         address: str,
         settings: BusSettings,
         lost: Callable[[], None],
+        connected: Callable[[int], None],
     ) -> None:
-        """Monitor a socket; call this before it connects. `lost` is called when a connection broke."""
-        self._lost = lost
+        """Monitor a socket; call this before it connects.
+
+        `connected` is called with the file of each connection that was accepted, and `lost` when one broke.
+        """
+        self._lost, self._connected = lost, connected
+        self._file = -1
         self._is_accepted = False
         self._watched = watched
         self._connection = connection
@@ -342,13 +349,18 @@ class Reconnector:
     def _catch_up(self) -> None:
         """Read libzmq's events: right after the end of a connection comes the one that it retries, or none."""
         while (parts := self._socket.receive_now()) is not None:
-            event = zmq.Event(parse_monitor_message(parts)["event"])
+            message = parse_monitor_message(parts)
+            event = zmq.Event(message["event"])
             reason = _FAILURES.get(event)
             if reason is None:
                 self._ended = event == zmq.EVENT_DISCONNECTED
                 if self._ended and self._is_accepted:
                     self._lost()
                 self._is_accepted = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                if event == zmq.EVENT_CONNECTED:
+                    self._file = message["value"]
+                elif self._is_accepted:
+                    self._connected(self._file)
             else:
                 self._repeated_log.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import repeat
 
-from tokenbus.bus import Identity, Outcome, Role
+from tokenbus.bus import Identity, Role
 from tokenbus.logs import logger
 from tokenbus.processor.assembly import Assembler
 from tokenbus.processor.connections import Connections, RefusedError, protocol_error
@@ -33,6 +33,8 @@ from tokenbus_contracts.generated.stream_pb2 import (
 
 _log = logger("processor")
 _MOST_EPOCHS = 1024
+_GRACE_SECONDS = 0.5
+"""In which a worker whose connection closed may come back: its link may have broken, or a new publisher takes over."""
 _SILENCE = 1.5
 """How many of a heartbeat's intervals without a word are more than chance."""
 _MOST_SEQUENCE = 2**61
@@ -136,6 +138,7 @@ class WorkerConnections(Connections[Worker]):
             )
             raise protocol_error(message)
         self._connect(known, peer, now)
+        known.gone_since, known.is_stalled = None, False
         self._greet(known, hello, now)
 
     def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
@@ -279,19 +282,24 @@ class WorkerConnections(Connections[Worker]):
             self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _check(self, known: Worker, now: float) -> None:
-        known.is_stalled = now - known.last_heard + known.stalled > self._timeout
+        is_gone = known.peer is not None and not self._workers.listener.is_connected(known.peer)
+        if not is_gone:
+            known.gone_since = None
+        elif known.gone_since is None:
+            known.gone_since = now
+        known.is_stalled = is_gone or now - known.last_heard + known.stalled > self._timeout
         if known.is_stalled and (why := self._why_lost(known, now)):
             self._workers.cut_off(known)
             self._lose(known, why)
             self._fence(known, known.stream.epoch, now)
             return
-        if known.is_stalled:
+        if known.is_stalled and not is_gone:
             self._warn_once((known.name, "stalled"), "worker stalled", known)
         self._excuse_silence(known, now)
         self._proceed(known, now)
         self._workers.acknowledge(known, at_once=True)
         if now >= known.next_heartbeat:
-            known.is_cut_off = self._send_heartbeat(known, now) is Outcome.GONE
+            self._send_heartbeat(known, now)
             # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
             self._workers.send(known, ProcessorFrame(credit=known.stream.credit))
@@ -301,10 +309,13 @@ class WorkerConnections(Connections[Worker]):
 
         Silence alone says little of one that computes: on a busy machine it may not have its turn for seconds.
         """
+        grace = min(_GRACE_SECONDS, self._timeout)
+        if worker.gone_since is not None and now - worker.gone_since >= grace:
+            return f"its connection closed, and it did not come back within {round(1000 * grace)} ms"
         silent = now - worker.last_heard
         has_requests = self._intake.registry.table.load_of(worker.source.stream)
         patience = self._timeout + worker.stream.hello.longest_step_ms / 1000
-        if silent > self._timeout and (worker.is_cut_off or worker.peer is None or not has_requests):
+        if silent > self._timeout and (worker.peer is None or not has_requests):
             return f"silent for {self._settings.bus.heartbeat_timeout_ms} ms"
         if silent + worker.stalled > patience:
             shown = "its engine made no progress" if worker.stalled else "silent"
@@ -327,6 +338,8 @@ class WorkerConnections(Connections[Worker]):
         super().extend_deadlines(seconds, now)
         for worker in self._workers.by_id.values():
             worker.assembler.renew(now)
+            if worker.gone_since is not None:
+                worker.gone_since = min(now, worker.gone_since + seconds)
             if worker.held_back is not None:
                 oldest, since = worker.held_back
                 worker.held_back = oldest, min(now, since + seconds)

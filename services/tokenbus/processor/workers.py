@@ -34,11 +34,11 @@ class Worker(KnownPeer):
     stalled: float = 0.0
     """For how many seconds its engine had made no progress, as its last heartbeat says, if it was heard since."""
     is_stalled: bool = False
-    """Whether nothing has shown progress of it for longer than the heartbeat's timeout: it gets no new requests."""
+    """Whether its connection is closed, or it shows no progress: it gets no new requests."""
     kv_cache_permille: int | None = None
     """How much of its engine's KV cache was in use at its last heartbeat, in thousandths; None: not known."""
-    is_cut_off: bool = False
-    """Whether the last heartbeat to it found its connection broken."""
+    gone_since: float | None = None
+    """When its connection was first found closed, if it has not come back."""
     takes_no_more: bool = False
     """Whether it gets no new requests, because it leaves when those it has are done."""
     held_back: tuple[PendingAck, float] | None = None

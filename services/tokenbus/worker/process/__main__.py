@@ -1,18 +1,19 @@
 """The publisher's process, as the engine's starts it: with the files of the memory and the socket that both have."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
 import sys
 
-from tokenbus.bus import AddressError
+from tokenbus.bus import AddressError, ZeroMQTransport
 from tokenbus.logs import configure
 from tokenbus.worker.process.memory import SharedMemory
 from tokenbus.worker.process.server import Introduction, PublisherServer
 
 
-def main(file: int, bell: int) -> None:
+def main(file: int, bell: int, keeper: int) -> None:
     """Publish until the engine's process leaves or dies."""
     # The engine's process decides when it ends; a service manager may send its signals to both.
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -21,9 +22,16 @@ def main(file: int, bell: int) -> None:
     configure(given.settings.log)
     engine = socket.socket(fileno=bell)
     engine.settimeout(0)
+    keeping = socket.socket(fileno=keeper)
+
+    def keep(connection: int) -> None:
+        with contextlib.suppress(OSError):  # it has closed already, or the engine's process died
+            socket.send_fds(keeping, [b"k"], [connection])
 
     async def serve() -> None:
-        await PublisherServer(SharedMemory(file, given.settings), engine, given).run()
+        transport = ZeroMQTransport(given.settings.bus)
+        transport.connected = keep
+        await PublisherServer(SharedMemory(file, given.settings), engine, given, transport=transport).run()
 
     try:
         asyncio.run(serve())

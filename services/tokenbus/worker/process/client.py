@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from dataclasses import asdict
+from math import inf
 from types import TracebackType
 from typing import IO, cast
 
@@ -72,6 +73,11 @@ class PublisherProcess(Handover):
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._next_bell: socket.socket | None = None
+        self._keeper: socket.socket | None = None
+        """Brings the file of each of the publisher's connections."""
+        self._kept = -1
+        """The file of the last one: it closes when both processes have died, and not while a new publisher starts."""
+        self._kept_until = inf
         self._given_up = threading.Event()
         """Set when no other is started any more where this one dies."""
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
@@ -119,6 +125,8 @@ class PublisherProcess(Handover):
         self.is_running = False
         _close(self.bell)
         _close(self._next_bell)
+        _close(self._keeper)
+        self._keep(-1)
         os.close(self._file)
 
     def _kill(self) -> None:
@@ -142,12 +150,15 @@ class PublisherProcess(Handover):
         """Start a publisher, and wait until it publishes; raise what it says is wrong."""
         with _forking:
             mine, its = socket.socketpair()
+            _close(self._keeper)
+            self._keeper, keeping = socket.socketpair()
             self._next_bell = mine
-            with its:
+            with its, keeping:
+                files = [self._file, its.fileno(), keeping.fileno()]
                 process = subprocess.Popen(  # noqa: S603 - this very package
-                    [sys.executable, "-m", "tokenbus.worker.process", str(self._file), str(its.fileno())],
+                    [sys.executable, "-m", "tokenbus.worker.process", *map(str, files)],
                     stdin=subprocess.PIPE,
-                    pass_fds=(self._file, its.fileno()),
+                    pass_fds=files,
                     start_new_session=True,  # a signal to the engine's group is for the engine to heed
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
                 )
@@ -173,6 +184,7 @@ class PublisherProcess(Handover):
             try:
                 more = bell.recv(4096)
             except TimeoutError:
+                self._keep_no_longer()
                 if self._given_up.is_set() or time.monotonic() > deadline:
                     slow = f"the publisher's process did not publish within {_START_SECONDS:g} s"
                     raise NotRunningError(slow) from None
@@ -192,7 +204,9 @@ class PublisherProcess(Handover):
         pause = self._start_if_none(0.0)
         while (process := self._process) is not None:
             taken = self._steps.taken
+            self._keep_each()
             status = process.wait()
+            self._kept_until = time.monotonic() + self.settings.bus.heartbeat_timeout_ms / 1000
             self.has_publisher.clear()
             if self._given_up.is_set() or (status == 0 and not self.is_running):
                 return
@@ -206,6 +220,7 @@ class PublisherProcess(Handover):
         """Start a publisher where there is none, after a pause, until one starts; return the pause before another."""
         while not self.has_publisher.is_set() and not self._given_up.wait(pause):
             pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
+            self._keep_no_longer()
             try:
                 self._start()
                 if self._given_up.is_set():
@@ -213,6 +228,24 @@ class PublisherProcess(Handover):
             except (AddressError, NotRunningError, OSError) as error:
                 self._log_failed_start(error)
         return pause
+
+    def _keep_each(self) -> None:
+        """Keep the publisher's last connection, until its process has ended."""
+        with contextlib.suppress(OSError):  # this process leaves
+            while self._keeper is not None and (
+                files := socket.recv_fds(self._keeper, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
+            ):
+                self._keep(*files)
+
+    def _keep(self, connection: int) -> None:
+        before, self._kept = self._kept, connection
+        if before >= 0:
+            os.close(before)
+
+    def _keep_no_longer(self) -> None:
+        """Close the connection of a publisher that has been away for as long as processors wait for what is silent."""
+        if time.monotonic() >= self._kept_until:
+            self._keep(-1)
 
     def _log_failed_start(self, error: Exception) -> None:
         _log.error("the publisher's process cannot start", reason=str(error), worker=self.settings.worker.id)
