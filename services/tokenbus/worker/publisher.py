@@ -253,7 +253,7 @@ class Publisher:
     # Outgoing: batches and events.
 
     def publish(self, batch: LogprobBatch) -> int:
-        """Publish one batch; return its sequence, or 0 where it is not this rank's to publish.
+        """Publish one batch; return its sequence, or 0: not this rank's to publish, or of requests that were given up.
 
         Worker, epoch and sequence of the header are filled in here. This never waits for the network; under the
         policies `block` and `shed` it blocks while retention is full. Raises ContractError for a batch that breaks the
