@@ -25,6 +25,7 @@ from tokenbus_contracts.generated.request_pb2 import (
 )
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
 
+ANY = ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED
 SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 
 
@@ -107,6 +108,26 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
     assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
     leaving.publish([RowShape(1, 0, 1)])
     assert bench.core.registry.table.get(1) is not None
+
+
+def test_begun_requests_of_a_worker_that_leaves_are_continued_where_others_like_it_have_room() -> None:
+    """Those that no engine may be able to continue finish where they are, and so do those without another worker."""
+    bench = Bench()
+    leaving, client = bench.worker("a", weight_version=5), bench.client()
+    client.ask(generate_of(1, continuation_policy=ANY, sampling=SamplingParameters(presence_penalty=0.5)))
+    for key in (2, 3, 4):
+        client.ask(generate_of(key, continuation_policy=ANY))
+    for key in (1, 2, 3):
+        leaving.admit(key)
+    client.heard()
+    leaving.beat(takes_no_more=True)
+    bench.worker("other", weight_version=6)
+    bench.advance(0.1)
+    assert client.errors() == {}
+    bench.worker("like it", weight_version=5, max_requests=1)
+    bench.advance(0.1)
+    assert client.errors() == {2: ErrorCode.ERROR_CODE_UNKNOWN_REQUEST}
+    assert [frame.abort.request_key for frame in leaving.heard() if frame.HasField("abort")] == [2]
 
 
 def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:

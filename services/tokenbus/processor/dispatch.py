@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from math import inf
+from operator import attrgetter
 
 from tokenbus.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus.processor.request_registry import RequestRegistry
@@ -151,6 +152,14 @@ class Dispatch:
             if self._is_waiting(request) and request.generate is not None:
                 error = self._no_worker(request.generate)
                 self.registry.fail(request, error.code, error.message)
+
+    def relieve(self) -> None:
+        """Let clients continue the requests of workers that leave, as far as other workers like them have room."""
+        load_of = self.registry.table.load_of
+        for leaving in [each for each in self.workers.by_id.values() if each.takes_no_more and not _is_prefill(each)]:
+            able = [each for each in self.workers.by_id.values() if self._takes_more(each) and _is_like(each, leaving)]
+            room = sum(each.stream.hello.max_requests - load_of(each.source.stream) for each in able)
+            self.registry.let_go_from(leaving.source.stream, room, f"worker {leaving.stream.worker_id} stops")
 
     def alone(self, now: float) -> list[Worker]:
         """Return the prefill workers that have had no decode worker here for too long: another processor may have."""
@@ -304,6 +313,13 @@ class Dispatch:
 
 def _is_prefill(worker: Worker) -> bool:
     return worker.stream.hello.role == WorkerRole.WORKER_ROLE_PREFILL
+
+
+def _is_like(worker: Worker, other: Worker) -> bool:
+    """Tell whether a worker can continue all requests of another one."""
+    ours, theirs = worker.stream.hello, other.stream.hello
+    fields = attrgetter("role", "model", "weight_version", "tokenizer_digest")
+    return fields(ours) == fields(theirs) and set(ours.lora_adapters) >= set(theirs.lora_adapters)
 
 
 def _sampling_fault(generate: Generate) -> str:

@@ -86,6 +86,7 @@ class Core:
             self.registry.expire,
             self._send_away,
             lambda: self.worker_connections.send_away(self.dispatch.alone(now), "no decode worker is here"),
+            self.dispatch.relieve,
             lambda: self.dispatch.tick(now),
             lambda: self.worker_connections.tick(now),
             lambda: self.clients.tick(now),

@@ -269,6 +269,12 @@ class RequestRegistry:
             if request.can_go_on and consumer is not None and consumer.knows_others:
                 self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
+    def let_go_from(self, stream: int, most: int, why: str) -> None:
+        """End some of a worker's requests that it has begun and that their clients can continue at another worker."""
+        begun = [each for each in self.table.of_stream(stream) if each.generate is None and each.aborted_at is None]
+        for request in [each for each in begun if each.can_go_on][:most]:
+            self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
+
     def evict(self, pending_ack: PendingAck, through: int) -> None:
         """End the requests whose rows wait here and hold a stream back the longest.
 
