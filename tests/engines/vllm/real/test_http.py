@@ -54,6 +54,8 @@ FILES = {
 """How many of each file's tests vLLM's server passes."""
 AT_ONCE = 5
 """Files of one run. Their imports take long."""
+BY_CHANCE = "openai/responses/test_simple.py::test_max_tokens"
+"""Fails with either server if the answer ends early."""
 VOCABULARY, CONTEXT = 8192, 16384
 REVISION = "0" * 40
 
@@ -121,7 +123,8 @@ def passed(by: str, files: Sequence[str], sources: Path, hub: Path) -> set[str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(by == "vllm")),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "served", "-p", "no:randomly", "-p", "no:tokenbus"]
-    command += ["-o", "asyncio_default_fixture_loop_scope=function", *(f"{THEIRS}/{file}" for file in files)]
+    command += ["-o", "asyncio_default_fixture_loop_scope=function", f"--deselect={THEIRS}/{BY_CHANCE}"]
+    command += [f"{THEIRS}/{file}" for file in files]
     subprocess.run(command, cwd=sources, env=environment, check=False)
     found = [line.split(" ", 1) for line in outcomes.read_text().splitlines()]
     failed = {test for how, test in found if how != "passed"}
@@ -139,4 +142,5 @@ def test_gateway_passes_their_tests(sources: Path, hub: Path, first: int) -> Non
     page = (ROOT / "docs" / "gateway.md").read_text()
     names = "|".join(Path(file).name for file in files)
     listed = re.findall(rf"^\| `((?:{names})::\w+)` \|", page, re.MULTILINE)
-    assert {Path(test.partition("[")[0]).name for test in theirs - ours} == set(listed)
+    differing, passing = ({Path(test.partition("[")[0]).name for test in tests} for tests in (theirs - ours, theirs))
+    assert differing == passing.intersection(listed)
