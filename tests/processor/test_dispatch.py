@@ -113,7 +113,7 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
 def test_begun_requests_of_a_worker_that_leaves_are_continued_where_others_like_it_have_room() -> None:
     """Those that no engine may be able to continue finish where they are, and so do those without another worker."""
     bench = Bench()
-    leaving, client = bench.worker("a", weight_version=5), bench.client()
+    leaving, client = bench.worker("a", weight_version=5, continues_requests=True), bench.client()
     client.ask(generate_of(1, continuation_policy=ANY, sampling=SamplingParameters(presence_penalty=0.5)))
     for key in (2, 3, 4):
         client.ask(generate_of(key, continuation_policy=ANY))

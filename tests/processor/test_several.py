@@ -9,10 +9,10 @@ from tokenbus.settings import SettingsError
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended
-from tokenbus_contracts.generated.request_pb2 import SamplingParameters
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, RefusalReason
 
-ANY = 0
+ANY, SAME_WEIGHTS = 0, ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 
 
 def test_request_that_has_ended_at_its_client_is_ended_here() -> None:
@@ -66,23 +66,34 @@ def test_client_is_told_how_much_room_there_is() -> None:
 def test_processor_that_drains_lets_its_clients_continue_elsewhere(*, wants_room: bool) -> None:
     """They hear an error behind the last row; requests that no engine may be able to continue finish first."""
     bench = Bench()
-    worker, client = bench.worker(processors=2), bench.client(wants_room=wants_room)
+    worker, client = bench.worker(processors=2, continues_requests=True), bench.client(wants_room=wants_room)
     penalized = SamplingParameters(max_tokens=4, presence_penalty=0.5)
     client.ask(generate_of(1, continuation_policy=ANY))
     client.ask(generate_of(2))
     client.ask(generate_of(3, continuation_policy=ANY, sampling=penalized))
-    for key in (1, 2, 3):
+    client.ask(generate_of(4, continuation_policy=SAME_WEIGHTS))
+    for key in (1, 2, 3, 4):
         worker.admit(key)
-    worker.publish(row_shapes([1, 2, 3]))
+    worker.publish(row_shapes([1, 2, 3, 4]))
     bench.core.drain()
     heard = [each for each in client.heard() if each.body in ("outputs", "error")]
     let_go = [1] if wants_room else []
     assert heard[0].body == "outputs"
     assert [each.frame.error.request_key for each in heard[1:]] == let_go
     assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == let_go
-    worker.publish(row_shapes([2, 3], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    worker.publish(row_shapes([2, 3, 4], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
     bench.advance(0.1)
     assert ("goodbye" in worker.heard_bodies()) == wants_room
+
+
+def test_worker_whose_engine_cannot_continue_requests_keeps_those_it_has_begun() -> None:
+    bench = Bench()
+    worker, client = bench.worker(processors=2), bench.client(wants_room=True)
+    for key in (1, 2):
+        client.ask(generate_of(key, continuation_policy=ANY))
+    worker.admit(1)
+    bench.core.drain()
+    assert list(client.errors()) == [2]
 
 
 def test_processor_that_drains_sends_away_the_workers_that_know_another() -> None:

@@ -192,6 +192,7 @@ class Intake:
     def _admitted(self, worker: Worker, admitted: Admitted) -> None:
         if (request := self._own(worker, admitted.request_key)) is not None:
             request.generate, request.weight_version = None, admitted.weight_version
+            request.can_go_on &= worker.stream.hello.continues_requests
             if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE:
                 admitted.ClearField("cached_tokens")  # the prefill worker has counted them
             self.registry.admitted(request, admitted)

@@ -469,11 +469,11 @@ class RequestTable:
 
 
 def _can_go_on(generate: Generate) -> bool:
-    """Tell whether any engine that continues requests can continue this one."""
+    """Tell whether any worker of the model whose engine continues requests can continue this one."""
     sampling = generate.sampling
     needs_output = sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words
-    is_off = generate.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_OFF
-    return not (is_off or needs_output or sampling.HasField("structured_output"))
+    is_free = generate.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED
+    return is_free and not (needs_output or sampling.HasField("structured_output"))
 
 
 def client_payer(owner: int) -> Payer:

@@ -115,7 +115,7 @@ class WorkerSettings(Section):
     )
     metrics_address: str = host_and_port("", "where it serves its metrics; port 0: any; empty: nowhere")
     abandon_after_ms: int = milliseconds(
-        3000, "how long its processor may be away before it gives up its requests and goes to another one of several"
+        2000, "how long its processor may be away before it gives up its requests and goes to another one of several"
     )
     drain_timeout_ms: int = milliseconds(
         10_000, "how long it waits at its end for requests and acknowledgements; 0: not at all", low=0

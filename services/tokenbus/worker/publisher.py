@@ -100,6 +100,7 @@ class Publisher:
         retention: Retention | None = None,
         proof: bytes = b"",
         takes_control: bool = False,
+        continues_requests: bool = False,
     ) -> None:
         """Take the settings, by default the environment's, and the size of the model's vocabulary.
 
@@ -126,7 +127,13 @@ class Publisher:
         addresses = listed_addresses(bus.workers_address)
         self._addresses = sorted(addresses, key=lambda address: _rank(self.worker_id, address))
         self.session = WorkerSession(
-            hello_of(self.settings, vocabulary_size, model, takes_control=takes_control),
+            hello_of(
+                self.settings,
+                vocabulary_size,
+                model,
+                takes_control=takes_control,
+                continues_requests=continues_requests,
+            ),
             self.epoch,
             self.retention,
             interval=bus.heartbeat_interval_ms / 1000,

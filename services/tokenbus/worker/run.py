@@ -20,7 +20,7 @@ from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 from tokenbus.worker.emitter import Emitter
-from tokenbus.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError
+from tokenbus.worker.engine import ContinuesRequests, DataParallelRank, DescribesModel, Engine, EngineBrokenError
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.outbox import Outbox
@@ -146,7 +146,11 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
 
 async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings) -> PublisherProcess:
     client = PublisherProcess(
-        settings, vocabulary_size=engine.vocabulary_size, model=_model_of(engine), takes_control=True
+        settings,
+        vocabulary_size=engine.vocabulary_size,
+        model=_model_of(engine),
+        takes_control=True,
+        continues_requests=isinstance(engine, ContinuesRequests),
     )
     await asyncio.to_thread(client.__enter__)
     stack.push_async_exit(lambda *error: asyncio.to_thread(client.__exit__, *error))
@@ -162,6 +166,7 @@ def emitter_of(engine: Engine, settings: Settings, transport: Transport, clock: 
         clock=clock,
         model=_model_of(engine),
         takes_control=True,
+        continues_requests=isinstance(engine, ContinuesRequests),
     )
     return Emitter(publisher, engine.vocabulary_size)
 

@@ -358,6 +358,7 @@ def hello_of(
     model: DescribesModel | None = None,
     *,
     takes_control: bool = False,
+    continues_requests: bool = False,
 ) -> Hello:
     """Return a worker's hello; the session adds what it retains and which requests it has."""
     worker, limits = settings.worker, settings.limits
@@ -377,5 +378,6 @@ def hello_of(
         tokenizer_probes=getattr(model, "tokenizer_probes", ()),
         lora_adapters=() if model is None else model.lora_adapters,
         takes_control=takes_control,
+        continues_requests=continues_requests,
         longest_step_ms=worker.longest_step_ms,
     )

@@ -41,7 +41,7 @@ class PublisherProcess(Handover):
     publisher dies, the engine goes on, and a new one takes over what was handed over and what was not acknowledged.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - those of a Publisher
         self,
         settings: Settings,
         *,
@@ -49,6 +49,7 @@ class PublisherProcess(Handover):
         model: DescribesModel | None = None,
         in_background: bool = False,
         takes_control: bool = False,
+        continues_requests: bool = False,
     ) -> None:
         """Take what a Publisher takes.
 
@@ -66,6 +67,7 @@ class PublisherProcess(Handover):
             "model": None if model is None else _described(model),
             "epoch": self.epoch,
             "takes_control": takes_control,
+            "continues_requests": continues_requests,
             "proof": secrets.token_hex(PROOF_BYTES),
             "engine": os.getpid(),
         }

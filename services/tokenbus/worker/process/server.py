@@ -63,6 +63,7 @@ class Introduction:
     leaves: bool
     """Whether the engine hands nothing more over."""
     takes_control: bool = False
+    continues_requests: bool = False
     engine: int = 0
     """The engine's process, which started this one; 0: they are one."""
     engine_state: str = ""
@@ -101,6 +102,7 @@ class _Publisher(Publisher):
             model=given.model,
             proof=given.proof,
             takes_control=given.takes_control,
+            continues_requests=given.continues_requests,
             retention=self.journal,
             **others,
         )
