@@ -79,7 +79,7 @@ def test_rows_of_an_earlier_turn_are_dropped() -> None:
         peer.numbered(error=RequestError(request_key=key, code=LOST, message="late"))
     peer.rows(RowShape(second, 2, 1, RowStatus.FINISHED_LENGTH))
     assert positions(source) == [(0, 2), (2, 1)]
-    assert source.error is None
+    assert (source.error, peer.requests.late) == (None, 2)
 
 
 def test_three_losses_without_a_token_end_it() -> None:

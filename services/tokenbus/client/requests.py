@@ -167,6 +167,8 @@ class OpenRequests:
         self.requests: dict[int, OpenRequest] = {}
         self.repeated = 0
         """How many rows and frames came again."""
+        self.late = 0
+        """How many rows came of turns and requests that are over here."""
         self.is_paused = False
         """Whether nothing is acked for now, because the output stream is full: backpressure for the processor."""
 
@@ -431,6 +433,7 @@ class OpenRequests:
                     self._end_slow(self.requests[key])
 
     def _late_row(self, session: "ClientSession", request_id: int, status: RowStatus) -> None:
+        self.late += 1
         if request_id in self._closed:  # its abort was sent
             if status in FINISHED:
                 del self._closed[request_id]
