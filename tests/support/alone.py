@@ -31,7 +31,7 @@ LONG = (
     "engines/fastdeploy/test_ranks.py", "engines/ngram/test_engine.py", "engines/ngram/test_speculation.py",
     "gateway/test_access.py", "gateway/test_accounting.py", "gateway/test_dialects.py", "gateway/test_models.py",
     "gateway/test_native.py", "gateway/test_routes.py", "in_process/test_control.py", "in_process/test_failover.py",
-    "in_process/test_state_machine.py", "system/test_campaign.py", "test_api.py", "testing/test_bus.py",
+    "in_process/test_state_machine.py", "test_api.py", "testing/test_bus.py",
 )  # fmt: skip
 """Folders and modules of which all tests are marked `long`: together they take seconds of processor time."""
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import threading
 import time
 
@@ -12,7 +13,7 @@ from tokenbus.settings import Settings
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.process.client import PublisherProcess
 
-_PACE_SECONDS = 0.003
+_PACE_SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 0.003
 
 
 def _main() -> None:

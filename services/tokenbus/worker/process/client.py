@@ -245,7 +245,7 @@ class PublisherProcess(Handover):
             os.close(before)
 
     def _keep_no_longer(self) -> None:
-        """Close the connection of a publisher that has been away for as long as processors wait for what is silent."""
+        """Close the kept connection once a publisher has been away for the heartbeat's timeout."""
         if time.monotonic() >= self._kept_until:
             self._keep(-1)
 

@@ -1,0 +1,226 @@
+"""Kill and stop one process after another, before the last one is back, and compare all that was delivered.
+
+There are two processors with keys, a client whose requests follow each other, and prefill, decode and mixed workers
+that draft tokens, with publishers in processes of their own.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.bus.keyed import Keyring
+from tests.support.ports import free_ports
+from tests.system.audit import Audit
+from tests.system.deployment import COMMAND, Deployment
+from tests.system.programs import Program
+from tokenbus.client import Client
+from tokenbus.delivery import RequestFailedError
+from tokenbus.delivery.errors import code_name
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+
+_ROLES = ("prefill", "prefill", "decode", "decode", "mixed", "mixed")
+_PACE_SECONDS = "0.02"
+_MOST_STOPPED, _MOST_SECONDS = 4.0, 60.0
+_MOST_TOKENS, _MOST_PROMPT = 1500, 1000
+_USUAL = {
+    "bus.heartbeat_ms": 1000,
+    "bus.heartbeat_timeout_ms": 3000,
+    "bus.reconnect_ms": 100,
+    "bus.reconnect_max_ms": 500,
+}
+"""The settings' own times: a deployment of the tests has others."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a campaign found."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    tokens: int = 0
+    turns: int = 0
+    wrong: list[Audit] = field(default_factory=list)
+    """Requests with lost, repeated or wrong tokens."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Requests that ended with an error, by its code."""
+    unfinished: int = 0
+    pauses: list[float] = field(default_factory=list)
+    """The longest pause between two rows of each request."""
+
+    @property
+    def finished(self) -> int:
+        return self.requests - sum(self.errors.values()) - self.unfinished
+
+    def __str__(self) -> str:
+        pauses = sorted(self.pauses)
+        p50, p99, most = (pauses[min(len(pauses) - 1, int(part * len(pauses)))] for part in (0.5, 0.99, 1))
+        return (
+            f"{sum(self.faults.values())} faults {dict(self.faults)}; {self.requests} requests, {self.tokens} tokens, "
+            f"{self.turns} turns; {len(self.wrong)} wrong, {self.finished} finished, {dict(self.errors)} errors, "
+            f"{self.unfinished} unfinished; longest pause of a request: p50 {p50:.2f}, p99 {p99:.2f}, most {most:.2f} s"
+        )
+
+
+class Worker:
+    """A place for a worker, whose lives follow each other."""
+
+    def __init__(self, start: Callable[[], Program]) -> None:
+        self._start = start
+        self.program = start()
+
+    @property
+    def publisher(self) -> int:
+        """The process id of the publisher that was there last; 0: there was none."""
+        lines = self.program.lines('{"publisher"')
+        return int(json.loads(lines[-1])["publisher"]) if lines else 0
+
+    def restart(self) -> None:
+        self.program = self._start()
+
+
+class Faults:
+    """A campaign: faults follow each other at an interval, and a process that died is started again at once."""
+
+    def __init__(self, deployment: Deployment, folder: Path, seed: int, requests: int) -> None:
+        self._deployment, self._requests = deployment, requests
+        self._random = random.Random(seed)  # noqa: S311 - faults can be had again
+        self._keys = Keyring(folder)
+        self._keys.make("peer")
+        self._keys.allow(self._keys.entry("peer"))
+        ports = [f"tcp://127.0.0.1:{port}" for port in free_ports(4)]
+        self._places = [
+            {"bus.workers_address": ports[place], "bus.clients_address": ports[2 + place]} for place in (0, 1)
+        ]
+        deployment.overrides.update(_USUAL)
+        deployment.overrides |= {"bus.workers_address": ",".join(ports[:2]), "bus.clients_address": ",".join(ports[2:])}
+        self._numbers = count()
+        self._over = asyncio.Event()
+        self.figures = Figures()
+
+    async def run(self, seconds: float, every: float) -> Figures:
+        self._processors = [self._processor(place) for place in (0, 1)]
+        self._workers = [Worker(lambda role=role: self._worker(role)) for role in _ROLES]  # type: ignore[misc]
+        for worker in self._workers:
+            await asyncio.to_thread(worker.program.wait_for, '"connected"')
+        faults: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            self._kill_processor,
+            self._stop_processor,
+            self._kill_publisher,
+            self._stop_publisher,
+            self._kill_engine,
+            self._stop_engine,
+            self._kill_worker,
+        ]
+        async with Client(self._deployment.settings(**self._keyed())) as self._client:
+            asking = [asyncio.create_task(self._ask_on()) for _ in range(self._requests)]
+            doing: list[asyncio.Task[None]] = []
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                fault = self._random.choice(faults)
+                self.figures.faults[fault.__name__.removeprefix("_")] += 1
+                doing.append(asyncio.create_task(fault()))
+                await asyncio.sleep(every)
+            await asyncio.gather(*doing)
+            self._over.set()
+            _, pending = await asyncio.wait(asking, timeout=_MOST_SECONDS)
+            self.figures.unfinished = len(pending)
+            for task in pending:
+                task.cancel()
+        return self.figures
+
+    # Processes.
+
+    def _keyed(self) -> dict[str, Any]:
+        bus = self._keys.connecting("peer")
+        return {"bus__key_file": bus.key_file, "bus__server_key": bus.server_key}
+
+    def _processor(self, place: int) -> Program:
+        bus = self._keys.listening()
+        own = {key.replace(".", "__"): value for key, value in self._places[place].items()}
+        keys = {"bus__key_file": bus.key_file, "bus__allowed_keys": bus.allowed_keys}
+        name = f"processor-{place}"
+        return self._deployment.start(name, [COMMAND, "processor"], processor__id=name, **own, **keys)
+
+    def _worker(self, role: str) -> Program:
+        # An id of its own: the publisher of an engine that died has the last one's until it has delivered all.
+        name = f"{role}-{next(self._numbers)}"
+        command = [sys.executable, "-m", "tests.system.handing_worker", _PACE_SECONDS]
+        return self._deployment.start(name, command, worker__id=name, worker__role=role, **self._keyed())
+
+    # Faults.
+
+    async def _kill_processor(self) -> None:
+        place = self._random.randrange(len(self._processors))
+        await asyncio.to_thread(self._processors[place].kill)
+        self._processors[place] = self._processor(place)
+
+    async def _stop_processor(self) -> None:
+        await self._stop(self._random.choice(self._processors).pid)
+
+    async def _kill_publisher(self) -> None:
+        self._signal(self._random.choice(self._workers).publisher, signal.SIGKILL)
+
+    async def _stop_publisher(self) -> None:
+        await self._stop(self._random.choice(self._workers).publisher)
+
+    async def _kill_engine(self, *, with_publisher: bool = False) -> None:
+        worker = self._random.choice(self._workers)
+        if with_publisher:
+            self._signal(worker.publisher, signal.SIGKILL)
+        worker.program.signal(signal.SIGKILL)
+        worker.restart()
+
+    async def _kill_worker(self) -> None:
+        await self._kill_engine(with_publisher=True)
+
+    async def _stop_engine(self) -> None:
+        await self._stop(self._random.choice(self._workers).program.pid)
+
+    async def _stop(self, process: int) -> None:
+        self._signal(process, signal.SIGSTOP)
+        await asyncio.sleep(self._random.uniform(0.1, _MOST_STOPPED))
+        self._signal(process, signal.SIGCONT)
+
+    def _signal(self, process: int, number: int) -> None:
+        if process:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    # Requests.
+
+    async def _ask_on(self) -> None:
+        """Have one request after the other, until the last fault."""
+        while not self._over.is_set():
+            generation = self._client.generate(
+                Generate(
+                    tokens=TokenPrompt(token_ids=[1] * self._random.randrange(1, _MOST_PROMPT)),
+                    sampling=SamplingParameters(max_tokens=self._random.randrange(1, _MOST_TOKENS)),
+                    top_logprobs=self._random.choice((None, 0, 3)),
+                    include_draft_logprobs=self._random.random() < 0.5,
+                )
+            )
+            figures, audit, last, pause = self.figures, Audit(generation.request_id), 0.0, 0.0
+            figures.requests += 1
+            try:
+                async for row in generation.rows():
+                    audit.take(row)
+                    now = time.monotonic()
+                    pause, last = max(pause, now - (last or now)), now
+            except RequestFailedError as error:
+                figures.errors[code_name(error.code)] += 1
+            figures.pauses.append(pause)
+            figures.tokens += audit.position
+            figures.turns += len(generation.turns)
+            if not audit.is_exact:
+                figures.wrong.append(audit)
