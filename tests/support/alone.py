@@ -30,7 +30,7 @@ LONG = (
     "contracts/test_equivalence.py", "engines/fastdeploy/test_differential.py", "engines/fastdeploy/test_errors.py",
     "engines/fastdeploy/test_ranks.py", "engines/ngram/test_engine.py", "engines/ngram/test_speculation.py",
     "gateway/test_access.py", "gateway/test_accounting.py", "gateway/test_dialects.py", "gateway/test_models.py",
-    "gateway/test_native.py", "gateway/test_routes.py", "in_process/test_control.py", "in_process/test_failover.py",
+    "gateway/test_native.py", "gateway/test_routes.py", "in_process/test_control.py",
     "in_process/test_state_machine.py", "test_api.py", "testing/test_bus.py",
 )  # fmt: skip
 """Folders and modules of which all tests are marked `long`: together they take seconds of processor time."""
