@@ -130,6 +130,17 @@ def test_begun_requests_of_a_worker_that_leaves_are_continued_where_others_like_
     assert [frame.abort.request_key for frame in leaving.heard() if frame.HasField("abort")] == [2]
 
 
+def test_later_turn_waits_for_no_stalled_worker_where_its_client_knows_other_processors() -> None:
+    bench = Bench()
+    worker, client = bench.worker(), bench.client(wants_room=True)
+    bench.peers.gone.add(worker.peer)
+    bench.advance(0.1)
+    client.ask(generate_of(1))
+    client.ask(generate_of(2, first_request_key=1, continuation=Continuation(turn=1)))
+    assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
+    assert bench.core.dispatch.waiting == 1
+
+
 def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
     bench = Bench()
     leaving, staying = bench.worker("a"), bench.worker("b")

@@ -67,7 +67,7 @@ class Dispatch:
             self._hand_out(request, worker)
             return request
         has_room = len(self._waiting) < self._settings.processor.max_requests
-        may_wait = has_room and not _has_weights(generate)
+        may_wait = has_room and not (_has_weights(generate) or self._goes_on_elsewhere(generate, route))
         if error is None and may_wait and (self._waits_until > -inf or self._has_stalled()):
             request = self.registry.submit(generate, NO_STREAM, route, owner)
             self._waiting.append(request)
@@ -183,6 +183,11 @@ class Dispatch:
         if request.generate is not None:
             request.sent_after = worker.hellos
             self.workers.send(worker, ProcessorFrame(generate=request.generate))
+
+    def _goes_on_elsewhere(self, generate: Generate, route: int) -> bool:
+        """Tell whether a client that is refused a further turn asks another processor, which may have workers."""
+        consumer = self.registry.router.consumers.get(route)
+        return generate.continuation.turn > 0 and consumer is not None and consumer.knows_others
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
         request_id, table, settings = generate.request_key, self.registry.table, self._settings
