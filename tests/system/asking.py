@@ -7,10 +7,12 @@ from tests.support.waiting import soon, until
 from tests.system.audit import Audit
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generate, SamplingParameters, TokenPrompt
 
 
-def wanted(tokens: int | None, model: str = "", key: int = 0, top_logprobs: int = 2) -> Generate:
+def wanted(
+    tokens: int | None, model: str = "", key: int = 0, top_logprobs: int = 2, *, is_continued: bool = True
+) -> Generate:
     """Return a request for so many tokens, or for all that there will ever be."""
     return Generate(
         request_key=key,
@@ -18,6 +20,7 @@ def wanted(tokens: int | None, model: str = "", key: int = 0, top_logprobs: int 
         tokens=TokenPrompt(token_ids=[1]),
         sampling=SamplingParameters(max_tokens=tokens),
         top_logprobs=top_logprobs,
+        continuation_policy=None if is_continued else ContinuationPolicy.CONTINUATION_POLICY_OFF,
     )
 
 
@@ -46,8 +49,11 @@ class Asked:
         return await soon(self.task)
 
 
-def ask(client: Client, count: int, tokens: int | None, model: str = "", top_logprobs: int = 2) -> list[Asked]:
-    return [Asked(client.generate(wanted(tokens, model, top_logprobs=top_logprobs))) for _ in range(count)]
+def ask(  # noqa: PLR0913 - each has a name and a default
+    client: Client, count: int, tokens: int | None, model: str = "", top_logprobs: int = 2, *, is_continued: bool = True
+) -> list[Asked]:
+    generate = wanted(tokens, model, top_logprobs=top_logprobs, is_continued=is_continued)
+    return [Asked(client.generate(generate)) for _ in range(count)]
 
 
 async def begun(asked: Iterable[Asked]) -> None:

@@ -103,7 +103,8 @@ async def test_requests_stay_their_owners_and_revoked_keys_are_out(deployment: D
         await worker("second")
         async with client("leaver") as leaver, client("stayer") as stayer:
             lost, doomed, staying = (
-                ask(one, 4, None, model) for one, model in ((stayer, "first"), (leaver, "second"), (stayer, "second"))
+                ask(one, 4, None, model, is_continued=False)
+                for one, model in ((stayer, "first"), (leaver, "second"), (stayer, "second"))
             )
             await begun([*lost, *doomed, *staying])
             for each in staying:

@@ -95,7 +95,7 @@ async def test_engine_that_is_stopped_is_lost_until_it_goes_on(deployment: Deplo
     worker = deployment.start_module("handing_worker", **times)
     async with Client(deployment.settings(**times)) as client:
         await asyncio.to_thread(worker.wait_for, '"connected"')
-        lost = ask(client, 4, LONG)
+        lost = ask(client, 4, LONG, is_continued=False)
         await begun(lost)
         worker.stop()
         await all_failed(lost, ErrorCode.ERROR_CODE_WORKER_LOST)
@@ -145,7 +145,7 @@ async def test_engine_that_died_is_noticed_though_a_child_holds_its_files(deploy
     worker = deployment.start_module("forking_worker")
     async with Client(deployment.settings()) as client:
         await asyncio.to_thread(worker.wait_for, '"connected"')
-        asked = ask(client, 4, LONG)
+        asked = ask(client, 4, LONG, is_continued=False)
         child = int((await asyncio.to_thread(worker.wait_for, "forked ")).split()[1])
         try:
             await begun(asked)

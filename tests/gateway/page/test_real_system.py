@@ -36,7 +36,8 @@ def system(browser: Browser) -> Iterator[System]:
             command = [COMMAND, "worker", "--steps-per-second", "50", "--engine", "synthetic", "--drafts"]
             worker = deployment.start("worker", command, worker__id="worker-7")
             worker.wait_for('"connected"')
-            gateway = deployment.start("gateway", [COMMAND, "gateway"], gateway__tokenizer="numbers")
+            own = {"gateway__tokenizer": "numbers", "client__resume_timeout_ms": 5000}
+            gateway = deployment.start("gateway", [COMMAND, "gateway"], **own)
             yield System(json.loads(gateway.wait_for('"logger":"gateway"'))["address"], worker)
         finally:
             deployment.close()
