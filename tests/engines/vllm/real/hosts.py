@@ -80,7 +80,7 @@ def _start(model: Path, arguments: Sequence[str], role: str) -> None:
     executor.get_mp_context = partial(
         multiprocessing.get_context, "fork"
     )  # as on a card: its processes have the imports
-    _engine = VllmEngine(model, arguments, Settings.load(overrides={"worker.role": role}))
+    _engine = VllmEngine(model, arguments, Settings.load(environment={}, overrides={"worker.role": role}))
 
 
 def _with_engine(function: Callable[..., Result], arguments: Sequence[object]) -> Result:
