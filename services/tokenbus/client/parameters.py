@@ -131,7 +131,7 @@ class RequestParameters(TypedDict, total=False):
     """Its id, from 1 to 2**64 - 1; default: one is drawn at random."""
     continuation: str | None
     """"any": when its worker is lost, another one goes on from the tokens that have come; "same_weights": one with the
-    weights of these tokens does; "off": it ends with an error; default: "any"."""
+    weights of the last token does; "off": it ends with an error; default: "any"."""
 
 
 def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:

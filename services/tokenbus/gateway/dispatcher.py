@@ -170,7 +170,7 @@ class Dispatcher:
         self._came.set()
         self._taken += 1
         now = monotonic()
-        # What is written for clients that do not read delays those that do.
+        # Chunks for clients that do not read delay those for clients that do.
         if len(self.backlog) > _MOST_BEHIND and now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._buffers.evict_unread(self._settings.stream_buffer_bytes // _UNREAD_SHARE)
