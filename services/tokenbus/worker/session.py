@@ -89,8 +89,8 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
-        self._later_turns: dict[int, Generate] = {}
-        """Its requests that are not a client's first turn."""
+        self._later_turns: dict[int, Admitted] = {}
+        """The facts of a turn for each of its requests that is not a client's first turn."""
         self._taken: dict[int, _Taken] = {}
         """The requests that came last, the oldest first."""
         self._count = self._named = 0
@@ -125,7 +125,13 @@ class WorkerSession(ReconnectingSession):
         self.requests.add(generate.request_key)
         self._owners[generate.request_key] = generate.owner
         if generate.first_request_key:
-            self._later_turns[generate.request_key] = generate
+            turn = generate.continuation
+            self._later_turns[generate.request_key] = Admitted(
+                first_request_key=generate.first_request_key,
+                turn=turn.turn,
+                first_position=len(turn.token_ids),
+                reason=turn.reason,
+            )
         if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
             self._owners = {key: owner for key, owner in self._owners.items() if key in self.requests}
 
@@ -140,11 +146,8 @@ class WorkerSession(ReconnectingSession):
     def describe(self, admitted: Admitted) -> None:
         """Say which turn of which request was admitted, with which weights."""
         admitted.weight_version = self._introduction.weight_version
-        generate = self._later_turns.get(admitted.request_key)
-        if generate is not None:
-            admitted.first_request_key = generate.first_request_key
-            admitted.turn, admitted.reason = generate.continuation.turn, generate.continuation.reason
-            admitted.first_position = len(generate.continuation.token_ids)
+        if (turn := self._later_turns.get(admitted.request_key)) is not None:
+            admitted.MergeFrom(turn)
 
     # What comes in.
 
