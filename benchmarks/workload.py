@@ -126,7 +126,7 @@ def _make_step(case: Case, number: int, random: np.random.Generator) -> Step:
         "scorings": 2,
     }
     columns = {
-        "request_keys": keys,
+        "request_ids": keys,
         "batch_indices": np.arange(rows, dtype="u4"),
         "positions": random.integers(0, 4096, rows, dtype="u4"),
         **{name: np.full(rows, value, "u1") for name, value in bytes_of.items()},

@@ -94,7 +94,7 @@ _1, _2 = f"{1:016x}", f"{2:016x}"
     [
         # A request's key has 16 hexadecimal digits wherever it stands: no reader of JSON rounds it.
         ({"request": 0xC0FFEE, "requests": [1, np.uint64(2)]}, {"request": f"{0xC0FFEE:016x}", "requests": [_1, _2]}),
-        ({"request_key": np.uint64(2**64 - 1), "request_keys": (1,)}, {"request_key": "f" * 16, "request_keys": [_1]}),
+        ({"request_id": np.uint64(2**64 - 1), "request_ids": (1,)}, {"request_id": "f" * 16, "request_ids": [_1]}),
         # A number beyond 53 bits, or none that is finite, is text.
         ({"exact": 2**53, "epoch": 2**53 + 1}, {"exact": 2**53, "epoch": str(2**53 + 1)}),
         ({"a": float("nan"), "b": float("-inf"), "f": np.float32(0.5)}, {"a": "nan", "b": "-inf", "f": 0.5}),

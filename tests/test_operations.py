@@ -158,7 +158,7 @@ def test_sizes_are_what_messages_have(top_k: int, told: int, seconds: int) -> No
     """A step of 256 rows is as large as the page says, and retention lasts as long as it says."""
     engine = SyntheticEngine(tokens_per_step=3)
     for key in range(1, 257):
-        engine.admit(Generate(request_key=key, sampling=SamplingParameters(max_tokens=9), top_logprobs=top_k))
+        engine.admit(Generate(request_id=key, sampling=SamplingParameters(max_tokens=9), top_logprobs=top_k))
     (batch,) = StepAssembler(Limits.default()).assemble(engine.step()[0])
     header = batch.header._replace(worker_id="worker-0", epoch=1, sequence=1)
     size = len(encode(type(batch).of_views(header, batch.columns)))

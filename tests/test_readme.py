@@ -99,7 +99,7 @@ async def test_embedded_example(environment: dict[str, str], capsys: pytest.Capt
     exec(EMBEDDED, names)  # noqa: S102 - it is our own page
     settings = Settings.load(environment=environment)
     engine = SyntheticEngine()
-    generate = Generate(request_key=7, tokens=TokenPrompt(token_ids=[1]), sampling=SamplingParameters(max_tokens=6))
+    generate = Generate(request_id=7, tokens=TokenPrompt(token_ids=[1]), sampling=SamplingParameters(max_tokens=6))
     engine.admit(generate)
     consumer = asyncio.create_task(names["consume"](settings))
     thread = threading.Thread(target=names["engine_loop"], args=(engine, settings))

@@ -61,7 +61,7 @@ def steps_of(order: Order) -> list[Step]:
     steps = make_steps(order.case, _STEPS, order.seed)
     first = steps[0]
     places = np.random.default_rng(order.seed).permutation(order.case.rows).astype("u4")
-    shared = {"request_keys": first.columns["request_keys"], "batch_indices": places}
+    shared = {"request_ids": first.columns["request_ids"], "batch_indices": places}
     return [
         replace(step, keys=first.keys, request_ids=first.request_ids, top_ks=step.top_ks, columns=step.columns | shared)
         for step in steps

@@ -56,7 +56,7 @@ def send_asked(_connection: Connection, order: Order) -> Sent:
     with Publisher(settings_of(order, **_MANY)) as publisher:
         keys: list[int] = []
         while len(keys) < order.case.rows:
-            keys += [request.request_key for request in publisher.take_requests(_WAIT_SECONDS)]
+            keys += [request.request_id for request in publisher.take_requests(_WAIT_SECONDS)]
         for key in keys:
             publisher.admitted(key, 1)
         watch = _publish_all(order, publisher, keys)
@@ -67,7 +67,7 @@ def _publish_all(order: Order, publisher: Publisher, keys: list[int] | None = No
     """Publish an order's steps, and one more that ends the requests."""
     rows, count = order.case.rows, order.case.tokens_per_row
     steps = steps_of(order)
-    wanted = {} if keys is None else {"request_keys": np.array(keys, np.uint64)}
+    wanted = {} if keys is None else {"request_ids": np.array(keys, np.uint64)}
     header = batch_of(steps[0]).header
 
     def send_one(number: int, status: RowStatus = RowStatus.ACTIVE) -> None:

@@ -17,7 +17,7 @@ from tokenbus_contracts.generated import logprob_batch_pb2
 from tokenbus_contracts.schema import MAJOR, MINOR
 
 _READ = (
-    "request_keys",
+    "request_ids",
     "token_counts",
     "top_ks",
     "token_ids",
@@ -69,7 +69,7 @@ class Views(Peer):
         message = message_of(step)
         batch = decode(self._through(message))
         shares = zip(repeat(batch), counting())
-        deque(map(deque.append, map(queues.__getitem__, batch.request_keys.tolist()), shares), maxlen=0)
+        deque(map(deque.append, map(queues.__getitem__, batch.request_ids.tolist()), shares), maxlen=0)
         return len(message)
 
     def _through(self, message: bytes) -> bytes:

@@ -109,7 +109,7 @@ async def _read(
                 raise WrongDeliveryError(f"a request ended: {output.error}")
             rows += output.target.row_count
             if len(seen) < requests:
-                seen.update(output.target.request_keys.tolist())
+                seen.update(output.target.request_ids.tolist())
 
     async with Client(settings) as client, client.steps(most=1024) as steps, asyncio.TaskGroup() as group:
         await until_workers(client, workers)

@@ -34,7 +34,7 @@ _SAME = [
     *(["LogprobBatch.draft_token_counts." + m, "LogprobBatch.proposal_counts." + m] for m in ("max", "default_max")),
     ["LogprobBatch.draft_token_counts.max", "StreamLimits.max_draft_tokens_per_row.max"],
     ["LogprobBatch.token_counts.max", "StreamLimits.max_tokens_per_row.max"],
-    ["LogprobBatch.request_keys.max_items", "StreamLimits.max_rows.max"],
+    ["LogprobBatch.request_ids.max_items", "StreamLimits.max_rows.max"],
     ["LogprobBatch.top_ks.max", "StreamLimits.max_top_k.max", "Generate.top_logprobs.max"],
     ["LogprobBatch.top_ks.default_max", "Generate.top_logprobs.default_max"],
     ["LogprobBatch.max_bytes", "StreamLimits.max_message_bytes.max", "Item.payload_bytes.max"],
@@ -48,16 +48,16 @@ _SAME_LENGTH: dict[int, int] = {
 
 # Bounds that follow from others, as products.
 _PRODUCTS = [
-    ("LogprobBatch.token_ids.max_items", ("LogprobBatch.request_keys.max_items", "LogprobBatch.token_counts.max")),
+    ("LogprobBatch.token_ids.max_items", ("LogprobBatch.request_ids.max_items", "LogprobBatch.token_counts.max")),
     (
         "LogprobBatch.alternative_token_ids.max_items",
         ("LogprobBatch.token_ids.max_items", "LogprobBatch.top_ks.max"),
     ),
     (
         "LogprobBatch.proposal_token_ids.max_items",
-        ("LogprobBatch.request_keys.max_items", "LogprobBatch.proposal_counts.max"),
+        ("LogprobBatch.request_ids.max_items", "LogprobBatch.proposal_counts.max"),
     ),
-    ("BatchHeader.step_rows.max", ("LogprobBatch.request_keys.max_items", "BatchHeader.part_count.max")),
+    ("BatchHeader.step_rows.max", ("LogprobBatch.request_ids.max_items", "BatchHeader.part_count.max")),
 ]
 
 

@@ -36,7 +36,7 @@ class LogprobBatch:
         header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=1, value_kind=raw)
         batch = tokenbus.LogprobBatch(
             header,
-            request_keys=[7], batch_indices=[0], positions=[0], statuses=[tokenbus.RowStatus.ACTIVE],
+            request_ids=[7], batch_indices=[0], positions=[0], statuses=[tokenbus.RowStatus.ACTIVE],
             token_counts=[2], draft_token_counts=[1], proposal_counts=[0], scorings=[tokenbus.Scoring.FULL], top_ks=[0],
             token_ids=[11, 12], logprobs=[-0.25, -1.5], ranks=[1, 2],
         )
@@ -52,7 +52,7 @@ class LogprobBatch:
     _message: MessageColumns | None
     _rows: Rows | OnlyRow
     header: BatchHeader
-    request_keys: npt.NDArray[np.uint64]
+    request_ids: npt.NDArray[np.uint64]
     batch_indices: npt.NDArray[np.uint32]
     positions: npt.NDArray[np.uint32]
     statuses: npt.NDArray[np.uint8]
@@ -82,7 +82,7 @@ class LogprobBatch:
         self,
         header: BatchHeader,
         *,
-        request_keys: npt.ArrayLike = _LEFT_OUT,
+        request_ids: npt.ArrayLike = _LEFT_OUT,
         batch_indices: npt.ArrayLike = _LEFT_OUT,
         positions: npt.ArrayLike = _LEFT_OUT,
         statuses: npt.ArrayLike = _LEFT_OUT,
@@ -104,7 +104,7 @@ class LogprobBatch:
         if not isinstance(header, BatchHeader):
             raise ContractError("header", "a BatchHeader", type(header).__name__, rule=Rule.TYPE)
         given = (
-            request_keys,
+            request_ids,
             batch_indices,
             positions,
             statuses,
@@ -187,7 +187,7 @@ class LogprobBatch:
     @property
     def row_count(self) -> int:
         """How many rows the batch has."""
-        return self.request_keys.size
+        return self.request_ids.size
 
     def __eq__(self, other: object) -> bool:
         """Tell whether the other batch has the same header, and the same bits in every column."""

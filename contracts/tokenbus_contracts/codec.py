@@ -29,7 +29,7 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
         header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=1, value_kind=raw)
         batch = tokenbus.LogprobBatch(
             header,
-            request_keys=[7], batch_indices=[0], positions=[0], statuses=[tokenbus.RowStatus.ACTIVE],
+            request_ids=[7], batch_indices=[0], positions=[0], statuses=[tokenbus.RowStatus.ACTIVE],
             token_counts=[2], draft_token_counts=[1], proposal_counts=[0], scorings=[tokenbus.Scoring.FULL], top_ks=[0],
             token_ids=[11, 12], logprobs=[-0.25, -1.5], ranks=[1, 2],
         )

@@ -58,7 +58,7 @@ def _schema_bounds() -> dict[str, tuple[int, int]]:
     """Return each limit's default and its largest value, both read from the schema."""
     bounds = {
         "max_message_bytes": (MESSAGE_BOUNDS.default_max_bytes, MESSAGE_BOUNDS.max_bytes),
-        "max_rows": (COLUMN["request_keys"].default_max_items, COLUMN["request_keys"].max_items),
+        "max_rows": (COLUMN["request_ids"].default_max_items, COLUMN["request_ids"].max_items),
         "max_tokens_per_row": (COLUMN["token_counts"].default_max, COLUMN["token_counts"].max),
         "max_draft_tokens_per_row": (COLUMN["draft_token_counts"].default_max, COLUMN["draft_token_counts"].max),
         "max_top_k": (COLUMN["top_ks"].default_max, COLUMN["top_ks"].max),

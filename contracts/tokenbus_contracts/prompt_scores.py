@@ -33,7 +33,7 @@ class PromptScores:
             print(scores.position, scores.logprobs, scores.alternative_token_ids)
     """
 
-    request_key: int
+    request_id: int
     position: int
     prompt_tokens: int
     """How many tokens the prompt has."""
@@ -68,7 +68,7 @@ class PromptScores:
             part = slice(begin, begin + at_once)
             ids = self.alternative_token_ids[part]
             yield PromptScoresChunk(
-                request_key=self.request_key,
+                request_id=self.request_id,
                 position=self.position + begin,
                 prompt_tokens=self.prompt_tokens,
                 token_ids=_bytes(self.token_ids[part], "<u4"),
@@ -87,7 +87,7 @@ class PromptScores:
         lines = min(1, count) if message.alternatives_are_named else count
         ids = _array("alternative_token_ids", message.alternative_token_ids, "<u4", lines, alternatives)
         read = cls(
-            message.request_key,
+            message.request_id,
             message.position,
             message.prompt_tokens,
             _array("token_ids", message.token_ids, "<u4", count),

@@ -95,7 +95,7 @@ class Rows:
             scored = _cutter([count * (scoring != Scoring.NONE) for count, scoring in pairs])
         self._count = len(counts)
         self._numbers = (
-            numbers("request_keys"),
+            numbers("request_ids"),
             numbers("batch_indices"),
             numbers("positions"),
             statuses,

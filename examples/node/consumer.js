@@ -19,7 +19,7 @@ const key = drawn();
 const window = { window_frames: 64, window_bytes: 8 * 2 ** 20 };
 const hello = { schema_major: 1, schema_minor: 0, name: 'node', session: drawn(), ...window };
 const sampling = { max_tokens: Number(count) };
-const generate = { request_key: key, text: { text: prompt }, sampling, top_logprobs: 0 }; // 0: each token's own logprob
+const generate = { request_id: key, text: { text: prompt }, sampling, top_logprobs: 0 }; // 0: each token's own logprob
 
 const socket = new Dealer({ linger: 1000, receiveTimeout: 100 }); // milliseconds, as all times here
 let [interval, timeout] = [1000, 10_000]; // until the processor says its own

@@ -114,7 +114,7 @@ function mostOf(name, header) {
 
 function checkRows(batch) {
   const { header } = batch;
-  const rows = batch.request_keys.length;
+  const rows = batch.request_ids.length;
   for (const column of COLUMNS.filter((each) => boundsOf(each).length === 'COLUMN_LENGTH_ROWS')) {
     demand(batch[column.name].length === rows, column.name, 'length', rows, batch[column.name].length);
   }
@@ -179,13 +179,13 @@ function checkLengths(batch) {
   const tokensOf = (has) => sum(counts.filter((_, row) => has(askedBy(batch, row))));
   const stopped = batch.statuses.filter((each) => each === STATUS.ROW_STATUS_FINISHED_STOP).length;
   const wanted = {
-    COLUMN_LENGTH_ROWS: batch.request_keys.length,
+    COLUMN_LENGTH_ROWS: batch.request_ids.length,
     COLUMN_LENGTH_TOKENS: sum(counts),
     COLUMN_LENGTH_SCORED_TOKENS: sum(counts.filter((_, row) => isScored(batch, row))),
     COLUMN_LENGTH_ALTERNATIVES: sum(counts.map((count, row) => count * batch.top_ks[row])),
     COLUMN_LENGTH_PROPOSALS: sum(batch.proposal_counts),
     COLUMN_LENGTH_STOPPED_ROWS: batch.stops.length ? stopped : 0,
-    COLUMN_LENGTH_ROWS_OR_NONE: batch.request_keys.length,
+    COLUMN_LENGTH_ROWS_OR_NONE: batch.request_ids.length,
     COLUMN_LENGTH_OTHER_LOGPROBS: tokensOf(({ extras }) => extras & 1),
     COLUMN_LENGTH_ENTROPIES: tokensOf(({ extras }) => extras & 2),
     COLUMN_LENGTH_GIVEN_TOKENS: sum(batch.given_counts),
@@ -230,7 +230,7 @@ function checkAlternatives(batch) {
 /** Yield the rows of a batch, each with its tokens; `scored` is a token's place in the columns of scored tokens. */
 function* rows(batch) {
   let [token, scored] = [0, 0];
-  for (let row = 0; row < batch.request_keys.length; row += 1) {
+  for (let row = 0; row < batch.request_ids.length; row += 1) {
     const tokens = [];
     for (let place = 0; place < batch.token_counts[row]; place += 1) {
       const values = isScored(batch, row) ? { logprob: batch.logprobs[scored], rank: batch.ranks[scored], scored } : {};
@@ -238,7 +238,7 @@ function* rows(batch) {
       token += 1;
       scored += isScored(batch, row) ? 1 : 0;
     }
-    const [key, position, status] = [batch.request_keys[row].toString(), batch.positions[row], batch.statuses[row]];
+    const [key, position, status] = [batch.request_ids[row].toString(), batch.positions[row], batch.statuses[row]];
     yield { key, position, status, topK: batch.top_ks[row], tokens };
   }
 }

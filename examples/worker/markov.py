@@ -47,7 +47,7 @@ class MarkovEngine:
         if not prompt or max(prompt) >= self.vocabulary_size:
             raise ValueError(f"tokens: ids from 0 to {self.vocabulary_size - 1}, at least one, got {prompt[:8]}")
         sampling = generate.sampling
-        self.running[generate.request_key] = Running(
+        self.running[generate.request_id] = Running(
             letter=prompt[-1],
             position=0,
             limit=sampling.max_tokens if sampling.HasField("max_tokens") else 1000,
@@ -66,7 +66,7 @@ class MarkovEngine:
         }
         columns = [self._columns(row, drawn[key]) for key, row in rows.items() if row.is_scored]
         step = tokenbus.StepArrays(
-            request_keys=[*rows, *ends],
+            request_ids=[*rows, *ends],
             positions=[self.running[key].position for key in (*rows, *ends)],
             token_counts=[1] * len(rows) + [0] * len(ends),
             token_ids=list(drawn.values()),

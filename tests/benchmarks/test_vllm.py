@@ -25,7 +25,7 @@ def test_reader_counts_every_token_of_a_stream(tmp_path: Path) -> None:
         for position in range(3):
             statuses = np.full(2, RowStatus.FINISHED_LENGTH if position == 2 else RowStatus.ACTIVE, np.uint8)
             arrays = StepArrays(
-                request_keys=np.array([7, 8], np.uint64),
+                request_ids=np.array([7, 8], np.uint64),
                 positions=[position] * 2,
                 token_counts=[1, 1],
                 token_ids=[5, 6],

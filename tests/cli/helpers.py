@@ -51,7 +51,7 @@ def memory_settings(**overrides: object) -> Settings:
 def generate(max_tokens: int, key: int = 11, **fields: Any) -> Generate:  # noqa: ANN401 - as the message has them
     """Return a request for so many tokens, with logprobs and two alternatives."""
     sampling = SamplingParameters(max_tokens=max_tokens)
-    return Generate(request_key=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2, **fields)
+    return Generate(request_id=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2, **fields)
 
 
 def hello(worker_id: str = WORKER) -> Hello:
@@ -70,7 +70,7 @@ def hello(worker_id: str = WORKER) -> Hello:
 
 
 def admitted(key: int, sequence: int, worker_id: str = WORKER) -> bytes:
-    taken = Admitted(request_key=key, worker_id=worker_id, epoch=EPOCH, prompt_tokens=1)
+    taken = Admitted(request_id=key, worker_id=worker_id, epoch=EPOCH, prompt_tokens=1)
     return write_frame(RequestEvent(sequence=sequence, admitted=taken))
 
 

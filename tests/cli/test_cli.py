@@ -113,7 +113,7 @@ def test_json_keeps_64_bits(tokenbus: Tokenbus) -> None:
     holds = json.loads(run.out)["files"][0]["holds"]
     assert [holds[name] for name in ("epoch", "sequence", "step")] == [str(2**63 + 1)] * 3
     rows = json.loads(tokenbus("check", "--json", "--rows", GOOD).out)["files"][0]["rows"]
-    assert [row["request_key"] for row in rows] == [f"{key:016x}" for key in (1, 2, 3, 4)]
+    assert [row["request_id"] for row in rows] == [f"{key:016x}" for key in (1, 2, 3, 4)]
 
 
 @pytest.mark.nightly

@@ -20,11 +20,11 @@ def truth() -> Truth:
 @pytest.fixture
 def answers(truth: Truth) -> list[Answer]:
     """The answers of the same requests, as they come where nothing goes wrong."""
-    return [answered(generate.request_key, truth[generate.request_key]) for generate in requests(6, 24)]
+    return [answered(generate.request_id, truth[generate.request_id]) for generate in requests(6, 24)]
 
 
 def answered(key: int, rows: list[Row]) -> Answer:
-    answer = Answer(next(generate for generate in requests(6, 24) if generate.request_key == key))
+    answer = Answer(next(generate for generate in requests(6, 24) if generate.request_id == key))
     for row in rows:
         answer.take(row)
     return answer
@@ -69,7 +69,7 @@ def test_one_value_that_differs_is_found(column: str, answers: list[Answer], tru
 
 def test_lost_and_repeated_tokens_are_counted(answers: list[Answer], truth: Truth) -> None:
     """A row that did not come, and one that came twice, are reported with how many tokens that is."""
-    key, rows = answers[0].generate.request_key, truth[answers[0].generate.request_key]
+    key, rows = answers[0].generate.request_id, truth[answers[0].generate.request_id]
     without = answered(key, [rows[0], *rows[2:]])
     twice = answered(key, [rows[0], rows[0], *rows[1:]])
     assert (without.lost, without.repeated) == (rows[1].token_ids.size, 0)
@@ -84,6 +84,6 @@ def test_failed_and_cut_off_requests_are_told(answers: list[Answer], truth: Trut
     answers[3].error = "worker_lost: gone"
     assert judged(answers, truth)["ok"] is False
     assert "1 requests FAILED" in said(answers, truth)
-    key = answers[3].generate.request_key
+    key = answers[3].generate.request_id
     answers[3] = answered(key, truth[key][:-1])
     assert judged(answers, truth)["differing_requests"] == 1

@@ -63,8 +63,8 @@ def event(**values: Any) -> bytes:  # noqa: ANN401 - whichever the event is
     return write_frame(RequestEvent(sequence=4, **values))
 
 
-ERROR = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
-CACHED = Admitted(request_key=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=32)
+ERROR = RequestError(request_id=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
+CACHED = Admitted(request_id=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=32)
 UNKNOWN: Any = 99
 STEP = "TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens"
 
@@ -93,7 +93,7 @@ def test_worker_id_is_printed_escaped() -> None:
 
 def test_rows_with_their_tokens() -> None:
     values = values_of(first_batch(), rows=True)
-    (row,) = [row for row in values["rows"] if row["request_key"] == f"{2:016x}"]
+    (row,) = [row for row in values["rows"] if row["request_id"] == f"{2:016x}"]
     true = true_tokens(2, 0, 3)
     assert (row["token_ids"], row["logprobs"]) == (true.ids.tolist(), true.logprobs.tolist())
     lines = lines_of(values)
@@ -107,7 +107,7 @@ def test_scores_and_answers_in_a_line() -> None:
     values = values_of(event(prompt_scores=chunk), EVENT)
     assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
     assert lines_of(values) == ["worker-0/7 #4 SCORED request 0000000000000005, its prompt's tokens 1 to 2 of 3"]
-    values = values_of(event(prefilled=Prefilled(request_key=5, transfer_state=b"state")), EVENT)
+    values = values_of(event(prefilled=Prefilled(request_id=5, transfer_state=b"state")), EVENT)
     assert lines_of(values) == ["worker-0/7 #4 PREFILLED request 0000000000000005, 5 bytes for the decode worker"]
     for error, state, line in (
         ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),

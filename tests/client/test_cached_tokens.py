@@ -11,7 +11,7 @@ from tokenbus_contracts.generated.request_pb2 import Admitted
 
 
 def say(peer: Peer, cached: int | None) -> None:
-    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=cached))
+    peer.numbered(admitted=Admitted(request_id=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=cached))
 
 
 @pytest.mark.parametrize("said", [(), (None,), (0,), (0, 32), (None, 32)])

@@ -56,7 +56,7 @@ class Processor:
 
     def fails(self, key: int, code: ErrorCode, message: str) -> None:
         self.number += 1
-        self.say(ServerFrame(number=self.number, error=RequestError(request_key=key, code=code, message=message)))
+        self.say(ServerFrame(number=self.number, error=RequestError(request_id=key, code=code, message=message)))
 
     async def welcome(self) -> None:
         await self.body("hello")
@@ -174,7 +174,7 @@ async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
             processor.rows(RowShape(5 + place, 0, 1))
         first = await soon(anext(steps))
         assert isinstance(first, StepRows)
-        assert first.target.request_keys.tolist() == [5]
+        assert first.target.request_ids.tolist() == [5]
         assert first.draft is None
         await turns()
         assert client.requests.is_paused
@@ -187,7 +187,7 @@ async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
 
 def row_ids(output: StepRows | RequestEnd) -> list[int]:
     assert isinstance(output, StepRows)
-    found: list[int] = output.target.request_keys.tolist()
+    found: list[int] = output.target.request_ids.tolist()
     return found
 
 

@@ -72,7 +72,7 @@ async def test_requests_of_a_connection_that_fails_go_to_another_one(caplog: pyt
     frame = ClientFrame()
     while not frame.HasField("generate"):
         frame = read_frame(ClientFrame, (await soon(other.receive()))[1][0])
-    assert frame.generate.first_request_key == 7
+    assert frame.generate.first_request_id == 7
     assert "connection failed" in caplog.text
     with pytest.raises(ExceptionGroup):
         await soon(line.close(KeyError()))

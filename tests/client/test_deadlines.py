@@ -18,7 +18,7 @@ GRACE_MS = int(TIMEOUT * 1000)
 
 def admitted(key: int, deadline: int) -> Admitted:
     """Return that a request was taken, with the moment that was settled."""
-    return Admitted(request_key=key, worker_id="w", epoch=1, prompt_tokens=3, deadline_unix_ms=deadline)
+    return Admitted(request_id=key, worker_id="w", epoch=1, prompt_tokens=3, deadline_unix_ms=deadline)
 
 
 @pytest.mark.parametrize(("given", "sent"), [(0, 6000), (9000, 6000), (2000, 2000)])
@@ -47,7 +47,7 @@ async def test_moment_survives_a_processors_restart() -> None:
         processor.say(ServerFrame(refusal=Refusal(reason=HELLO_FIRST, message="say hello")))
         await processor.welcome()
         resumed = [(await processor.body("resume")).resume for _ in range(2)]
-        assert {resume.request_key: resume.deadline_unix_ms for resume in resumed} == {5: settled, 7: settled + 1}
+        assert {resume.request_id: resume.deadline_unix_ms for resume in resumed} == {5: settled, 7: settled + 1}
         assert not any(each.has_ended for each in (first, second))
 
 
@@ -81,11 +81,11 @@ def test_processors_word_comes_first() -> None:
     list(peer.says_all())
     peer.requests.end_overdue(1000 + GRACE_MS)
     assert peer.session.outstanding == 3
-    told = RequestError(request_key=5, code=DEADLINE, message="it took longer than it may")
+    told = RequestError(request_id=5, code=DEADLINE, message="it took longer than it may")
     peer.numbered(error=told)
     peer.requests.end_overdue(1001 + GRACE_MS)
     assert set(peer.requests.requests) == {7}
-    assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [6]
+    assert [frame.abort.request_id for frame in peer.says_all() if frame.HasField("abort")] == [6]
 
 
 def test_what_the_processor_settles_replaces_what_was_asked() -> None:

@@ -55,7 +55,7 @@ def test_keyword_arguments_are_the_fields_of_a_request() -> None:
         "request_id": 77,
     }
     assert request_of("once", arguments) == Generate(
-        request_key=77,
+        request_id=77,
         model="small",
         text=TextPrompt(text="once"),
         sampling=SamplingParameters(stop_token_ids=[1, 2]),
@@ -235,7 +235,7 @@ async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str
                 del circle
         del generation
         gc.collect()
-        assert (await processor.body("abort")).abort.request_key == 5
+        assert (await processor.body("abort")).abort.request_id == 5
         assert len(client.requests) == 0
 
 
@@ -281,7 +281,7 @@ def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
     else:
         taken_up = ErrorCode.ERROR_CODE_TAKEN_UP
         code = taken_up if ending == "taken up" else ErrorCode.ERROR_CODE_ENGINE
-        peer.numbered(error=RequestError(request_key=5, code=code, message="over"))
+        peer.numbered(error=RequestError(request_id=5, code=code, message="over"))
     assert not peer.requests.is_open(5)
     list(peer.says_all())
     if ending == "taken up":
@@ -354,7 +354,7 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
         peer.requests.open(generate_of(key, deadline_unix_ms=1000 if key == 4 else 0))
     peer.rows(*(RowShape(key, 0, 2) for key in range(1, 8)))
     peer.rows(RowShape(1, 2, 1, FINISHED), RowShape(3, 9, 1), RowShape(2, 2, 1))
-    peer.numbered(error=RequestError(request_key=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
+    peer.numbered(error=RequestError(request_id=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
     peer.requests.end_overdue(10_000)
     peer.requests.discard(5)
     with pytest.raises(ContractError):
@@ -372,7 +372,7 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
     ended: set[int] = set()
     for output in outputs:
         if isinstance(output, StepRows):
-            assert ended.isdisjoint(output.target.request_keys.tolist())
+            assert ended.isdisjoint(output.target.request_ids.tolist())
         else:
             assert output.request_id not in ended
             ended.add(output.request_id)
@@ -404,8 +404,8 @@ async def test_submitted_requests_end_with_the_steps() -> None:
             client.submit([1])
         async with client.steps():
             request_id = client.submit([1], max_tokens=9)
-            assert (await processor.body("generate")).generate.request_key == request_id
-        assert (await processor.body("abort")).abort.request_key == request_id
+            assert (await processor.body("generate")).generate.request_id == request_id
+        assert (await processor.body("abort")).abort.request_id == request_id
 
 
 async def test_generation_beside_steps_has_its_end() -> None:

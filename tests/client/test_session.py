@@ -12,7 +12,7 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Reques
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
-BROKEN = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="broke")
+BROKEN = RequestError(request_id=5, code=ErrorCode.ERROR_CODE_ENGINE, message="broke")
 
 
 def test_nothing_is_asked_before_the_handshake() -> None:
@@ -24,13 +24,13 @@ def test_nothing_is_asked_before_the_handshake() -> None:
     assert peer.bodies() == ["hello"]
     peer.welcome()
     first, second, third = peer.says_all()
-    assert first.generate.request_key == 5
+    assert first.generate.request_id == 5
     resume = second.resume
-    assert (resume.request_key, resume.next_position, resume.include_draft_logprobs) == (6, 3, True)
+    assert (resume.request_id, resume.next_position, resume.include_draft_logprobs) == (6, 3, True)
     assert third.watch.worker_id == "w"
 
 
-@pytest.mark.parametrize("field", ["top_logprobs", "request_key", "prompt"])
+@pytest.mark.parametrize("field", ["top_logprobs", "request_id", "prompt"])
 def test_request_that_breaks_its_bounds_is_refused_where_it_is_asked_for(field: str) -> None:
     peer = opened()
     generate = generate_of(5)
@@ -104,7 +104,7 @@ def test_request_that_is_not_open_here_may_be_aborted() -> None:
     """Another client of the same owner may have it; the processor knows."""
     peer = opened()
     peer.requests.abort(99)
-    assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [99]
+    assert [frame.abort.request_id for frame in peer.says_all() if frame.HasField("abort")] == [99]
 
 
 # Acks.
@@ -193,9 +193,9 @@ def test_whole_outputs_are_shown_with_their_drafts() -> None:
     (rows,) = seen
     assert isinstance(rows, StepRows)
     target, draft = rows
-    assert target.request_keys.tolist() == [5, 6]
+    assert target.request_ids.tolist() == [5, 6]
     assert draft is not None
-    assert draft.request_keys.tolist() == [5]
+    assert draft.request_ids.tolist() == [5]
     assert [len(each) for each in tokens] == [0, 0]
 
 
@@ -210,7 +210,7 @@ def test_columns_have_each_row_and_each_token_once() -> None:
     peer.rows(RowShape(5, 0, 2), RowShape(6, 0, 1))
     peer.rows(RowShape(5, 1, 2), RowShape(6, 0, 1), RowShape(9, 0, 1))
     seen = [output.target for output in outputs if isinstance(output, StepRows)]
-    found = [(batch.request_keys.tolist(), batch.positions.tolist(), batch.token_counts.tolist()) for batch in seen]
+    found = [(batch.request_ids.tolist(), batch.positions.tolist(), batch.token_counts.tolist()) for batch in seen]
     assert found == [([5, 6], [0, 0], [2, 1]), ([5], [2], [1])]
     assert seen[1].token_ids.tolist() == ids(5, 2, 3)
 
@@ -223,14 +223,14 @@ def test_same_processor_is_not_asked_for_what_it_knows() -> None:
     peer.requests.open(generate_of(5))
     peer.requests.open(generate_of(6))
     list(peer.says_all())
-    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, prompt_tokens=1))
+    peer.numbered(admitted=Admitted(request_id=5, worker_id="w", epoch=1, prompt_tokens=1))
     peer.requests.abort(5)
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
     peer.welcome(resumed=True)
     again = [frame for frame in peer.says_all() if not frame.HasField("heartbeat")]
     assert [frame.WhichOneof("body") for frame in again[-2:]] == ["abort", "generate"]
-    assert again[-1].generate.request_key == 6
+    assert again[-1].generate.request_id == 6
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -246,10 +246,10 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
     peer.says()
     peer.welcome(resumed=resumed, processor_id="other")
     first, second, third, fourth = peer.says_all()
-    assert (first.resume.request_key, first.resume.next_position) == (5, 2)
+    assert (first.resume.request_id, first.resume.next_position) == (5, 2)
     assert first.resume.include_draft_logprobs
-    assert (second.resume.request_key, second.resume.next_position) == (6, 0)
-    assert (third.abort.request_key, fourth.watch.worker_id) == (6, "w")
+    assert (second.resume.request_id, second.resume.next_position) == (6, 0)
+    assert (third.abort.request_id, fourth.watch.worker_id) == (6, "w")
 
 
 def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
@@ -261,7 +261,7 @@ def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
     peer.says()
     peer.welcome(processor_id="other")
     list(peer.says_all())
-    peer.hear(error=RequestError(request_key=5, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it"))
+    peer.hear(error=RequestError(request_id=5, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it"))
     assert "generate" not in peer.bodies()
     assert tokens.status is ABORTED
     assert peer.session.outstanding == 0
@@ -286,12 +286,12 @@ def test_request_that_nobody_has_is_asked_for_anew() -> None:
     peer.rows(RowShape(6, 0, 2))
     list(peer.says_all())
     for key in (5, 6):
-        unknown = RequestError(request_key=key, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
+        unknown = RequestError(request_id=key, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
         peer.numbered(error=unknown)
     (sent,) = [frame.generate for frame in peer.says_all() if frame.HasField("generate")]
-    assert sent.first_request_key == 5
-    assert sent.request_key != 5  # a worker that comes later may bring the first one
-    peer.rows(RowShape(sent.request_key, 0, 1))
+    assert sent.first_request_id == 5
+    assert sent.request_id != 5  # a worker that comes later may bring the first one
+    peer.rows(RowShape(sent.request_id, 0, 1))
     assert positions(fresh) == [(0, 1)]
     assert not fresh.has_ended
     assert taken.error is not None

@@ -55,13 +55,13 @@ class Two:
 def error(peer: Peer, code: ErrorCode, key: int = 5, emitted: int = 0) -> None:
     """Let a processor say how a request ended."""
     retry = 1000 if code in (FULL, NO_WORKER) else 0
-    found = RequestError(request_key=key, code=code, message="so", emitted_tokens=emitted, retry_after_ms=retry)
+    found = RequestError(request_id=key, code=code, message="so", emitted_tokens=emitted, retry_after_ms=retry)
     peer.numbered(error=found)
 
 
 def keys(peer: Peer, body: str) -> list[int]:
     """Return the requests that frames of a kind are about, of those that are sent just now."""
-    return [getattr(frame, body).request_key for frame in peer.says_all() if frame.HasField(body)]
+    return [getattr(frame, body).request_id for frame in peer.says_all() if frame.HasField(body)]
 
 
 def sent(peer: Peer) -> list[Generate]:
@@ -69,7 +69,7 @@ def sent(peer: Peer) -> list[Generate]:
 
 
 def over(peer: Peer) -> set[int]:
-    return {key for frame in peer.says_all() for key in frame.ended.request_keys}
+    return {key for frame in peer.says_all() for key in frame.ended.request_ids}
 
 
 def begun(tokens: int = 2, policy: int = ANY) -> tuple[Two, Any]:
@@ -117,7 +117,7 @@ def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
     two.room(two.a, any=1)
     sources = [two.requests.open(generate_of(key)) for key in (5, 6)]
     for key in (5, 6):
-        two.a.numbered(error=RequestError(request_key=key, code=FULL, message="closes"))
+        two.a.numbered(error=RequestError(request_id=key, code=FULL, message="closes"))
     assert keys(two.b, "generate") == [5, 6]
     for key in (5, 6):
         error(two.b, NO_WORKER, key)
@@ -155,10 +155,10 @@ def test_request_of_a_processor_that_stays_away_goes_on_at_another(how: str) -> 
         two.a.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert two.pass_time(CONTINUE_AFTER - 1, two.b) == []
     (again,) = two.pass_time(1, two.b)
-    assert (again.first_request_key, list(again.continuation.token_ids)) == (5, ids(5, 0, 2))
-    two.b.rows(RowShape(again.request_key, 2, 1, RowStatus.FINISHED_LENGTH))
+    assert (again.first_request_id, list(again.continuation.token_ids)) == (5, ids(5, 0, 2))
+    two.b.rows(RowShape(again.request_id, 2, 1, RowStatus.FINISHED_LENGTH))
     assert positions(source) == [(0, 2), (2, 1)]
-    assert source.turns == [Turn(0, 5), Turn(2, again.request_key, "unknown_request")]
+    assert source.turns == [Turn(0, 5), Turn(2, again.request_id, "unknown_request")]
 
 
 def test_time_in_which_the_client_stood_still_is_no_silence() -> None:
@@ -190,7 +190,7 @@ def test_processor_that_returns_hears_that_older_turns_are_over() -> None:
     two.a.rows(RowShape(5, 2, 4))
     assert keys(two.a, "abort") == [5]
     error(two.a, LOST)
-    two.b.rows(RowShape(again.request_key, 2, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(again.request_id, 2, 1, RowStatus.FINISHED_LENGTH))
     assert positions(source) == [(0, 2), (2, 1)]
     assert source.status is RowStatus.FINISHED_LENGTH
 
@@ -201,8 +201,8 @@ def test_processors_hear_that_the_first_turn_is_over_before_the_second_is_sent()
     two.b.hear(heartbeat={"sent_at_ns": 1})
     two.requests.look(two.a.now)
     said = [frame for frame in two.b.says_all() if not frame.HasField("heartbeat")]
-    assert [list(frame.ended.request_keys) for frame in said] == [[5], []]
-    assert said[1].generate.first_request_key == 5
+    assert [list(frame.ended.request_ids) for frame in said] == [[5], []]
+    assert said[1].generate.first_request_id == 5
 
 
 def test_request_that_cannot_be_continued_waits_for_its_processor() -> None:
@@ -234,8 +234,8 @@ def test_request_that_never_reached_its_processor_is_sent_under_another_id(polic
     two.requests.open(generate_of(5, continuation_policy=policy))
     assert keys(two.a, "generate") == [5]
     (again,) = two.pass_time(CONTINUE_AFTER, two.b)
-    assert again.first_request_key == 5
-    assert again.request_key != 5
+    assert again.first_request_id == 5
+    assert again.request_id != 5
 
 
 def test_aborted_request_ends_when_its_processor_stays_away() -> None:
@@ -261,7 +261,7 @@ def test_lost_worker_costs_a_turn_at_once() -> None:
     two.room(two.b, any=99)
     error(two.a, LOST)
     (again,) = sent(two.b)
-    two.b.rows(RowShape(again.request_key, 2, 1, RowStatus.FINISHED_LENGTH))
+    two.b.rows(RowShape(again.request_id, 2, 1, RowStatus.FINISHED_LENGTH))
     assert source.status is RowStatus.FINISHED_LENGTH
 
 

@@ -10,7 +10,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 TAKEN_UP = RequestError(
-    request_key=5, code=ErrorCode.ERROR_CODE_TAKEN_UP, message="another connection has it", emitted_tokens=9
+    request_id=5, code=ErrorCode.ERROR_CODE_TAKEN_UP, message="another connection has it", emitted_tokens=9
 )
 
 
@@ -52,7 +52,7 @@ async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, 
     tokens = peer.requests.resume(5, position, include_drafts=False)
     if rows:
         peer.rows(RowShape(5, position, rows))
-    lost = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_WORKER_LOST, message="gone", emitted_tokens=40)
+    lost = RequestError(request_id=5, code=ErrorCode.ERROR_CODE_WORKER_LOST, message="gone", emitted_tokens=40)
     peer.numbered(error=lost)
     assert tokens.error is not None
     assert tokens.error.emitted_tokens == came

@@ -15,7 +15,7 @@ from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 KEY = 5
-BROKEN = RequestError(request_key=KEY, code=ErrorCode.ERROR_CODE_GAP, message="lost", emitted_tokens=3)
+BROKEN = RequestError(request_id=KEY, code=ErrorCode.ERROR_CODE_GAP, message="lost", emitted_tokens=3)
 
 
 def put(tokens: RequestTokens, position: int, count: int, **more: object) -> Step:

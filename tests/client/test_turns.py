@@ -36,7 +36,7 @@ def begun(tokens: int = 2, **fields: Any) -> tuple[Peer, RequestTokens]:  # noqa
 def end(peer: Peer, code: ErrorCode, key: int = 5) -> list[ClientFrame]:
     """End a turn with an error, and return the client's answer."""
     retry = 1000 if code == NO_WORKER else 0
-    peer.numbered(error=RequestError(request_key=key, code=code, message="so it is", retry_after_ms=retry))
+    peer.numbered(error=RequestError(request_id=key, code=code, message="so it is", retry_after_ms=retry))
     return list(peer.says_all())
 
 
@@ -52,31 +52,31 @@ def asked(frames: list[ClientFrame]) -> Generate:
 def test_next_turn_goes_on_behind_the_accepted_tokens(code: ErrorCode, reason: str) -> None:
     """It has a fresh id, and the client ends the turn before it first."""
     peer, source = begun(top_logprobs=2, deadline_ms=50)
-    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, deadline_unix_ms=77, weight_version=6))
+    peer.numbered(admitted=Admitted(request_id=5, worker_id="w", epoch=1, deadline_unix_ms=77, weight_version=6))
     said = end(peer, code)
-    assert [list(frame.ended.request_keys) for frame in said] == [[5], []]
+    assert [list(frame.ended.request_ids) for frame in said] == [[5], []]
     generate = asked(said)
-    assert generate.request_key not in (0, 5)
-    assert generate.first_request_key == 5
+    assert generate.request_id not in (0, 5)
+    assert generate.first_request_id == 5
     assert list(generate.continuation.token_ids) == ids(5, 0, 2)
     assert (generate.continuation.turn, generate.continuation.reason) == (1, code)
     assert (generate.deadline_ms, generate.deadline_unix_ms) == (0, 77)
     assert (generate.top_logprobs, list(generate.tokens.token_ids)) == (2, [0, 1, 2])
-    peer.rows(RowShape(generate.request_key, 2, 3, RowStatus.FINISHED_STOP))
+    peer.rows(RowShape(generate.request_id, 2, 3, RowStatus.FINISHED_STOP))
     assert positions(source) == [(0, 2), (2, 3)]
     assert source.status is RowStatus.FINISHED_STOP
-    assert source.turns == [Turn(0, 5, "", "w", 6), Turn(2, generate.request_key, reason)]
+    assert source.turns == [Turn(0, 5, "", "w", 6), Turn(2, generate.request_id, reason)]
 
 
 def test_rows_of_an_earlier_turn_are_dropped() -> None:
     """As when its worker is heard again: each is told once to end it, and gives no token."""
     peer, source = begun()
-    first = asked(end(peer, LOST)).request_key
-    second = asked(end(peer, LOST, first)).request_key
+    first = asked(end(peer, LOST)).request_id
+    second = asked(end(peer, LOST, first)).request_id
     for key in (5, first):
         peer.rows(RowShape(key, 2, 1))
-        assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [key]
-        peer.numbered(error=RequestError(request_key=key, code=LOST, message="late"))
+        assert [frame.abort.request_id for frame in peer.says_all() if frame.HasField("abort")] == [key]
+        peer.numbered(error=RequestError(request_id=key, code=LOST, message="late"))
     peer.rows(RowShape(second, 2, 1, RowStatus.FINISHED_LENGTH))
     assert positions(source) == [(0, 2), (2, 1)]
     assert (source.error, peer.requests.late) == (None, 2)
@@ -87,13 +87,13 @@ def test_three_losses_without_a_token_end_it() -> None:
     peer, source = begun()
     key = 5
     for tokens in (0, 1, 0):
-        key = asked(end(peer, LOST, key)).request_key
+        key = asked(end(peer, LOST, key)).request_id
         if tokens:
             peer.rows(RowShape(key, 2, 1))
-    key = asked(end(peer, ENGINE, key)).request_key
+    key = asked(end(peer, ENGINE, key)).request_id
     assert not [frame for frame in end(peer, LOST, key) if frame.HasField("generate")]
     assert source.error is not None
-    assert (source.error.code, source.error.emitted_tokens, source.error.request_key) == (LOST, 3, 5)
+    assert (source.error.code, source.error.emitted_tokens, source.error.request_id) == (LOST, 3, 5)
     assert not peer.requests.open_count
 
 
@@ -101,17 +101,17 @@ def test_losses_that_are_no_fault_of_the_request_are_not_counted() -> None:
     peer, source = begun()
     key = 5
     for _ in range(9):
-        key = asked(end(peer, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, key)).request_key
+        key = asked(end(peer, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, key)).request_id
     assert not source.has_ended
 
 
 def test_cached_tokens_are_those_of_the_prompt() -> None:
     """A later turn's count, which is of the prompt and the accepted tokens, is ignored once a token has come."""
     peer, source = begun(0)
-    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, cached_tokens=3))
+    peer.numbered(admitted=Admitted(request_id=5, worker_id="w", epoch=1, cached_tokens=3))
     peer.rows(RowShape(5, 0, 2))
-    key = asked(end(peer, LOST)).request_key
-    peer.numbered(admitted=Admitted(request_key=key, worker_id="w", epoch=1, cached_tokens=9))
+    key = asked(end(peer, LOST)).request_id
+    peer.numbered(admitted=Admitted(request_id=key, worker_id="w", epoch=1, cached_tokens=9))
     assert source.cached_tokens == 3
 
 
@@ -147,7 +147,7 @@ def test_state_that_the_engine_lost_is_computed_elsewhere() -> None:
 
 def test_engine_that_cannot_go_on_leaves_the_first_error() -> None:
     peer, source = begun()
-    key = asked(end(peer, LOST)).request_key
+    key = asked(end(peer, LOST)).request_id
     end(peer, INVALID, key)
     assert source.error is not None
     assert (source.error.code, source.error.message) == (LOST, "so it is; not continued: so it is")
@@ -159,7 +159,7 @@ def test_turn_waits_for_a_worker() -> None:
     said = end(peer, LOST)
     looks = 0
     while not source.has_ended:
-        assert not [frame for frame in end(peer, NO_WORKER, asked(said).request_key) if frame.HasField("generate")]
+        assert not [frame for frame in end(peer, NO_WORKER, asked(said).request_id) if frame.HasField("generate")]
         peer.now += 1
         peer.requests.look(peer.now)
         said, looks = list(peer.says_all()), looks + 1
@@ -175,7 +175,7 @@ def test_turn_without_a_processor_is_sent_to_the_next_life() -> None:
     peer.welcome(processor_id="q")
     said = list(peer.says_all())
     (resume,) = [frame.resume for frame in said if frame.HasField("resume")]
-    generate = asked(end(peer, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, resume.request_key))
+    generate = asked(end(peer, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, resume.request_id))
     assert list(generate.continuation.token_ids) == ids(5, 0, 2)
     assert not source.has_ended
 
@@ -198,7 +198,7 @@ def test_turn_with_the_same_weights_is_not_asked_for_again() -> None:
         peer.numbered(encode(made.headed(made.header._replace(weight_version=3 + position))), outputs=Outputs())
     generate = asked(end(peer, LOST))
     assert generate.continuation.weight_version == 4
-    end(peer, NO_WORKER, generate.request_key)
+    end(peer, NO_WORKER, generate.request_id)
     assert source.error is not None
     assert (source.error.code, source.error.message) == (LOST, "so it is; not continued: so it is")
 

@@ -54,7 +54,7 @@ def _lie(number: int, length: int) -> bytes:
 
 
 def _lies() -> Iterator[Bomb]:
-    for number, name in ((1, "header"), (2, "request_keys"), (5, "statuses"), (100, "an unknown field")):
+    for number, name in ((1, "header"), (2, "request_ids"), (5, "statuses"), (100, "an unknown field")):
         for length in (2**31 - 1, 2**31, 2**32, 2**63, 2**64 - 1):
             yield Bomb(f"{name} of {length} bytes that are not there", "malformed", partial(_lie, number, length))
 

@@ -76,7 +76,7 @@ def plain_rows(message: pb.LogprobBatch) -> Iterator[Row]:
         scored = range(count if message.scorings[row] != pb.SCORING_NONE else 0)
         top_k = range(message.top_ks[row])
         found = (
-            message.request_keys[row],
+            message.request_ids[row],
             message.batch_indices[row],
             message.positions[row],
             message.statuses[row],

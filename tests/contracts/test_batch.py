@@ -84,8 +84,8 @@ def test_a_new_header_takes_the_columns_as_they_are() -> None:
 
 def test_keys_on_both_sides_of_the_sign_bit() -> None:
     keys = [2**63, 1]
-    assert batch(request_keys=keys).request_keys.tolist() == keys
-    assert batch(request_keys=[2**64 - 1, 0]).request_keys.tolist() == [2**64 - 1, 0]
+    assert batch(request_ids=keys).request_ids.tolist() == keys
+    assert batch(request_ids=[2**64 - 1, 0]).request_ids.tolist() == [2**64 - 1, 0]
 
 
 def test_masked_array_is_refused() -> None:
@@ -143,7 +143,7 @@ def stopped(statuses: list[RowStatus], stops: list[int], first: int = 0) -> Logp
     header = BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=6, part_count=2, part_index=int(first > 0))
     return LogprobBatch(
         header,
-        request_keys=np.arange(rows) + first + 1,
+        request_ids=np.arange(rows) + first + 1,
         batch_indices=np.arange(rows) + first,
         positions=[0] * rows,
         statuses=statuses,
@@ -189,7 +189,7 @@ def test_joined_batch_has_the_header_of_its_last_part() -> None:
     ]
     joined = LogprobBatch.joined(parts)
     assert joined.header == header._replace(part_index=0, part_count=1, sequence=9)
-    assert joined.request_keys.tolist() == made.request_keys.tolist()
+    assert joined.request_ids.tolist() == made.request_ids.tolist()
 
 
 def test_a_row_is_a_view_each_time() -> None:

@@ -23,7 +23,7 @@ from tokenbus_contracts.schema import COLUMNS
 
 HEADER = BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=2, value_kind=ValueKind.RAW_LOGPROBS)
 TWO_ROWS: dict[str, Any] = {
-    "request_keys": [5, 6], "batch_indices": [0, 1], "positions": [0, 0], "statuses": [RowStatus.ACTIVE] * 2,
+    "request_ids": [5, 6], "batch_indices": [0, 1], "positions": [0, 0], "statuses": [RowStatus.ACTIVE] * 2,
     "token_counts": [2, 1], "draft_token_counts": [1, 0], "proposal_counts": [0, 0], "scorings": [Scoring.FULL] * 2,
     "top_ks": [1, 0], "token_ids": [3, 4, 0], "logprobs": [-0.5, -1.5, 0.0], "ranks": [1, 2, 1],
     "alternative_token_ids": [3, 9], "alternative_logprobs": [-0.5, -0.75],
@@ -61,7 +61,7 @@ def test_lists_and_arrays_encode_alike() -> None:
     ("value", "rule"), [(-1, Rule.MIN), (2**32, Rule.MAX), (0.5, Rule.TYPE), ("7", Rule.TYPE), (None, Rule.TYPE)]
 )
 def test_integer_column_refuses_what_it_cannot_hold(name: str, value: object, rule: Rule) -> None:
-    if name == "request_keys" and value == 2**32:
+    if name == "request_ids" and value == 2**32:
         value = 2**64
     error = refusal(**{name: [*TWO_ROWS.get(name, [1])[:-1], value]})
     assert error.field.startswith(name)
@@ -146,7 +146,7 @@ def test_message_is_as_long_as_what_it_holds() -> None:
     sizes = []
     for rows in (128, 256):
         columns = {name: np.tile(values, rows // 2) for name, values in TWO_ROWS.items()}
-        columns |= {"request_keys": (np.arange(rows) + 1) << 40, "batch_indices": np.arange(rows)}
+        columns |= {"request_ids": (np.arange(rows) + 1) << 40, "batch_indices": np.arange(rows)}
         sizes.append(len(encode(LogprobBatch(HEADER._replace(step_rows=rows), **columns))))
     assert sizes[1] <= 2 * sizes[0]
 

@@ -193,9 +193,9 @@ def test_readers_stop_at_the_same_padding(part: str) -> None:
     whose, what = part.split("'s ")
     message = pb.LogprobBatch.FromString(vector("valid", "two_rows_with_alternatives")[0])
     major, *others = message.header.SerializeToString()
-    keys = struct.pack("<2Q", *message.request_keys)
+    keys = struct.pack("<2Q", *message.request_ids)
     message.ClearField("header")
-    message.ClearField("request_keys")
+    message.ClearField("request_ids")
     for size in range(1, 13):
         data = canonical(message)
         header = varint(major, size if whose == "field" else 0) + bytes(others)

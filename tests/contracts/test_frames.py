@@ -51,14 +51,14 @@ HELLO = WorkerFrame(
         next_sequence=1,
     ),
 )
-GENERATE = Generate(request_key=1, text=TextPrompt(text="a"), sampling=SamplingParameters())
+GENERATE = Generate(request_id=1, text=TextPrompt(text="a"), sampling=SamplingParameters())
 REQUEST = ClientFrame(generate=GENERATE)
-ADMITTED = Admitted(request_key=1, worker_id="w", epoch=1)
+ADMITTED = Admitted(request_id=1, worker_id="w", epoch=1)
 ANSWER = ServerFrame(control_answer=ControlAnswer(control_key=1))
 SMALLEST: tuple[Message, ...] = (
     WorkerFrame(epoch=1, heartbeat=Heartbeat(sent_at_ns=1)),
-    ProcessorFrame(abort=Abort(request_key=1)),
-    ClientFrame(abort=Abort(request_key=1)),
+    ProcessorFrame(abort=Abort(request_id=1)),
+    ClientFrame(abort=Abort(request_id=1)),
     ServerFrame(admitted=ADMITTED),
     RequestEvent(sequence=1, admitted=ADMITTED),
 )
@@ -81,12 +81,12 @@ BOUNDS: list[tuple[Message, str, object, object, Rule, str]] = [
     (HELLO, "hello.limits.max_rows", 1, 0, Rule.MIN, ""),
     (HELLO, "hello.limits.max_rows", 1024, 1025, Rule.MAX, ""),
     (HELLO, "hello.next_sequence", 2**62, 2**62 + 1, Rule.MAX, ""),
-    (HELLO, "hello.request_keys", [2, 1], [2, 0], Rule.MIN, "[1]"),
-    (HELLO, "hello.request_keys", [5, 6], [5, 6, 5], Rule.UNIQUE, "[2]"),
-    (HELLO, "hello.request_keys", [*MANY, 101], [*MANY, 0], Rule.MIN, "[100]"),
-    (HELLO, "hello.request_keys", [*MANY, 2**64 - 1], [*MANY, 5], Rule.UNIQUE, "[100]"),
-    (HELLO, "hello.request_keys", range(1, 2**16 + 1), range(1, 2**16 + 2), Rule.ITEMS, ""),
-    (REQUEST, "generate.request_key", 1, 0, Rule.MIN, ""),
+    (HELLO, "hello.request_ids", [2, 1], [2, 0], Rule.MIN, "[1]"),
+    (HELLO, "hello.request_ids", [5, 6], [5, 6, 5], Rule.UNIQUE, "[2]"),
+    (HELLO, "hello.request_ids", [*MANY, 101], [*MANY, 0], Rule.MIN, "[100]"),
+    (HELLO, "hello.request_ids", [*MANY, 2**64 - 1], [*MANY, 5], Rule.UNIQUE, "[100]"),
+    (HELLO, "hello.request_ids", range(1, 2**16 + 1), range(1, 2**16 + 2), Rule.ITEMS, ""),
+    (REQUEST, "generate.request_id", 1, 0, Rule.MIN, ""),
     (REQUEST, "generate.text.text", "a" * 2**22, "a" * (2**22 + 1), Rule.BYTES, ""),
     (REQUEST, "generate.tokens.token_ids", [0, 2**31 - 2], [0, 2**31 - 1], Rule.MAX, "[1]"),
     (REQUEST, "generate.tokens.token_ids", [*MANY, 5, 2**31 - 2], [*MANY, 5, 2**31 - 1], Rule.MAX, "[101]"),
@@ -176,10 +176,10 @@ def _padding(size: int) -> bytes:
     ("frame", "line"),
     [
         (WorkerFrame(epoch=1), "body: one of hello, item, gap, heartbeat, goodbye, got none"),
-        (ClientFrame(generate=Generate(request_key=1, sampling=SamplingParameters())), "generate.prompt: one of text, tokens, got none"),  # noqa: E501
+        (ClientFrame(generate=Generate(request_id=1, sampling=SamplingParameters())), "generate.prompt: one of text, tokens, got none"),  # noqa: E501
         (WorkerFrame(epoch=1, hello=Hello(schema_major=2)), "hello.schema_major: schema version 1 of package tokenbus.v1, got 2"),  # noqa: E501
         (ProcessorFrame(refusal=Refusal(reason=99)), "refusal.message: text, got empty text"),  # type: ignore[arg-type]
-        (ProcessorFrame(abort=Abort()), "abort.request_key: at least 1, got 0"),
+        (ProcessorFrame(abort=Abort()), "abort.request_id: at least 1, got 0"),
     ],
     ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -223,7 +223,7 @@ def test_damaged_body_is_no_newer_one(data: bytes) -> None:
 
 def test_nested_choice_is_not_ignored() -> None:
     """A request whose prompt is of a newer minor's kind cannot be worked on, and is refused, not ignored."""
-    generate = Generate(request_key=1, sampling=SamplingParameters())
+    generate = Generate(request_id=1, sampling=SamplingParameters())
     generate.MergeFromString(varint(31 << 3 | 2, 2) + b"\x00")
     with pytest.raises(ContractError, match=r"^generate\.prompt: "):
         read_frame(ClientFrame, ClientFrame(generate=generate).SerializeToString())
@@ -234,7 +234,7 @@ def test_newer_fields_and_names_pass() -> None:
     newer = varint(31 << 3 | 2, 2) + b"\x02hi"
     answer = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
     answer.refusal.MergeFromString(newer)
-    request = ClientFrame(generate=Generate(request_key=1, text=TextPrompt(text="a"), sampling=SamplingParameters()))
+    request = ClientFrame(generate=Generate(request_id=1, text=TextPrompt(text="a"), sampling=SamplingParameters()))
     request.generate.sampling.MergeFromString(newer)
     for frame in (answer, request):
         data = frame.SerializeToString(deterministic=True)
@@ -242,7 +242,7 @@ def test_newer_fields_and_names_pass() -> None:
 
 
 def test_cut_frames() -> None:
-    prompt = Generate(request_key=1, text=TextPrompt(text="é"), sampling=SamplingParameters(stop=["a", "b"], seed=0))
+    prompt = Generate(request_id=1, text=TextPrompt(text="é"), sampling=SamplingParameters(stop=["a", "b"], seed=0))
     data = write_frame(ClientFrame(generate=prompt))
     for end in range(len(data)):
         with pytest.raises(ContractError) as refused:

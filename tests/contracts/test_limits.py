@@ -31,7 +31,7 @@ def test_limit_that_is_no_count_is_refused(value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "limit", "field"),
     [
-        ("max_rows", 1, "request_keys"),
+        ("max_rows", 1, "request_ids"),
         ("max_tokens_per_row", 2, "token_counts[1]"),
         ("max_draft_tokens_per_row", 1, "draft_token_counts[0]"),
         ("max_top_k", 1, "top_ks[0]"),

@@ -53,7 +53,7 @@ def valid_message(rng: Random, sizes: Sizes = Sizes()) -> pb.LogprobBatch:  # no
     message = pb.LogprobBatch(header=_header(rng, rows, sizes))
     keys = range(1, 4 * sizes.rows + 2)
     base = rng.choice((0, 2**63, 2**64 - 1 - keys[-1]))
-    message.request_keys.extend(base + key for key in rng.sample(keys, rows))
+    message.request_ids.extend(base + key for key in rng.sample(keys, rows))
     # From a short range, or from as far as the step goes, so that its last place is met too.
     places = range(message.header.step_rows)
     indices = rng.sample(places[-2 * rows :] if rng.random() < 0.5 else places, rows)
@@ -89,7 +89,7 @@ def uniform_message(rows: int) -> pb.LogprobBatch:
     """Return a message that is valid, but for its size, with rows that carry nothing."""
     return pb.LogprobBatch(
         header=header_of(rows),
-        request_keys=range(1, rows + 1),
+        request_ids=range(1, rows + 1),
         batch_indices=range(rows),
         positions=[0] * rows,
         statuses=[pb.ROW_STATUS_IDLE] * rows,

@@ -10,10 +10,10 @@ def test_rows_are_put_in_batch_order_where_somebody_looks() -> None:
     target = batch(row_shapes([7, 8, 9]), indices=[2, 0, 1])
     draft = batch(row_shapes([7, 8, 9]), indices=[2, 0, 1], kind=BatchKind.DRAFT)
     step = step_of(target, draft)
-    assert step.rows.request_keys.tolist() == [7, 8, 9]
-    assert step.target.request_keys.tolist() == [8, 9, 7]
+    assert step.rows.request_ids.tolist() == [7, 8, 9]
+    assert step.target.request_ids.tolist() == [8, 9, 7]
     assert step.draft is not None
-    assert step.draft.request_keys.tolist() == [8, 9, 7]
+    assert step.draft.request_ids.tolist() == [8, 9, 7]
     assert step.target is step.target
 
 
@@ -22,5 +22,5 @@ def test_rows_that_were_taken_out_are_not_shown() -> None:
     assert step.target.row_count == 2
     assert step.draft is not None
     step.keep(step.rows.select([1]), None)
-    assert step.target.request_keys.tolist() == [8]
+    assert step.target.request_ids.tolist() == [8]
     assert step.draft is None

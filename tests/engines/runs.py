@@ -92,7 +92,7 @@ class Run:
     def admit(self, request: Generate, before: Got | None = None) -> int:
         """Admit a request, perhaps one that another engine gave some tokens before."""
         tokens: int = self.engine.admit(request)
-        self.got[request.request_key] = before or Got()
+        self.got[request.request_id] = before or Got()
         return tokens
 
     def step(self) -> list[LogprobBatch]:
@@ -129,7 +129,7 @@ def text_of(tokenizer: Tokenizer, token_ids: Iterable[int]) -> str:
 
 def tokens_alone(engine: BatchEngine[Any], generate: Generate) -> list[int]:
     """Return what a request gets from an engine that has no other."""
-    return Run(engine, [generate]).to_the_end().got[generate.request_key].tokens
+    return Run(engine, [generate]).to_the_end().got[generate.request_id].tokens
 
 
 def ngram(requests: Iterable[Generate] = (), /, **options: Any) -> Run:  # noqa: ANN401 - each option's own

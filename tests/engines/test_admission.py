@@ -99,7 +99,7 @@ def _outcome(data: bytes) -> tuple[str, str]:
     except ValueError as error:
         return "refused", str(error)
     sampling = frame.generate.sampling
-    assert (taken.key, taken.top_k) == (frame.generate.request_key, sampling.top_k)
+    assert (taken.key, taken.top_k) == (frame.generate.request_id, sampling.top_k)
     assert taken.seed == sampling.seed or not sampling.HasField("seed")
     assert 0 < taken.top_p <= 1
     assert 0 <= taken.temperature < math.inf
@@ -186,8 +186,8 @@ REFUSED = {
     "text.text: at most 32752 bytes, got 4000000": asked(5, "x" * 4_000_000),
     r"tokens.token_ids: at most 2047 tokens, got 2048": asked(5, [0] * 2048),
     rf"tokens.token_ids\[1\]: below {SIZE}, got {SIZE}": asked(5, [1, SIZE, 9_999]),
-    "request_key: at least 1, got 0": asked(0),
-    "request_key: one that is not in use, got 1": asked(1),
+    "request_id: at least 1, got 0": asked(0),
+    "request_id: one that is not in use, got 1": asked(1),
     r"sampling.temperature: a finite number of at least 0, got -0.5": asked(5, temperature=-0.5),
     "sampling.temperature: a finite number of at least 0, got nan": asked(5, temperature=math.nan),
     "sampling.temperature: a finite number of at least 0, got inf": asked(5, temperature=math.inf),
@@ -201,7 +201,7 @@ REFUSED = {
     "sampling.stop_token_ids: at most 1024 ids, got 1025": asked(5, stop_token_ids=[1] * 1025),
     rf"sampling.stop_token_ids\[0\]: below {SIZE}, got {SIZE}": asked(5, stop_token_ids=[SIZE]),
     "top_logprobs: at most 20, got 21": asked(5, top_logprobs=21),
-    "at least 1 token, got none": Generate(request_key=5, sampling=SamplingParameters()),
+    "at least 1 token, got none": Generate(request_id=5, sampling=SamplingParameters()),
 }
 
 
@@ -212,7 +212,7 @@ def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
     with pytest.raises(ValueError, match=message) as error:
         run.engine.admit(request_)
     assert "\n" not in str(error.value)
-    if request_.request_key == 5:
+    if request_.request_id == 5:
         run.admit(asked(5, max_tokens=1))
     assert not run.to_the_end().engine.has_work
 

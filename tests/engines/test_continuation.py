@@ -20,7 +20,7 @@ def continued(generate: Generate, token_ids: list[int]) -> Generate:
     """Return the next turn of a request that has had some tokens."""
     turn = Generate()
     turn.CopyFrom(generate)
-    turn.request_key, turn.first_request_key = 99, generate.request_key
+    turn.request_id, turn.first_request_id = 99, generate.request_id
     turn.continuation.token_ids.extend(token_ids)
     turn.continuation.turn, turn.continuation.reason = 1, ErrorCode.ERROR_CODE_WORKER_LOST
     return turn
@@ -28,7 +28,7 @@ def continued(generate: Generate, token_ids: list[int]) -> Generate:
 
 def both(run: Callable[..., Run], generate: Generate, **options: Any) -> list[tuple[Got, Got]]:  # noqa: ANN401
     """Return what a request gets at once, beside what it gets if its engine dies after each of its steps."""
-    whole = run([generate], **options).to_the_end().got[generate.request_key]
+    whole = run([generate], **options).to_the_end().got[generate.request_id]
     found = []
     for steps in range(1, len(whole.rows)):
         before = Got([row._replace(key=99) for row in whole.rows[:steps]])
@@ -64,7 +64,7 @@ def handed_on(
     """Return what requests got from a prefill engine that is done, and then from a decode engine."""
     decode = run(role="decode", **options)
     for generate in requests:
-        before = prefill.got[generate.request_key]
+        before = prefill.got[generate.request_id]
         if before.statuses[-1] is not RowStatus.HANDED_OFF:
             continue
         turn = Generate()
@@ -76,7 +76,7 @@ def handed_on(
 
 @pytest.mark.parametrize("name", ["greedy", "seeded"])
 def test_continued_request_begins_at_a_prefill_engine(name: str) -> None:
-    whole = ngram([REQUESTS[name]]).to_the_end().got[REQUESTS[name].request_key]
+    whole = ngram([REQUESTS[name]]).to_the_end().got[REQUESTS[name].request_id]
     cut = whole.rows[3].position
     prefill = ngram([continued(REQUESTS[name], whole.tokens[:cut])], role="prefill").to_the_end().got[99]
     assert (prefill.statuses[-1], prefill.rows[-1].position) == (RowStatus.HANDED_OFF, cut)

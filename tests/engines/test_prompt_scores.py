@@ -48,9 +48,9 @@ def scores_of(run: Run) -> dict[int, PromptScores]:
     found: dict[int, PromptScores] = {}
     for arrays in run.arrays:
         for each in (each for one in arrays for each in one.prompt_scores):
-            assert each.request_key not in found
-            assert each.request_key in arrays[0].request_keys.tolist()
-            found[each.request_key] = each
+            assert each.request_id not in found
+            assert each.request_id in arrays[0].request_ids.tolist()
+            found[each.request_id] = each
     return found
 
 
@@ -94,7 +94,7 @@ def test_scores_are_those_of_a_plain_computation(
     for generate in requests:
         is_text = generate.WhichOneof("prompt") == "text"
         prompt = encode(generate.text.text) if is_text else tokens_of(generate)
-        check(found[generate.request_key], prompt, generate.prompt_scoring, truth, tolerance)
+        check(found[generate.request_id], prompt, generate.prompt_scoring, truth, tolerance)
     for key in (2, 6):
         assert (run.got[key].tokens, run.got[key].statuses[-1]) == ([], RowStatus.FINISHED_LENGTH)
     assert (len(run.got[1].tokens), len(run.got[7].tokens)) == (2, 5)

@@ -43,8 +43,8 @@ def test_rows_come_in_another_order_than_the_batchs() -> None:
     """Rows lie in an order of the engine's own, which changes; the batch's order is in the indices (case 3)."""
     steps = run(*(generate_of(key, 100) for key in range(1, 9)))
     made = [steps.step()[0] for _ in range(3)]
-    assert len({tuple(batch.request_keys.tolist()) for batch in made}) == 3
-    assert made[-1].in_batch_order().request_keys.tolist() == list(range(1, 9))
+    assert len({tuple(batch.request_ids.tolist()) for batch in made}) == 3
+    assert made[-1].in_batch_order().request_ids.tolist() == list(range(1, 9))
 
 
 def test_neighbours_do_not_change_a_request() -> None:
@@ -69,12 +69,12 @@ def test_steps_come_in_as_many_parts_as_wanted(rows: int, wanted: int, parts: in
     step = run(*(generate_of(key, 6) for key in range(1, rows + 1)), parts=wanted).step()
     assert [(made.header.part_index, made.header.part_count) for made in step] == [(n, parts) for n in range(parts)]
     assert {made.header.step_rows for made in step} == {rows}
-    assert LogprobBatch.joined(step).request_keys.tolist() == list(range(1, rows + 1))
+    assert LogprobBatch.joined(step).request_ids.tolist() == list(range(1, rows + 1))
 
 
 def test_rows_beyond_the_bound_wait() -> None:
     steps = run(*(generate_of(key, 6) for key in (1, 2, 3)), tokens_per_step=6, max_rows=2)
-    assert [sorted(steps.step()[0].request_keys.tolist()) for _ in range(2)] == [[1, 2], [3]]
+    assert [sorted(steps.step()[0].request_ids.tolist()) for _ in range(2)] == [[1, 2], [3]]
 
 
 def test_aborted_request_has_one_more_row_without_tokens() -> None:

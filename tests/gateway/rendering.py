@@ -78,7 +78,7 @@ async def said(  # noqa: PLR0913 - each has a name and a default
     answer = maker(asked, form(asked, KEY), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     writer = EventWriter(vocabulary, len(answer.listeners))
-    keys = steps[0][0].request_keys.tolist()
+    keys = steps[0][0].request_ids.tolist()
     wanting = dict(zip(keys, answer.listeners, strict=False))
     for key, listener in wanting.items():
         listener.cached_tokens, listener.turns = cached, turns

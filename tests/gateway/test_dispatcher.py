@@ -179,7 +179,7 @@ async def test_answer_learns_that_its_request_goes_on_at_another_worker() -> Non
         await processor.body("generate")
         processor.rows(RowShape(5, 0, 1))
         processor.fails(5, ErrorCode.ERROR_CODE_WORKER_LOST, "gone")
-        key = (await processor.body("generate")).generate.request_key
+        key = (await processor.body("generate")).generate.request_id
         processor.rows(RowShape(key, 1, 1, RowStatus.FINISHED_STOP))
         await turns()
         assert listener.seen == [1, 2]

@@ -22,7 +22,7 @@ STATUSES = {
 
 
 def refused(reason: str) -> ApiError:
-    failed = RequestFailedError(RequestError(request_key=1, code="ERROR_CODE_INVALID_REQUEST", message=reason))
+    failed = RequestFailedError(RequestError(request_id=1, code="ERROR_CODE_INVALID_REQUEST", message=reason))
     return of_request(failed, 0)
 
 
@@ -33,7 +33,7 @@ def test_every_code_has_a_status() -> None:
 @pytest.mark.parametrize("name", STATUSES)
 def test_error_is_told_in_openais_shape(name: str) -> None:
     code = f"ERROR_CODE_{name}"
-    failed = RequestFailedError(RequestError(request_key=1, code=code, message="why: so", emitted_tokens=7))
+    failed = RequestFailedError(RequestError(request_id=1, code=code, message="why: so", emitted_tokens=7))
     error = of_request(failed, 1500)
     assert error.status == STATUSES[name]
     told = error.body["error"]
@@ -93,7 +93,7 @@ def test_reason_that_names_no_field_is_told_as_it_is() -> None:
 
 
 def test_code_of_a_newer_minor_is_a_server_error() -> None:
-    failed = RequestFailedError(RequestError(request_key=1, code=99, message="new"))  # type: ignore[arg-type]
+    failed = RequestFailedError(RequestError(request_id=1, code=99, message="new"))  # type: ignore[arg-type]
     assert (of_request(failed, 0).status, of_request(failed, 0).code) == (500, "99")
 
 

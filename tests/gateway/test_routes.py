@@ -341,7 +341,7 @@ class Remembering(SyntheticEngine):
     def admit(self, generate: Generate) -> int:
         size = super().admit(generate)
         if not self._is_first:
-            self._new.append((generate.request_key, size, size // 2))
+            self._new.append((generate.request_id, size, size // 2))
         self._is_first = False
         return size
 

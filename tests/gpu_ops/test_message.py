@@ -14,7 +14,7 @@ COMPUTED = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternat
 
 def _row_columns(rows: int) -> dict[str, object]:
     return {
-        "request_keys": np.arange(1, rows + 1),
+        "request_ids": np.arange(1, rows + 1),
         "batch_indices": np.arange(rows),
         "positions": np.zeros(rows, int),
         "statuses": [RowStatus.ACTIVE] * rows,

@@ -125,7 +125,7 @@ class BenchWorker:
     def admit(self, key: int, prompt_tokens: int = 3, cached_tokens: int | None = None) -> None:
         """Publish the admission of a request."""
         admitted = Admitted(
-            request_key=key,
+            request_id=key,
             worker_id=self.worker_id,
             epoch=self.epoch,
             prompt_tokens=prompt_tokens,
@@ -135,7 +135,7 @@ class BenchWorker:
 
     def prefilled(self, key: int, state: bytes) -> None:
         """Publish a request's transfer state."""
-        prefilled = Prefilled(request_key=key, transfer_state=state)
+        prefilled = Prefilled(request_id=key, transfer_state=state)
         self._event(RequestEvent(sequence=self.sequence + 1, prefilled=prefilled))
 
     def fail(self, error: RequestError) -> None:
@@ -216,9 +216,7 @@ class BenchClient:
 
     def errors(self) -> dict[int, int]:
         """Return which requests ended with which error since the last time."""
-        return {
-            heard.frame.error.request_key: heard.frame.error.code for heard in self.heard() if heard.body == "error"
-        }
+        return {heard.frame.error.request_id: heard.frame.error.code for heard in self.heard() if heard.body == "error"}
 
     def outputs(self) -> list[Heard]:
         """Return the outputs that it was sent since the last time."""

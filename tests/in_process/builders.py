@@ -47,7 +47,7 @@ def values_by_key(found: LogprobBatch) -> dict[int, tuple[Any, ...]]:
 def arrays_of(made: LogprobBatch) -> StepArrays:
     header = made.header
     return StepArrays(
-        request_keys=made.request_keys,
+        request_ids=made.request_ids,
         positions=made.positions,
         token_counts=made.token_counts,
         token_ids=made.token_ids,
@@ -118,4 +118,4 @@ def generate_of(key: int, max_tokens: int = 4, **fields: Any) -> Generate:  # no
     usual: dict[str, Any] = {"sampling": SamplingParameters(max_tokens=max_tokens), "continuation_policy": OFF}
     if "text" not in fields:
         usual["tokens"] = TokenPrompt(token_ids=[0, 1, 2])
-    return Generate(request_key=key, **usual | fields)
+    return Generate(request_id=key, **usual | fields)

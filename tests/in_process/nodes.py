@@ -113,7 +113,7 @@ class DrivenPublisher(Publisher):
             self.holds_back, self.held = False, batch
             return 0
         sequence = super().publish(batch)
-        for key, end in zip(batch.request_keys.tolist(), (batch.positions + batch.token_counts).tolist(), strict=True):
+        for key, end in zip(batch.request_ids.tolist(), (batch.positions + batch.token_counts).tolist(), strict=True):
             self.emitted[key] = max(end, self.emitted.get(key, 0))
         self.release()
         return sequence
@@ -203,7 +203,7 @@ class Asked:
 
     @property
     def key(self) -> int:
-        return self.generate.request_key
+        return self.generate.request_id
 
     @property
     def has_ended(self) -> bool:
@@ -306,10 +306,10 @@ class AskingClient:
             self.ends.add(output.request_id)
             return
         target, draft = output
-        assert self.ends.isdisjoint(target.request_keys.tolist())
+        assert self.ends.isdisjoint(target.request_ids.tolist())
         self._check_drafts(target, draft)
         lists = TokenLists(target)
-        for place, key in enumerate(target.request_keys.tolist()):
+        for place, key in enumerate(target.request_ids.tolist()):
             asked = self.asked[key]
             for token in lists.tokens_of(place):
                 asked.tokens.append(token)
@@ -324,8 +324,8 @@ class AskingClient:
         if draft is None:
             return
         self.drafted += draft.row_count
-        mine = dict(zip(target.request_keys.tolist(), target.rows(), strict=True))
-        for key, row in zip(draft.request_keys.tolist(), draft.rows(), strict=True):
+        mine = dict(zip(target.request_ids.tolist(), target.rows(), strict=True))
+        for key, row in zip(draft.request_ids.tolist(), draft.rows(), strict=True):
             assert mine[key].position == row.position
             ids = synthetic.true_tokens(key, row.position, row.position + row.token_ids.size).ids
             assert np.array_equal(row.token_ids, ids)

@@ -43,9 +43,9 @@ class PrefixEngine:
         return bool(self._rows)
 
     def admit(self, generate: Generate) -> int:
-        assert generate.request_key not in self._rows
+        assert generate.request_id not in self._rows
         key, tokens, state = (
-            generate.request_key,
+            generate.request_id,
             list(generate.continuation.token_ids),
             generate.continuation.transfer_state,
         )
@@ -81,7 +81,7 @@ class PrefixEngine:
         ids = [token for tokens in made for token in tokens]
         return [
             StepArrays(
-                request_keys=np.array(keys, np.uint64),
+                request_ids=np.array(keys, np.uint64),
                 positions=np.array(begins, np.uint32),
                 token_counts=np.array(list(map(len, made)), np.uint8),
                 token_ids=np.array(ids, np.uint32),

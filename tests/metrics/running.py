@@ -74,7 +74,7 @@ class Bus:
         try:
             for _ in range(requests):
                 asked = Generate(
-                    request_key=next(self._keys),
+                    request_id=next(self._keys),
                     tokens=TokenPrompt(token_ids=[1]),
                     sampling=SamplingParameters(max_tokens=tokens),
                     top_logprobs=2,

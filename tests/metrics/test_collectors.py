@@ -22,7 +22,7 @@ W = "worker-0"
 
 def _too_much() -> Generate:
     sampling = SamplingParameters(max_tokens=1, min_tokens=2)
-    return Generate(request_key=5, tokens=TokenPrompt(token_ids=[1]), sampling=sampling)
+    return Generate(request_id=5, tokens=TokenPrompt(token_ids=[1]), sampling=sampling)
 
 
 class Watched:

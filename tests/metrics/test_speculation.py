@@ -12,7 +12,7 @@ def rows(pairs: list[tuple[int, int]], *, step: int = 1) -> LogprobBatch:
     size, tokens = len(pairs), sum(emitted for _, emitted in pairs)
     return LogprobBatch(
         BatchHeader("w", 1, 1, step, size, value_kind=ValueKind.RAW_LOGPROBS),
-        request_keys=np.arange(1, size + 1),
+        request_ids=np.arange(1, size + 1),
         batch_indices=np.arange(size),
         positions=[0] * size,
         statuses=[RowStatus.ACTIVE] * size,

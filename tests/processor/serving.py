@@ -25,4 +25,4 @@ def places(client: BenchClient) -> list[tuple[int, int, int]]:
 
 
 def resume(client: BenchClient, key: int, position: int, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
-    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, **fields)))
+    client.say(ClientFrame(resume=Resume(request_id=key, next_position=position, **fields)))

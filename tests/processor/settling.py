@@ -54,9 +54,9 @@ class Recorder:
         mine = step.rows.select(part.rows)
         assert slots.size == step.rows.row_count
         self.rows += [row_values(row) for row in mine.rows()]
-        self.statuses.update(zip(mine.request_keys.tolist(), mine.statuses.tolist(), strict=True))
+        self.statuses.update(zip(mine.request_ids.tolist(), mine.statuses.tolist(), strict=True))
         if step.draft_rows is not None:
-            of_mine = np.isin(step.draft_rows.request_keys, mine.request_keys)
+            of_mine = np.isin(step.draft_rows.request_ids, mine.request_ids)
             self.drafts += [row_values(row) for row in step.draft_rows.select(np.flatnonzero(of_mine)).rows()]
 
     def admitted(self, request: Request, admitted: Admitted) -> None:

@@ -70,7 +70,7 @@ def test_every_column_comes_into_batch_order_together(order: list[int], cuts: li
         assert made.add(part, 0.0)[0] is Fate.TAKEN
     step = only(made)
     expected = batch(wanted)
-    assert step.target.request_keys.tolist() == [row.key for row in wanted]
+    assert step.target.request_ids.tolist() == [row.key for row in wanted]
     assert [row_values(row) for row in step.target.rows()] == [row_values(row) for row in expected.rows()]
     assert step.target.header.part_count == 1
 
@@ -104,13 +104,13 @@ def test_draft_that_nobody_announced_is_waited_for_once_it_began() -> None:
     made.add(drafts[1], 0.0)
     step = only(made)
     assert step.draft is not None
-    assert step.draft.request_keys.tolist() == [1, 2]
+    assert step.draft.request_ids.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("drafted", "field"),
     [
-        ([RowShape(1), RowShape(9)], "request_keys"),
+        ([RowShape(1), RowShape(9)], "request_ids"),
         ([RowShape(2), RowShape(1)], "batch_indices"),
         ([RowShape(1), RowShape(2, position=1)], "positions"),
     ],
@@ -124,7 +124,7 @@ def test_draft_of_other_rows_is_an_error(drafted: list[RowShape], field: str) ->
     made.add(draft, 0.0)
     step = only(made)
     assert step.draft is None
-    assert step.target.request_keys.tolist() == [1, 2]
+    assert step.target.request_ids.tolist() == [1, 2]
     assert made.unpaired is not None
     assert made.unpaired[0] is draft
     assert made.unpaired[1].field.startswith(field)
@@ -138,7 +138,7 @@ def test_missing_part_is_waited_for_until_the_timeout() -> None:
     assert numbers(made, 10.0 + WAIT - 0.01) == []
     step, *whole = made.ready(10.0 + WAIT)
     assert not step.is_whole
-    assert step.target.request_keys.tolist() == [2]
+    assert step.target.request_ids.tolist() == [2]
     assert [(each.number, each.is_whole) for each in whole] == [(2, True), (3, True), (4, True)]
 
 
@@ -216,7 +216,7 @@ def test_late_draft_is_an_error() -> None:
 CONTRADICTIONS = {
     "part_count": (batch(row_shapes([3]), part=(1, 3), step_rows=4), "header.part_count"),
     "step_rows": (batch(row_shapes([3]), part=(1, 2), step_rows=4), "header.step_rows"),
-    "keys": (batch(row_shapes([1]), part=(1, 2), step_rows=3, indices=[2]), "request_keys"),
+    "keys": (batch(row_shapes([1]), part=(1, 2), step_rows=3, indices=[2]), "request_ids"),
     "indices": (batch(row_shapes([3]), part=(1, 2), step_rows=3, indices=[1]), "batch_indices"),
     "too few rows": (batch([], part=(1, 2), step_rows=3), "header.step_rows"),
 }
@@ -233,7 +233,7 @@ def test_part_that_contradicts_the_others_is_refused(name: str) -> None:
     assert refused.value.field.startswith(field)
     assert numbers(made) == []
     made.add(batch(row_shapes([3]), part=(1, 2), step_rows=3, indices=[2]), 0.0)
-    assert only(made).target.request_keys.tolist() == [1, 2, 3]
+    assert only(made).target.request_ids.tolist() == [1, 2, 3]
 
 
 def test_refused_part_opens_no_step() -> None:

@@ -32,7 +32,7 @@ def test_one_too_many_is_refused_unless_another_is_idle() -> None:
 def test_request_that_an_earlier_processor_had_handed_out_is_taken_up() -> None:
     """A request that a worker has already, from before a restart, goes to the client that asks for it again."""
     bench, worker, client = serving()
-    worker.say_hello(request_keys=[9], next_sequence=2)
+    worker.say_hello(request_ids=[9], next_sequence=2)
     worker.sequence = 0
     worker.publish([RowShape(9, 0, 2)])
     worker.heard()
@@ -95,6 +95,6 @@ def test_drafts_go_to_those_who_want_them() -> None:
     worker.publish(row_shapes([2, 1]), step=1, kind=BatchKind.DRAFT)
     (heard,) = client.outputs()
     target, draft = heard.batches
-    assert sorted(target.request_keys.tolist()) == [1, 2]
-    assert draft.request_keys.tolist() == [2]
+    assert sorted(target.request_ids.tolist()) == [1, 2]
+    assert draft.request_ids.tolist() == [2]
     assert bench.core.registry.router.counts.delivered == 2

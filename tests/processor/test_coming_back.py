@@ -20,7 +20,7 @@ SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
     """Resumed requests get the rows that waited for them, one frame a step, and everything after them."""
     bench = Bench()
-    worker, client = bench.worker(request_keys=[1, 2], first_sequence=5, next_sequence=7), bench.client()
+    worker, client = bench.worker(request_ids=[1, 2], first_sequence=5, next_sequence=7), bench.client()
     worker.sequence = 4
     for position in (6, 8):
         worker.publish(row_shapes([1, 2], position=position, tokens=2))
@@ -30,7 +30,7 @@ def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
     assert client.outputs() == []
     bench.run_soon()
     outputs = client.outputs()
-    assert [sorted(heard.batches[0].request_keys.tolist()) for heard in outputs] == [[1, 2], [1, 2]]
+    assert [sorted(heard.batches[0].request_ids.tolist()) for heard in outputs] == [[1, 2], [1, 2]]
     assert [heard.batches[0].positions.tolist() for heard in outputs] == [[6, 7], [8, 8]]
     worker.publish(row_shapes([1, 2], position=10))
     assert len(places(client)) == 2
@@ -52,7 +52,7 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
         resume(client, key, 0)
     heard = client.heard()
     assert [each.body for each in heard] == ["outputs", "error", "outputs"]
-    assert heard[1].frame.error.request_key == 8
+    assert heard[1].frame.error.request_id == 8
     assert bench.core.clients.sessions[5].requests == set()
     client.ack()  # before that, the same request again would be the one that is on its way
     client.ask(generate_of(9))
@@ -92,11 +92,11 @@ def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -
     worker, client = bench.worker(next_sequence=3), bench.client()
     worker.sequence = 0  # it sends again what it retained
     if is_said_first:
-        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+        client.say(ClientFrame(ended=Ended(request_ids=[1])))
     worker.publish([RowShape(1, 0, 3)])
     worker.publish([RowShape(1, 3, 1, FINISHED)])
     if not is_said_first:
-        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+        client.say(ClientFrame(ended=Ended(request_ids=[1])))
     bench.advance(0.1)
     assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 2
     assert bench.core.registry.counts.unclaimed == 0
@@ -143,7 +143,7 @@ def test_client_that_is_silent_is_waited_for() -> None:
     assert bench.core.clients.sessions == {}
     assert len(bench.core.registry.table) == 0
     told = worker.heard()
-    assert [frame.abort.request_key for frame in told if frame.HasField("abort")] == [1]
+    assert [frame.abort.request_id for frame in told if frame.HasField("abort")] == [1]
     assert [frame.ack.through_sequence for frame in told if frame.HasField("ack")][-1] == 1
     client.beat()
     assert client.heard()[-1].frame.refusal.reason == HELLO_FIRST
@@ -153,7 +153,7 @@ def test_client_that_leaves_takes_its_requests_with_it() -> None:
     bench, worker, client = serving(1)
     worker.heard()
     client.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
-    assert [frame.abort.request_key for frame in worker.heard()] == [1]
+    assert [frame.abort.request_id for frame in worker.heard()] == [1]
     assert not bench.core.registry.router.consumers
 
 

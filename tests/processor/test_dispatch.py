@@ -36,7 +36,7 @@ def submit(bench: Bench, generate: Generate) -> RequestError | None:
 
 def keys(worker: BenchWorker) -> list[int]:
     """Return the requests that a worker was handed since the last time."""
-    return [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")]
+    return [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")]
 
 
 def code(error: RequestError | None) -> int:
@@ -127,7 +127,7 @@ def test_begun_requests_of_a_worker_that_leaves_are_continued_where_others_like_
     bench.worker("like it", weight_version=5, max_requests=1)
     bench.advance(0.1)
     assert client.errors() == {2: ErrorCode.ERROR_CODE_UNKNOWN_REQUEST}
-    assert [frame.abort.request_key for frame in leaving.heard() if frame.HasField("abort")] == [2]
+    assert [frame.abort.request_id for frame in leaving.heard() if frame.HasField("abort")] == [2]
 
 
 def test_later_turn_waits_for_no_stalled_worker_where_its_client_knows_other_processors() -> None:
@@ -136,7 +136,7 @@ def test_later_turn_waits_for_no_stalled_worker_where_its_client_knows_other_pro
     bench.peers.gone.add(worker.peer)
     bench.advance(0.1)
     client.ask(generate_of(1))
-    client.ask(generate_of(2, first_request_key=1, continuation=Continuation(turn=1)))
+    client.ask(generate_of(2, first_request_id=1, continuation=Continuation(turn=1)))
     assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
     assert bench.core.dispatch.waiting == 1
 
@@ -148,7 +148,7 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
         submit(bench, generate_of(key))
     leaving.admit(1)
     for key in (1, 3):
-        leaving.fail(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+        leaving.fail(RequestError(request_id=key, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
     assert (keys(leaving), keys(staying)) == ([1, 3], [2, 4, 3])
     assert bench.core.registry.table.get(1) is None
     assert bench.core.registry.counts.failed == {"overloaded": 1}
@@ -159,7 +159,7 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
 def test_request_that_the_last_worker_refuses_ends() -> None:
     """Without another worker the request ends at the next tick, with the error that lets its client try again."""
     bench, worker, client = serving(1)
-    worker.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+    worker.fail(RequestError(request_id=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
     bench.advance(0.1)
     assert client.errors() == {1: ErrorCode.ERROR_CODE_OVERLOADED}
 

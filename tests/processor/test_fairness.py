@@ -125,7 +125,7 @@ def test_requests_that_fill_a_clients_queue_end_alone() -> None:
     while len(bench.core.clients.sessions[5].send_queue):
         heard = client.heard()
         client.ack()
-        errors |= {each.frame.error.request_key: each.frame.error.code for each in heard if each.body == "error"}
+        errors |= {each.frame.error.request_id: each.frame.error.code for each in heard if each.body == "error"}
         rows += [row.position for each in heard for batch in each.batches for row in batch.rows() if row.key == 1]
     assert rows == list(range(2 + position // 8))
     assert errors
@@ -163,14 +163,14 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     assert taken == dict.fromkeys(range(1, 9), 100)
 
 
-@pytest.mark.parametrize("begin", [BenchClient.ask, lambda client, generate: resume(client, generate.request_key, 0)])
+@pytest.mark.parametrize("begin", [BenchClient.ask, lambda client, generate: resume(client, generate.request_id, 0)])
 def test_requests_of_one_client_are_bounded(begin: Callable[[BenchClient, Generate], None]) -> None:
     """Whether it asks, or resumes requests that never were, a client has its share alone; others find room at once."""
     bench, _, client = serving(processor__requests_per_peer=2)
     for key in (1, 2, 3):
         begin(client, generate_of(key))
     (error,) = [heard.frame.error for heard in client.heard() if heard.body == "error"]
-    assert (error.request_key, error.code) == (3, OVERLOADED)
+    assert (error.request_id, error.code) == (3, OVERLOADED)
     assert error.message == "open requests of one client: at most 2"
     assert len(bench.core.registry.table) == 2
     other = bench.client(6, name="other")
@@ -267,7 +267,7 @@ def test_invented_requests_are_dropped_a_few_at_a_time() -> None:
 def test_hello_opens_no_requests() -> None:
     """A hello may name as many requests as it likes: those that no client asks for take no room and cost no answer."""
     bench = Bench()
-    worker = bench.worker(request_keys=list(range(1, 1001)))
+    worker = bench.worker(request_ids=list(range(1, 1001)))
     assert len(bench.core.registry.table) == 0
     assert worker.heard_bodies().count("abort") == 0
     client = bench.client()
@@ -279,7 +279,7 @@ def test_hello_opens_no_requests() -> None:
 
 def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
     bench = Bench({"processor.pending_items": 64, "processor.credit_items": 64})
-    worker, victim = bench.worker(request_keys=list(range(10, 40)), next_sequence=1), bench.client(6)
+    worker, victim = bench.worker(request_ids=list(range(10, 40)), next_sequence=1), bench.client(6)
     bench.pass_time(2.0, worker, victim)
     victim.ask(generate_of(2))
     for position in range(200):
@@ -294,7 +294,7 @@ def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
 
 def test_own_standstill_gives_up_nothing_that_waits_for_clients() -> None:
     bench = Bench({"processor.pending_items": 64, "processor.credit_items": 64})
-    worker = bench.worker(request_keys=[1], next_sequence=1)
+    worker = bench.worker(request_ids=[1], next_sequence=1)
     bench.pass_time(2.0, worker)
     for position in range(40):
         worker.publish(row_shapes([1], position=position))

@@ -89,7 +89,7 @@ def test_what_left_the_retention_while_it_was_away_is_lost() -> None:
     """A worker that has less than is expected ends the requests whose rows may be gone, and the stream goes on."""
     _, worker, client = serving(1)
     worker.admit(1)
-    worker.say_hello(first_sequence=4, next_sequence=4, request_keys=[1])
+    worker.say_hello(first_sequence=4, next_sequence=4, request_ids=[1])
     assert client.errors() == {1: ErrorCode.ERROR_CODE_GAP}
     assert worker.known.stream.expected == 4
 

@@ -47,7 +47,7 @@ def release_all(steps: "asyncio.Queue[Step | None]") -> None:
 
 def gap(worker: BenchWorker, first: int, last: int, *keys: int) -> None:
     """Let a worker say that items cannot be had."""
-    lost = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION, request_keys=keys)
+    lost = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION, request_ids=keys)
     worker.say(WorkerFrame(gap=lost))
 
 
@@ -56,7 +56,7 @@ def test_gap_ends_those_it_names_and_no_others() -> None:
     _, worker, client = asked(1, 2)
     gap(worker, 1, 2, 1, 99)
     (heard,) = client.heard()
-    assert (heard.frame.error.request_key, heard.frame.error.code) == (1, GAP)
+    assert (heard.frame.error.request_id, heard.frame.error.code) == (1, GAP)
     assert heard.frame.error.message == "items 1 to 2 of worker-0/7 are lost: the worker does not retain them"
     worker.sequence = 2
     worker.publish(row_shapes([2]))
@@ -86,9 +86,9 @@ def test_part_that_is_known_to_be_lost_ends_its_own_requests_alone(lost: int) ->
     worker.publish(row_shapes([4]), step=2)
     bench.pass_time(1.0, worker, client)
     heard = client.heard()
-    outputs = [each.batches[0].request_keys.tolist() for each in heard if each.body == "outputs"]
+    outputs = [each.batches[0].request_ids.tolist() for each in heard if each.body == "outputs"]
     assert sorted(key for keys in outputs for key in keys) == sorted({1, 2, 3, 4} - {lost + 1})
-    assert [each.frame.error.request_key for each in heard if each.body == "error"] == [lost + 1]
+    assert [each.frame.error.request_id for each in heard if each.body == "error"] == [lost + 1]
 
 
 @pytest.mark.parametrize("whole", [1, 3])
@@ -112,7 +112,7 @@ def test_own_standstill_does_not_count_against_a_step() -> None:
     bench.core.extend_deadlines(60.0, bench.clock.now())
     bench.core.tick(bench.clock.now())
     worker.publish(row_shapes([2]), step=1, part=(1, 2), step_rows=2, indices=[1])
-    assert [heard.batches[0].request_keys.tolist() for heard in client.outputs()] == [[1, 2]]
+    assert [heard.batches[0].request_ids.tolist() for heard in client.outputs()] == [[1, 2]]
 
 
 def test_time_without_credit_does_not_count_against_a_step() -> None:
@@ -158,10 +158,10 @@ def test_worker_tells_of_its_requests() -> None:
     """An admission reaches the client, with the prompt's length; an error ends the request without an abort."""
     bench, worker, client = asked(1, 2)
     worker.admit(1, prompt_tokens=7)
-    worker.fail(RequestError(request_key=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
+    worker.fail(RequestError(request_id=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
     first, second = client.heard()
-    assert (first.frame.admitted.request_key, first.frame.admitted.prompt_tokens) == (1, 7)
-    assert (second.frame.error.request_key, second.frame.error.message) == (2, "broke")
+    assert (first.frame.admitted.request_id, first.frame.admitted.prompt_tokens) == (1, 7)
+    assert (second.frame.error.request_id, second.frame.error.message) == (2, "broke")
     request = bench.core.registry.table.get(1)
     assert request is not None
     assert request.generate is None
@@ -174,9 +174,9 @@ def test_reconciling_ends_what_the_worker_lost_and_asks_again_for_what_it_never_
         worker.admit(key)
     client.heard()
     worker.heard()
-    worker.say_hello(next_sequence=3, request_keys=[3])
+    worker.say_hello(next_sequence=3, request_ids=[3])
     assert client.errors() == {1: ErrorCode.ERROR_CODE_WORKER_LOST}
-    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [2]
+    assert [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")] == [2]
 
 
 def test_reconciling_asks_for_nothing_again_that_was_sent_after_the_hello() -> None:
@@ -187,7 +187,7 @@ def test_reconciling_asks_for_nothing_again_that_was_sent_after_the_hello() -> N
     client.ask(generate_of(1))
     worker = bench.worker(next_sequence=3)
     client.ask(generate_of(2))
-    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [1, 2]
+    assert [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")] == [1, 2]
     worker.sequence = 0
     for _ in range(3):
         worker.publish(row_shapes([9]))
@@ -206,7 +206,7 @@ def test_reconciling_spares_what_has_its_last_row_in_a_step_that_waits_for_its_d
     assert client.errors() == {}
     worker.publish([RowShape(1, 0, 2)], step=1, kind=BatchKind.DRAFT)
     lost, had = client.heard()
-    assert (lost.frame.error.request_key, lost.frame.error.code) == (2, ErrorCode.ERROR_CODE_WORKER_LOST)
+    assert (lost.frame.error.request_id, lost.frame.error.code) == (2, ErrorCode.ERROR_CODE_WORKER_LOST)
     assert [(row.key, row.token_ids.size) for row in had.batches[0].rows()] == [(1, 2)]
 
 
@@ -216,7 +216,7 @@ def test_reconciling_comes_after_the_steps_that_arrive_at_once_with_what_is_youn
     for key in (1, 2):
         worker.admit(key)
     client.heard()
-    worker.say_hello(next_sequence=4, request_keys=[2])
+    worker.say_hello(next_sequence=4, request_ids=[2])
     worker.item(encoded(row_shapes([2]), 4, step=2), 4)
     assert tokens(client) == {}
     worker.item(encoded([RowShape(1, 0, 2, FINISHED)], 3, step=1), 3)
@@ -259,7 +259,7 @@ def test_defect_in_handing_out_ends_the_requests_it_touched(monkeypatch: pytest.
         patch.setattr(bench.core.registry.router, "route", broken)
         worker.publish(row_shapes([1]))
     (heard,) = client.heard()
-    assert (heard.frame.error.request_key, heard.frame.error.code) == (1, ErrorCode.ERROR_CODE_INTERNAL)
+    assert (heard.frame.error.request_id, heard.frame.error.code) == (1, ErrorCode.ERROR_CODE_INTERNAL)
     worker.publish(row_shapes([2], tokens=3))
     assert tokens(client) == {2: 3}
     assert worker.known.stream.acks.acknowledged == 1  # the second waits for its client to acknowledge it

@@ -112,7 +112,7 @@ def test_request_is_aborted_by_any_session_of_its_owner(
     first = client_of(bench, 5, *owner)
     first.ask(generate_of(1))
     worker.heard()
-    client_of(bench, 6, *other).say(ClientFrame(abort=Abort(request_key=1)))
+    client_of(bench, 6, *other).say(ClientFrame(abort=Abort(request_id=1)))
     assert worker.heard_bodies() == (["abort"] if is_aborted else [])
     worker.publish([RowShape(1, 0, 0, RowStatus.ABORTED)])
     assert places(first) == [(1, 0, 0)]
@@ -125,7 +125,7 @@ def test_restarted_processor_knows_owners_from_workers(*, thief_first: bool) -> 
     if thief_first:
         resume(thief, 1, 0)
         resume(owner, 1, 0)
-    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
+    worker = bench.worker(request_ids=[1], request_owners=[owner_of(UNPROVEN, "owner")])
     if not thief_first:
         resume(thief, 1, 0)
         resume(owner, 1, 0)
@@ -140,13 +140,13 @@ def test_request_of_another_has_not_ended_because_a_client_says_so(*, thief_firs
     bench = Bench()
     owner, thief = bench.client(5, name="owner"), bench.client(6, name="thief")
     if thief_first:
-        thief.say(ClientFrame(ended=Ended(request_keys=[1])))
-    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")], next_sequence=2)
+        thief.say(ClientFrame(ended=Ended(request_ids=[1])))
+    worker = bench.worker(request_ids=[1], request_owners=[owner_of(UNPROVEN, "owner")], next_sequence=2)
     worker.sequence = 0  # it sends again what it retained
     if not thief_first:
-        thief.say(ClientFrame(ended=Ended(request_keys=[1])))
+        thief.say(ClientFrame(ended=Ended(request_ids=[1])))
     worker.publish(row_shapes([1]))
-    thief.say(ClientFrame(ended=Ended(request_keys=[1])))
+    thief.say(ClientFrame(ended=Ended(request_ids=[1])))
     assert "abort" not in worker.heard_bodies()
     resume(owner, 1, 0)
     assert places(owner) == [(1, 0, 1)]
@@ -158,7 +158,7 @@ def test_request_that_is_read_has_not_ended_because_another_session_says_so() ->
     reader.ask(generate_of(1))
     worker.publish(row_shapes([1]))
     worker.heard()
-    other.say(ClientFrame(ended=Ended(request_keys=[1])))
+    other.say(ClientFrame(ended=Ended(request_ids=[1])))
     assert "abort" not in worker.heard_bodies()
     worker.publish(row_shapes([1], position=1))
     assert places(reader) == [(1, 0, 1), (1, 1, 1)]
@@ -168,17 +168,17 @@ def test_worker_ends_a_request_that_has_ended_at_its_client() -> None:
     """After a restart it may still generate for it, as where the client closed it while no processor was there."""
     bench = Bench()
     client = bench.client(5, name="owner")
-    client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    client.say(ClientFrame(ended=Ended(request_ids=[1])))
     mine = owner_of(UNPROVEN, "owner")
-    worker = bench.worker(request_keys=[1, 2], request_owners=[mine, mine])
+    worker = bench.worker(request_ids=[1, 2], request_owners=[mine, mine])
     for _ in range(2):
-        client.say(ClientFrame(ended=Ended(request_keys=[1, 2])))
-    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [1, 2]
+        client.say(ClientFrame(ended=Ended(request_ids=[1, 2])))
+    assert [frame.abort.request_id for frame in worker.heard() if frame.HasField("abort")] == [1, 2]
 
 
 def test_request_that_no_worker_has_is_unknown_once_all_are_back() -> None:
     bench = Bench({"processor.replay_timeout_ms": 60_000})
-    worker, client = bench.worker(request_keys=[1], first_sequence=3, next_sequence=5), bench.client()
+    worker, client = bench.worker(request_ids=[1], first_sequence=3, next_sequence=5), bench.client()
     for key in (1, 2, 3):
         resume(client, key, 0)
     bench.pass_time(4.0, worker, client)
@@ -241,7 +241,7 @@ def test_roles_are_asked_for() -> None:
         client.heard()
     observer.ask(generate_of(1))
     resume(observer, 2, 0)
-    observer.say(ClientFrame(ended=Ended(request_keys=[3])))
+    observer.say(ClientFrame(ended=Ended(request_ids=[3])))
     assert not bench.core.registry.table.knows(3)
     asker.say(ClientFrame(watch=Watch()))
     for client in (observer, asker):
@@ -275,7 +275,7 @@ def test_connection_is_one_session() -> None:
 def test_deadline_survives_a_restart() -> None:
     """A moment that was settled holds in the next life of the processor: no more time is granted than is left."""
     bench = Bench()
-    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "client")])
+    worker = bench.worker(request_ids=[1], request_owners=[owner_of(UNPROVEN, "client")])
     client = bench.client()
     resume(client, 1, 0, deadline_unix_ms=bench.clock.unix_ms() + 4000)
     bench.pass_time(3.5, worker, client)
@@ -328,7 +328,7 @@ def test_how_a_request_ended_is_its_owners_alone(*, is_error: bool) -> None:
     resume(thief, 2, 0)
     (unknown,) = [heard.frame.error for heard in thief.heard() if heard.body == "error"]
     if is_error:
-        error = RequestError(request_key=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="it failed", emitted_tokens=0)
+        error = RequestError(request_id=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="it failed", emitted_tokens=0)
         worker.fail(error)
     else:
         worker.publish([RowShape(1, 0, 3, FINISHED)])
@@ -336,7 +336,7 @@ def test_how_a_request_ended_is_its_owners_alone(*, is_error: bool) -> None:
     client.ack()
     resume(thief, 1, 0)
     (answer,) = [heard.frame.error for heard in thief.heard() if heard.body == "error"]
-    unknown.request_key = 1
+    unknown.request_id = 1
     assert answer == unknown
     resume(client, 1, 0)
     assert client.errors() == {1: ErrorCode.ERROR_CODE_INTERNAL if is_error else UNKNOWN}
@@ -346,11 +346,11 @@ def test_worker_spoils_no_request_of_another_worker() -> None:
     """Rows, the end and an error of a request come from the worker that has it: another one's reach no client."""
     bench, worker, client = serving(1)
     client.heard()
-    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [1]
+    assert [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")] == [1]
     liar = bench.worker("worker-1")
     liar.publish(row_shapes([1]))
     liar.publish([RowShape(1, 0, 1, FINISHED)])
-    liar.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="forged"))
+    liar.fail(RequestError(request_id=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="forged"))
     assert client.heard() == []
     worker.publish([RowShape(1, 0, 2)])
     worker.publish([RowShape(1, 2, 1, FINISHED)])

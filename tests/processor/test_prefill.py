@@ -48,7 +48,7 @@ def test_decode_worker_goes_on_behind_the_tokens_of_the_prefill_worker() -> None
     (sent,) = given(second)
     assert sent.continuation.token_ids == made.token_ids.tolist()
     assert sent.continuation.transfer_state == b"state"
-    assert (sent.request_key, sent.tokens, sent.HasField("prompt_scoring")) == (1, asked.tokens, False)
+    assert (sent.request_id, sent.tokens, sent.HasField("prompt_scoring")) == (1, asked.tokens, False)
     second.admit(1)
     second.publish(row_shapes([1], position=1, status=RowStatus.FINISHED_LENGTH))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[0], [1]]
@@ -91,7 +91,7 @@ def test_another_decode_worker_takes_the_place_of_one_that_leaves(*, is_stopping
     first.publish(FIRST)
     assert given(second) == []
     assert client.errors() == ({} if has_another else {1: LOST})
-    assert third is None or [sent.request_key for sent in given(third)] == [1]
+    assert third is None or [sent.request_id for sent in given(third)] == [1]
 
 
 def test_request_of_a_lost_decode_worker_ends() -> None:
@@ -108,7 +108,7 @@ def test_request_that_a_leaving_decode_worker_refuses_begins_anew_without_its_st
     made = first.publish(FIRST)
     decode(bench, "e")
     given(first)
-    second.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+    second.fail(RequestError(request_id=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
     (sent,) = given(first)
     assert sent.continuation.token_ids == made.token_ids.tolist()
     assert sent.continuation.transfer_state == b""
@@ -138,7 +138,7 @@ def test_restarted_processor_ends_a_request_whose_prefill_comes_again() -> None:
     first.sequence = 4
     first.publish(FIRST)
     client = bench.client()
-    client.say(ClientFrame(resume=Resume(request_key=1)))
+    client.say(ClientFrame(resume=Resume(request_id=1)))
     assert [heard.body for heard in client.heard()][-2:] == ["outputs", "error"]
     assert given(second) == []
 
@@ -148,14 +148,14 @@ def test_room_at_the_decode_worker_is_reserved_from_the_beginning() -> None:
     client, first, second = bench.client(), prefill(bench), decode(bench, max_requests=1)
     for key in (1, 2):
         client.ask(generate_of(key))
-    assert [sent.request_key for sent in given(first)] == [1]
+    assert [sent.request_id for sent in given(first)] == [1]
     assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
     first.publish(FIRST)
     client.ask(generate_of(3))
     assert client.errors() == {3: ErrorCode.ERROR_CODE_OVERLOADED}
     second.publish(row_shapes([1], position=1, status=RowStatus.FINISHED_LENGTH))
     client.ask(generate_of(4))
-    assert [sent.request_key for sent in given(first)] == [4]
+    assert [sent.request_id for sent in given(first)] == [4]
 
 
 @pytest.mark.parametrize("hello", [{"model": "other"}, {"tp_rank": 1}, {"role": WorkerRole.WORKER_ROLE_MIXED}])
@@ -167,7 +167,7 @@ def test_prefill_worker_without_a_decode_worker_gets_no_request(hello: dict[str,
     assert given(first) == []
     decode(bench, "d2")
     client.ask(generate_of(2))
-    assert [sent.request_key for sent in given(first)] == [2]
+    assert [sent.request_id for sent in given(first)] == [2]
 
 
 def test_prefill_worker_that_stays_alone_is_sent_to_the_next_processor() -> None:

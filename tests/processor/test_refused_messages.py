@@ -23,7 +23,7 @@ Lines = Callable[[], list[dict[str, Any]]]
 ONE = batch([RowShape(1)], step=1, sequence=2)
 OTHER = LogprobBatch.of_views(ONE.header, ONE.columns | {"token_ids": ONE.token_ids ^ 1})
 NAN = encode(ONE).replace(ONE.logprobs.tobytes(), b"\x00\x00\xc0\x7f")
-SCORES = PromptScoresChunk(request_key=1, position=1, prompt_tokens=2, token_ids=bytes(4))
+SCORES = PromptScoresChunk(request_id=1, position=1, prompt_tokens=2, token_ids=bytes(4))
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
     table = Table({})
     table.registry.default_route = UNROUTED
     step = table.route(batch([RowShape(9, 6, 1)]), 0)
-    assert step.rows.request_keys.tolist() == [9]
+    assert step.rows.request_ids.tolist() == [9]
     request = known(table, 9)
     assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, UNROUTED)
     table.registry.answer(8, source(0))

@@ -23,7 +23,7 @@ def frame(size: int = 10, pending_ack: PendingAck | None = None) -> Frame:
 
 
 def news(key: int = 1) -> Frame:
-    error = RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x")
+    error = RequestError(request_id=key, code=ErrorCode.ERROR_CODE_GAP, message="x")
     return Frame(write_frame(ServerFrame(error=error)))
 
 
@@ -46,7 +46,7 @@ def sent(box: SendQueue) -> list[int]:
 
 
 def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
-    return [each.request_keys.tolist() for each in batches]
+    return [each.request_ids.tolist() for each in batches]
 
 
 def test_window_in_bytes_is_used_exactly() -> None:
@@ -133,7 +133,7 @@ def test_rows_of_one_request_are_found() -> None:
     (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     five = np.array([5], np.uint64)
     found = made.rows_of(five, LIMITS)
-    assert [each.request_keys.tolist() for each in found if each is not None] == [[5], [5]]
+    assert [each.request_ids.tolist() for each in found if each is not None] == [[5], [5]]
     (bare,) = output_frames(target, draft.select(np.array([0])), PendingAck(), LIMITS)
     assert bare.rows_of(five, LIMITS)[1] is None
     (other,) = output_frames(batch([RowShape(4), RowShape(6)]), None, PendingAck(), LIMITS)

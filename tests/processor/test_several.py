@@ -21,8 +21,8 @@ def test_request_that_has_ended_at_its_client_is_ended_here() -> None:
     client.ask(generate_of(1))
     client.ask(generate_of(2))
     worker.heard()
-    client.say(ClientFrame(ended=Ended(request_keys=[1, 2])))
-    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [1]
+    client.say(ClientFrame(ended=Ended(request_ids=[1, 2])))
+    assert [frame.abort.request_id for frame in worker.heard() if frame.HasField("abort")] == [1]
     worker.publish([RowShape(1, 0, 0, RowStatus.ABORTED)])
     bench.advance(0.1)
     assert "generate" not in worker.heard_bodies()
@@ -79,8 +79,8 @@ def test_processor_that_drains_lets_its_clients_continue_elsewhere(*, wants_room
     heard = [each for each in client.heard() if each.body in ("outputs", "error")]
     let_go = [1] if wants_room else []
     assert heard[0].body == "outputs"
-    assert [each.frame.error.request_key for each in heard[1:]] == let_go
-    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == let_go
+    assert [each.frame.error.request_id for each in heard[1:]] == let_go
+    assert [frame.abort.request_id for frame in worker.heard() if frame.HasField("abort")] == let_go
     worker.publish(row_shapes([2, 3, 4], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
     bench.advance(0.1)
     assert ("goodbye" in worker.heard_bodies()) == wants_room
@@ -107,7 +107,7 @@ def test_processor_that_drains_sends_away_the_workers_that_know_another() -> Non
     assert set(bench.core.workers.by_id) == {"busy", "staying"}
     free.say_hello(processors=2)
     assert free.refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
-    busy.say_hello(processors=2, request_keys=[1])
+    busy.say_hello(processors=2, request_ids=[1])
     busy.publish(row_shapes([1], status=RowStatus.FINISHED_LENGTH))
     bench.advance(0.1)
     assert busy.heard_bodies()[-1] == "goodbye"

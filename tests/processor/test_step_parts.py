@@ -54,7 +54,7 @@ def test_parts_have_each_row_once(seed: int, as_message: bool) -> None:  # noqa:
         assert LogprobBatch.joined(found).columns.keys() == expected.columns.keys()
         assert LogprobBatch.joined(found) == expected
         assert all(each.row_count <= limits.max_rows for each in found)
-        ids = [each.request_keys.tobytes() for each in found]
+        ids = [each.request_ids.tobytes() for each in found]
         assert [of_message for _, of_message in part.messages(limits)] == ids
 
 

@@ -79,7 +79,7 @@ def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> No
 def test_event_of_another_number_is_refused() -> None:
     made = stream()
     data = write_frame(
-        RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
+        RequestEvent(sequence=2, admitted=Admitted(request_id=1, worker_id="w", epoch=1, prompt_tokens=1))
     )
     assert made.take(item_of(data, 1, EVENT, checksum=crc32(data)), data) is Fate.REFUSED
     assert "1, as its item, got 2" in str(made.refusal)

@@ -43,11 +43,11 @@ def test_items_are_shown_as_they_came() -> None:
 
 def test_streams_are_announced_without_secrets() -> None:
     bench = Bench()
-    bench.worker(proof=b"p", request_keys=[4], model="m")
+    bench.worker(proof=b"p", request_ids=[4], model="m")
     watcher = bench.client(6)
     watcher.say(ClientFrame(watch=Watch()))
     (hello,) = [heard.frame.watched_stream.hello for heard in watcher.heard() if heard.body == "watched_stream"]
-    assert (hello.proof, list(hello.request_keys), hello.model) == (b"", [], "m")
+    assert (hello.proof, list(hello.request_ids), hello.model) == (b"", [], "m")
 
 
 def test_only_what_is_watched_is_shown() -> None:

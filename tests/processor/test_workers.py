@@ -152,17 +152,17 @@ def test_worker_without_progress_gets_no_new_requests_and_is_lost_after_its_long
     client.ask(generate_of(2))
     nothing_until(5)
     assert worker.known.is_stalled
-    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [1]
+    assert [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")] == [1]
     assert bench.core.dispatch.room().models[0].workers == 0
     worker.beat()
     bench.advance(0)
-    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [2]
+    assert [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")] == [2]
     began = bench.clock.now()
     nothing_until(33)
     assert client.errors() == {}
     bench.pass_time(0.1, client)
     errors = [heard.frame.error for heard in client.heard() if heard.body == "error"]
-    assert {error.request_key for error in errors} == {1, 2}
+    assert {error.request_id for error in errors} == {1, 2}
     expected = "its engine made no progress for 33000 ms" if beats else "silent for 33000 ms"
     assert all(expected in error.message for error in errors), errors
 
@@ -189,18 +189,16 @@ def test_worker_whose_connection_closed_has_half_a_second_to_come_back() -> None
     assert worker.known.is_stalled
     assert client.errors() == {}
     worker.peer += b"/2"
-    worker.say_hello(next_sequence=2, request_keys=[1])
+    worker.say_hello(next_sequence=2, request_ids=[1])
     bench.advance(0.6)
-    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [2]
+    assert [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")] == [2]
     bench.peers.gone.add(worker.peer)
     bench.advance(0.1)
     bench.advance(0.49)
     assert client.errors() == {}
     bench.advance(0.01)
     errors = [heard.frame.error for heard in client.heard() if heard.body == "error"]
-    assert {error.request_key: error.code for error in errors} == dict.fromkeys(
-        (1, 2), ErrorCode.ERROR_CODE_WORKER_LOST
-    )
+    assert {error.request_id: error.code for error in errors} == dict.fromkeys((1, 2), ErrorCode.ERROR_CODE_WORKER_LOST)
     assert "its connection closed, and it did not come back within 500 ms" in errors[0].message
 
 

@@ -49,7 +49,7 @@ def of_item(item: StreamItem) -> list[Values]:
         "sequence": item.sequence,
         **of_extras(None),
     }
-    return [token | common for token in scored(scores.request_key, scores)]
+    return [token | common for token in scored(scores.request_id, scores)]
 
 
 def of_row(made: LogprobBatch, row: Row) -> list[Values]:
@@ -257,8 +257,8 @@ def test_stream_without_tokens_is_a_table_without_rows(tmp_path: Path) -> None:
 
 def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
     """Each end is told, and what did not end is last."""
-    admitted = Admitted(request_key=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7, cached_tokens=5)
-    admitted.first_request_key, admitted.turn, admitted.first_position = 3, 1, 4
+    admitted = Admitted(request_id=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7, cached_tokens=5)
+    admitted.first_request_id, admitted.turn, admitted.first_position = 3, 1, 4
     admitted.reason = ErrorCode.ERROR_CODE_WORKER_LOST
     items = [
         of_event(1, admitted=admitted),
@@ -275,7 +275,7 @@ def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
                 sequence=2,
             ),
         ),
-        of_event(4, error=RequestError(request_key=6, code=ErrorCode.ERROR_CODE_DEADLINE, message="too late")),
+        of_event(4, error=RequestError(request_id=6, code=ErrorCode.ERROR_CODE_DEADLINE, message="too late")),
     ]
     found, _ = written(items, tmp_path / "requests", RequestFile)
     assert [(each["request_id"], each["status"], len(each["token_ids"])) for each in found] == [

@@ -104,12 +104,12 @@ def test_what_is_read_and_recorded_again_is_the_same_file(
 def test_recording_begins_with_the_hello_and_tells_no_secret() -> None:
     told = hello()
     told.proof = b"hush"
-    told.request_keys.append(5)
+    told.request_ids.append(5)
     (found,) = read(Recorder(EPOCH, told).add(item(41)))
     assert (found.epoch, found.worker_id) == (EPOCH, "worker-0")
     assert (found.hello.first_sequence, found.hello.next_sequence) == (41, 41)
     assert not found.hello.proof
-    assert not found.hello.request_keys
+    assert not found.hello.request_ids
 
 
 def test_what_was_not_seen_is_a_gap_and_what_was_seen_before_is_not_recorded_again() -> None:

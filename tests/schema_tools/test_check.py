@@ -42,7 +42,7 @@ CHANGES = {
     "bounds: Generate.top_logprobs.max: 127, but LogprobBatch.top_ks.max is 100, and they are one bound": None,
     "bounds: LogprobBatch.alternative_token_ids.max_items: ": None,
     "bounds: TokenBias.bias: least -100 beside min 1, and they say the same": (REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n"),  # noqa: E501
-    "bounds: Hello.request_keys: repeated without max_items": (STREAM, "    max_items: 65536\n", ""),
+    "bounds: Hello.request_ids: repeated without max_items": (STREAM, "    max_items: 65536\n", ""),
     "bounds: Heartbeat.Inner.text: text or bytes without max_bytes": (STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{NESTED}"),  # noqa: E501
     'breaking: proto/tokenbus/v1/stream.proto:*Previously present field "10" with name "tp_rank"': (STREAM, "uint32 tp_rank = 10", "uint32 tp_rank = 99"),  # noqa: E501
     "lint: proto/tokenbus/v1/logprob_batch.proto:*comment": (CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 21;"),  # noqa: E501

@@ -15,7 +15,7 @@ def wanted(
 ) -> Generate:
     """Return a request for so many tokens, or for all that there will ever be."""
     return Generate(
-        request_key=key,
+        request_id=key,
         model=model,
         tokens=TokenPrompt(token_ids=[1]),
         sampling=SamplingParameters(max_tokens=tokens),

@@ -173,7 +173,7 @@ class Campaign:
         for request_id, place in taken(program.lines("token ")).items():
             self.figures.resumed += 1
             audit = self._audit(request_id, place.position)
-            generation = self._client.resume(place.resume_id, place.position)
+            generation = self._client.resume(place.turn_id, place.position)
             self._tasks.append(asyncio.create_task(self._take(audit, generation)))
 
     async def _publisher(self) -> int:

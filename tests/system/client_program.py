@@ -21,7 +21,7 @@ from tokenbus.settings import Settings
 class Place(NamedTuple):
     """What another client resumes a request by, and from where on."""
 
-    resume_id: int
+    turn_id: int
     position: int
 
 
@@ -29,9 +29,9 @@ def taken(lines: list[str]) -> dict[int, Place]:
     """Return how far each request came, from the lines of this program; fail if one went back or stood still."""
     places: dict[int, Place] = {}
     for line in lines:
-        request_id, resume_id, position = map(int, line.split()[1:])
+        request_id, turn_id, position = map(int, line.split()[1:])
         assert request_id not in places or position > places[request_id].position, line
-        places[request_id] = Place(resume_id, position)
+        places[request_id] = Place(turn_id, position)
     return places
 
 
@@ -58,8 +58,8 @@ async def _main(count: int, requests: int) -> None:
                 continue
             target = output.target
             ends = target.positions.astype(int) + target.token_counts
-            for key, end in zip(target.request_keys.tolist(), ends.tolist(), strict=True):
-                tell(f"token {key} {by_id[key].resume_id} {end}")
+            for key, end in zip(target.request_ids.tolist(), ends.tolist(), strict=True):
+                tell(f"token {key} {by_id[key].turns[-1].request_id} {end}")
         await asyncio.gather(*takers)
 
 

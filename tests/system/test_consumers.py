@@ -36,7 +36,7 @@ async def test_steps_come_whole_and_in_batch_order(deployment: Deployment) -> No
                     audits[row.key].take(row)
                 if step.draft is not None:
                     drafts += 1
-                    assert step.draft.request_keys.tolist() == step.target.request_keys.tolist()
+                    assert step.draft.request_ids.tolist() == step.target.request_ids.tolist()
             await steps.aclose()
             await all_exact(asked, 300)
         assert await asyncio.to_thread(worker.terminate) == 0

@@ -30,7 +30,7 @@ LONG = 600_000  # tokens that no test waits for
 
 
 def step(key: int) -> StepArrays:
-    return StepArrays(request_keys=[key], positions=[0], token_counts=[1], token_ids=[5])
+    return StepArrays(request_ids=[key], positions=[0], token_counts=[1], token_ids=[5])
 
 
 def is_there(pid: int) -> bool:

@@ -30,7 +30,7 @@ async def test_code_that_connects_by_itself_finds_it() -> None:
             await bus.settle()
             generation = client.generate([1], max_tokens=2, request_id=FIRST)
             await bus.settle()
-            assert [request.request_key for request in publisher.take_requests()] == [FIRST]
+            assert [request.request_id for request in publisher.take_requests()] == [FIRST]
             publisher.admitted(FIRST, 1)
             rows = [testing.RowShape(FIRST, 0, 2, RowStatus.FINISHED_LENGTH)]
             publisher.publish(testing.batch(rows))

@@ -62,12 +62,12 @@ def _encode(made: tokenbus.LogprobBatch) -> list[int]:
 async def _publish(settings: tokenbus.Settings, made: tokenbus.LogprobBatch) -> None:
     async with tokenbus.Processor(settings) as processor, tokenbus.Publisher(settings, vocabulary_size=10) as publisher:
         taken: list[tokenbus.Generate | Abort] = publisher.take_requests(0.1)
-        sequence: int = publisher.admitted(taken[0].request_key, prompt_tokens=1)
+        sequence: int = publisher.admitted(taken[0].request_id, prompt_tokens=1)
         try:
             later: tuple[int, int] = publisher.publish(made), await publisher.published(made)
             assert min(later) > sequence
         except tokenbus.RetentionFullError as error:
-            lost: frozenset[int] = error.request_keys
+            lost: frozenset[int] = error.request_ids
             publisher.failed_request(max(lost), ErrorCode.ERROR_CODE_ENGINE, "on fire", emitted_tokens=1)
         steps: AsyncGenerator[Step, None] = processor.steps()
         step: Step = await anext(steps)

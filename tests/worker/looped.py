@@ -34,7 +34,7 @@ class Engine:
     def admit(self, generate: Generate) -> int:
         if self.refusal is not None:
             raise self.refusal
-        self.admitted.append(generate.request_key)
+        self.admitted.append(generate.request_id)
         return 3
 
     def abort(self, key: int) -> None:
@@ -77,7 +77,7 @@ def events(publisher: Publisher) -> list[RequestEvent]:
 
 
 def keys(publisher: Publisher) -> list[list[int]]:
-    return [made.request_keys.tolist() for made in batches(publisher)]
+    return [made.request_ids.tolist() for made in batches(publisher)]
 
 
 def batches(publisher: Publisher) -> list[LogprobBatch]:
@@ -109,8 +109,8 @@ class Looped(Generic[E]):
 
     def errors(self) -> dict[int, tuple[int, str]]:
         found = [event.error for event in events(self.publisher) if event.HasField("error")]
-        assert len({error.request_key for error in found}) == len(found)
-        return {error.request_key: (error.code, error.message) for error in found}
+        assert len({error.request_id for error in found}) == len(found)
+        return {error.request_id: (error.code, error.message) for error in found}
 
     def tokens(self, key: int) -> list[int]:
         """Return a request's tokens, which must come without a hole."""

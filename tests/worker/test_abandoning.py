@@ -36,7 +36,7 @@ def abandoned() -> tuple[Peer, list[int]]:
     peer, aborts = peer_of(), []
     for key in (5, 6):
         peer.hear(generate=generate_of(key))
-    peer.on_request = lambda request: aborts.append(request.request_key) if isinstance(request, Abort) else None
+    peer.on_request = lambda request: aborts.append(request.request_id) if isinstance(request, Abort) else None
     peer.session.disconnected(peer.now)
     leaves_after(peer)
     peer.session.move(peer.now)
@@ -78,11 +78,11 @@ def test_old_processor_that_answers_first_has_all_again() -> None:
     peer.session.move(peer.now)
     asked = peer.must_say()
     assert (asked.epoch, asked.hello.first_sequence, asked.hello.next_sequence) == (EPOCH + 1, 1, 1)
-    assert not asked.hello.request_keys
+    assert not asked.hello.request_ids
     assert leaves_after(peer) == INTERVAL
     peer.session.move(peer.now)
     asked = peer.must_say()
-    assert (asked.epoch, asked.hello.next_sequence, list(asked.hello.request_keys)) == (EPOCH, 4, [5])
+    assert (asked.epoch, asked.hello.next_sequence, list(asked.hello.request_ids)) == (EPOCH, 4, [5])
     peer.welcome(resume_from=2)
     assert peer.sequences() == [2, 3]
 
@@ -103,11 +103,11 @@ def test_new_requests_wait_until_those_that_were_given_up_have_ended() -> None:
     taken: list[Generate | Abort] = []
     peer.on_request = taken.append
     peer.hear(generate=generate_of(7))
-    peer.hear(abort=Abort(request_key=7))
+    peer.hear(abort=Abort(request_id=7))
     peer.session.ended([5], peer.now)
     assert not taken
     peer.session.ended([6], peer.now)
-    assert [(type(each), each.request_key) for each in taken] == [(Generate, 7), (Abort, 7)]
+    assert [(type(each), each.request_id) for each in taken] == [(Generate, 7), (Abort, 7)]
     assert peer.session.requests == {7}
 
 

@@ -25,7 +25,7 @@ from tokenbus_contracts import (
     encode,
 )
 
-SMALL = StepArrays(request_keys=[7, 8], positions=[0, 4], token_counts=[2, 1], token_ids=[0, 5, 6])
+SMALL = StepArrays(request_ids=[7, 8], positions=[0, 4], token_counts=[2, 1], token_ids=[0, 5, 6])
 SCORED = replace(
     SMALL,
     logprobs=[-0.5, -1.0, -2.0],
@@ -71,7 +71,7 @@ def test_every_method_takes_the_same_path(method: SpeculativeMethod) -> None:
     made = assembled(replace(SCORED, method=method, **order))
     assert made.header.method is method
     assert made.header.phase is StepPhase.DECODE
-    assert made.in_batch_order().request_keys.tolist() == [8, 7]
+    assert made.in_batch_order().request_ids.tolist() == [8, 7]
     assert made.in_batch_order().ranks.tolist() == [3, 1, 2]
     assert made.in_batch_order().alternative_token_ids.tolist() == [1, 2, 0, 9, 4, 5]
     assert made.draft_token_counts.tolist() == [1, 0]
@@ -295,7 +295,7 @@ class Cupy:
 
 @pytest.mark.parametrize("kind", [OnDevice, Cupy, list, tuple])
 def test_arrays_of_any_framework_are_taken(kind: Any) -> None:  # noqa: ANN401 - a class
-    names = ("request_keys", "positions", "token_counts", "token_ids", "logprobs", "ranks", "alternative_token_ids")
+    names = ("request_ids", "positions", "token_counts", "token_ids", "logprobs", "ranks", "alternative_token_ids")
     other: dict[str, Any] = {name: kind(getattr(SCORED, name)) for name in (*names, "alternative_logprobs")}
     assert assembled(replace(SCORED, **other)) == assembled(SCORED)
 
@@ -333,7 +333,7 @@ def test_row_does_not_depend_on_its_neighbours(wanted: list[RowShape], data: st.
     mixed = whole.select(order)
     together = assembled(arrays_of(mixed))
     assert {key: values[2:] for key, values in values_by_key(together).items()} == alone
-    assert together.in_batch_order().request_keys.tolist() == [row.key for row in wanted]
+    assert together.in_batch_order().request_ids.tolist() == [row.key for row in wanted]
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, object, list, tuple])
@@ -342,13 +342,13 @@ def test_keys_of_any_whole_numbers_are_taken(kind: Any) -> None:  # noqa: ANN401
     keys = [2**63 - 1, 2**64 - 5]
     array = np.array(keys, np.uint64)
     given = array.view(np.int64) if kind is np.int64 else kind(keys) if kind in (list, tuple) else array.astype(kind)
-    assert assembled(replace(SMALL, request_keys=given)).request_keys.tolist() == keys
+    assert assembled(replace(SMALL, request_ids=given)).request_ids.tolist() == keys
 
 
 @pytest.mark.parametrize("keys", [[7.0, 8.0], [7, 2.5], ["a", "b"], np.array([None, 7], object)])
 def test_keys_that_are_no_whole_numbers_are_refused(keys: Any) -> None:  # noqa: ANN401 - anything
-    with pytest.raises(ContractError, match="request_keys: whole numbers"):
-        StepAssembler(Limits.default()).assemble(replace(SMALL, request_keys=keys))
+    with pytest.raises(ContractError, match="request_ids: whole numbers"):
+        StepAssembler(Limits.default()).assemble(replace(SMALL, request_ids=keys))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_parts_are_cut_by_their_proposals_too(most: int) -> None:
     """What a draft proposes for rows may be most of a step: it counts like tokens, and each message fits."""
     counts, places = np.full(60, 8), np.arange(60)
     given = StepArrays(
-        request_keys=places + 1,
+        request_ids=places + 1,
         positions=places,
         token_counts=np.ones(60, int),
         token_ids=places,

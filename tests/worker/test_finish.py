@@ -33,11 +33,11 @@ def finished(engine: Timed, seconds: float = 100) -> int:
 
 def test_nothing_new_is_taken() -> None:
     """A request that comes now ends with an error that says why, and an abort still ends another."""
-    publisher = running(requests=[generate_of(7), Abort(request_key=8)])
+    publisher = running(requests=[generate_of(7), Abort(request_id=8)])
     engine = Timed(publisher, is_asked=True)
     assert finished(engine) == 0
     assert (engine.admitted, engine.aborted) == ([], [8])
-    said = {(event.error.request_key, event.error.code, event.error.message) for event in events(publisher)}
+    said = {(event.error.request_id, event.error.code, event.error.message) for event in events(publisher)}
     assert said == {(key, ErrorCode.ERROR_CODE_OVERLOADED, "the worker is stopping") for key in (7, 9)}
 
 

@@ -30,7 +30,7 @@ class PoisonedEngine(SyntheticEngine):
 
     def admit(self, generate: Generate) -> int:
         found: object = super().admit(generate)
-        if generate.request_key == POISON:
+        if generate.request_id == POISON:
             if self.refusal is not None:
                 raise self.refusal
             found = found if self.prompt_tokens is None else self.prompt_tokens
@@ -161,7 +161,7 @@ def test_prompts_length_is_made_one(length: object) -> None:
     made = worker(lambda: EngineStepError("never"))
     made.engine.prompt_tokens, made.engine.fails_from = length, 1000
     made.turn(generate_of(POISON, 3))
-    (told,) = [event.admitted for event in events(made.publisher) if event.admitted.request_key == POISON]
+    (told,) = [event.admitted for event in events(made.publisher) if event.admitted.request_id == POISON]
     assert told.prompt_tokens in (1, 3, 2**32 - 1)
     assert made.errors() == {}
 
@@ -172,7 +172,7 @@ def test_abort_that_raises_ends_its_request_here() -> None:
     made.turn(generate_of(POISON, 30))
     made.engine.abort_error = KeyError("slot")
     for _ in range(2):
-        made.turn(Abort(request_key=POISON))
+        made.turn(Abort(request_id=POISON))
     assert made.errors() == {POISON: (ENGINE, "the engine failed: KeyError: 'slot'")}
     assert made.publisher.counts.engine_errors == 2
     assert_neighbours_are_right(made)
@@ -187,7 +187,7 @@ def test_engine_may_say_anywhere_that_it_is_broken(method: str) -> None:
     elif method == "abort":
         made.turn(generate_of(POISON))
         made.engine.abort_error = EngineBrokenError("card gone")
-    made.publisher.take_request(Abort(request_key=POISON) if method == "abort" else generate_of(POISON))
+    made.publisher.take_request(Abort(request_id=POISON) if method == "abort" else generate_of(POISON))
     with pytest.raises(EngineBrokenError, match="card gone"):
         made.loop.serve(threading.Event())
     assert made.errors() == dict.fromkeys((1, 2, POISON), (ENGINE, "the engine is broken: card gone"))
@@ -197,7 +197,7 @@ def test_rows_that_break_the_contract_are_logged_once(caplog: pytest.LogCaptureF
     made = Looped(PoisonedEngine(lambda: OSError("never")))
     made.engine.fails_from = 1000
     for key in range(1, 20):
-        made.emitter.emit(StepArrays(request_keys=[key], positions=[-1], token_counts=[1], token_ids=[1]))
+        made.emitter.emit(StepArrays(request_ids=[key], positions=[-1], token_counts=[1], token_ids=[1]))
     assert len(made.errors()) == 19
     (line,) = caplog.messages
     assert line.startswith("requests ended: their batch breaks the contract")
@@ -221,7 +221,7 @@ def test_part_that_is_no_single_rows_fault_leaves_its_step_whole(
     publish = publisher.publish
 
     def refuse(made: LogprobBatch) -> int:
-        if made.token_counts[made.request_keys == 1].any():
+        if made.token_counts[made.request_ids == 1].any():
             raise ContractError("step", "another", 1)
         return publish(made)
 
@@ -232,7 +232,7 @@ def test_part_that_is_no_single_rows_fault_leaves_its_step_whole(
     emitter.emit(replace(arrays_of(batch([RowShape(1), RowShape(2)])), parts=parts))
     found = [(row.key, row.token_ids.size) for made in batches(publisher) for row in made.rows()]
     assert sorted(found, reverse=True) == published
-    assert {event.error.request_key for event in events(publisher)} >= {1}
+    assert {event.error.request_id for event in events(publisher)} >= {1}
     assert {made.header.part_count for made in batches(publisher)} <= {2}
 
 
@@ -244,7 +244,7 @@ class Prefill(SyntheticEngine):
     def step(self) -> Sequence[StepArrays]:
         found = super().step()
         for arrays in found:
-            arrays.transfer_states = dict.fromkeys(map(int, arrays.request_keys), bytes(self.size))
+            arrays.transfer_states = dict.fromkeys(map(int, arrays.request_ids), bytes(self.size))
         return found
 
 
@@ -256,5 +256,5 @@ def test_transfer_state_has_a_bound(size: int, error: dict[int, str]) -> None:
     made.turn(generate_of(1))
     assert made.errors() == {key: (ENGINE, f"prefilled.transfer_state: {message}") for key, message in error.items()}
     told = [event.prefilled for event in events(made.publisher) if event.HasField("prefilled")]
-    assert [(each.request_key, len(each.transfer_state)) for each in told] == ([] if error else [(1, size)])
+    assert [(each.request_id, len(each.transfer_state)) for each in told] == ([] if error else [(1, size)])
     assert made.publisher.session.requests == set()

@@ -51,7 +51,7 @@ class Gated:
 
 
 def step(*ids: int) -> StepArrays:
-    return StepArrays(request_keys=[7], positions=[0], token_counts=[len(ids)], token_ids=np.array(ids))
+    return StepArrays(request_ids=[7], positions=[0], token_counts=[len(ids)], token_ids=np.array(ids))
 
 
 def test_everything_is_published_in_order() -> None:
@@ -131,7 +131,7 @@ def test_what_is_no_array_is_refused_where_all_else_is() -> None:
     emitter = Emitter(publisher, 0)
     emitter.active.add(generate_of(7))
     with Outbox(emitter, 8) as outbox:
-        outbox.emit(StepArrays(request_keys=[7], positions=[0], token_counts=[1], token_ids=[[1], [2, 3]]))
+        outbox.emit(StepArrays(request_ids=[7], positions=[0], token_counts=[1], token_ids=[[1], [2, 3]]))
         outbox.flush(MOST)
         assert said(publisher) == ["error"]
         assert emitter.take_aborts() == [7]

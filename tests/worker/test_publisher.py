@@ -139,19 +139,19 @@ def test_events_are_items_of_the_stream() -> None:
     assert (admitted.sequence, failed.sequence) == (2, 3)
     assert (admitted.admitted.worker_id, admitted.admitted.epoch) == ("mine", EPOCH)
     assert admitted.admitted.prompt_tokens == 1
-    assert (admitted.admitted.first_request_key, admitted.admitted.weight_version) == (0, 0)
-    assert (failed.error.request_key, failed.error.code, failed.error.emitted_tokens) == (8, 8, 5)
+    assert (admitted.admitted.first_request_id, admitted.admitted.weight_version) == (0, 0)
+    assert (failed.error.request_id, failed.error.code, failed.error.emitted_tokens) == (8, 8, 5)
 
 
 def test_event_says_which_turn_was_admitted_with_which_weights() -> None:
     publisher = Bare()
     publisher.connect()
     turn = Continuation(token_ids=[4, 5, 6], turn=2, reason=ErrorCode.ERROR_CODE_WORKER_LOST)
-    publisher.hear(generate=generate_of(8, first_request_key=7, continuation=turn))
+    publisher.hear(generate=generate_of(8, first_request_id=7, continuation=turn))
     publisher.controlled(ControlAnswer(control_key=1, state=EngineState(weight_version=9)))
     publisher.admitted(8, prompt_tokens=3)
     admitted = read_frame(RequestEvent, publisher.kept(2).payload).admitted
-    assert (admitted.first_request_key, admitted.turn, admitted.first_position) == (7, 2, 3)
+    assert (admitted.first_request_id, admitted.turn, admitted.first_position) == (7, 2, 3)
     assert (admitted.reason, admitted.weight_version) == (ErrorCode.ERROR_CODE_WORKER_LOST, 9)
     assert publisher.session._introduction.weight_version == 9
     publisher.failed_request(8, ErrorCode.ERROR_CODE_ENGINE, "broke")
@@ -164,7 +164,7 @@ def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
     with pytest.raises(RetentionFullError, match=r"policy fail.*2 items.*2 requests end") as raised:
         publisher.publish(batch(row_shapes([5, 6])))
     assert isinstance(raised.value, PublishError)
-    assert raised.value.request_keys == {5, 6}
+    assert raised.value.request_ids == {5, 6}
     assert publisher.failed == 2
     gap = publisher.retention.find(2)
     assert isinstance(gap, Dropped)
@@ -178,7 +178,7 @@ def test_batch_without_rows_that_finds_no_room_ends_no_request() -> None:
     publisher = full(policy="fail")
     with pytest.raises(RetentionFullError) as raised:
         publisher.publish(batch([]))
-    assert not raised.value.request_keys
+    assert not raised.value.request_ids
     assert publisher.retention.find(2) is None
 
 
@@ -235,7 +235,7 @@ def test_many_threads_leave_no_hole() -> None:
         for place, sequence in enumerate(sequences):
             kept = decode(publisher.kept(sequence).payload)
             assert kept.header.sequence == sequence
-            assert (kept.request_keys.tolist(), kept.positions.tolist()) == ([key], [place])
+            assert (kept.request_ids.tolist(), kept.positions.tolist()) == ([key], [place])
 
 
 def test_order_is_kept_while_waiting_for_room() -> None:
@@ -251,7 +251,7 @@ def test_order_is_kept_while_waiting_for_room() -> None:
         publisher.session.next_message(0.0)
         publisher.hear(ack=Ack(through_sequence=2))
         assert second.result() == 3
-    assert decode(publisher.kept(3).payload).request_keys.tolist() == [3]
+    assert decode(publisher.kept(3).payload).request_ids.tolist() == [3]
 
 
 def test_waiting_ends_when_the_publisher_is_closed() -> None:
@@ -298,7 +298,7 @@ def test_new_epoch_has_nothing_of_requests_that_were_given_up() -> None:
     assert not publisher.take_requests()
     publisher.publish(batch([RowShape(1, 8, 0, RowStatus.ABORTED)]))
     assert len(publisher.retention) == 0
-    assert [each.request_key for each in publisher.take_requests()] == [2]
+    assert [each.request_id for each in publisher.take_requests()] == [2]
     assert publisher.admitted(2, 3) == 1
     published = publisher.publish(batch(row_shapes([2])))
     header = decode(publisher.kept(published).payload).header
@@ -318,7 +318,7 @@ def test_request_that_was_given_up_ends_in_any_way(end: Callable[[Bare], None]) 
     publisher = abandoned()
     publisher.take_requests()
     end(publisher)
-    assert [each.request_key for each in publisher.take_requests()] == [2]
+    assert [each.request_id for each in publisher.take_requests()] == [2]
 
 
 def test_batch_that_waits_for_room_while_its_processor_is_abandoned_is_not_published() -> None:

@@ -160,12 +160,12 @@ async def test_requests_reach_the_engine() -> None:
     async with publisher:
         await processor.welcome()
         taking = asyncio.create_task(asyncio.to_thread(publisher.take_requests, 60))
-        for frame in (ProcessorFrame(generate=generate_of(9)), ProcessorFrame(abort=Abort(request_key=9))):
+        for frame in (ProcessorFrame(generate=generate_of(9)), ProcessorFrame(abort=Abort(request_id=9))):
             processor.say(frame)
         taken = await soon(taking)
         while len(taken) < 2:
             taken += await asyncio.to_thread(publisher.take_requests, 60)
-    assert taken == [generate_of(9), Abort(request_key=9)]
+    assert taken == [generate_of(9), Abort(request_id=9)]
     assert publisher.take_requests() == []
 
 
@@ -176,13 +176,13 @@ def test_requests_that_wait_are_bounded() -> None:
         publisher.take_request(generate_of(key))
     with pytest.raises(ContractError, match="at most 4 requests"):
         publisher.take_request(generate_of(5))
-    assert [request.request_key for request in publisher.take_requests()] == [1, 2, 3, 4]
+    assert [request.request_id for request in publisher.take_requests()] == [1, 2, 3, 4]
 
 
 def test_aborts_of_what_is_only_shown_are_left() -> None:
     """A worker that takes no requests shows those that came elsewhere: they are not the processor's to end."""
     publisher = Publisher(at_memory(max_requests=0))
-    publisher.take_request(Abort(request_key=1))
+    publisher.take_request(Abort(request_id=1))
     assert publisher.take_requests() == []
     with pytest.raises(ContractError, match="at most 0 requests"):
         publisher.take_request(generate_of(1))

@@ -28,11 +28,11 @@ def broken(made: LogprobBatch, token: int = 0) -> LogprobBatch:
 
 
 def test_requests_are_admitted_in_order_and_aborts_passed_on() -> None:
-    publisher = running(requests=[generate_of(8), Abort(request_key=4), generate_of(9)])
+    publisher = running(requests=[generate_of(8), Abort(request_id=4), generate_of(9)])
     engine = Engine([batch(row_shapes([8]))])
     serve(publisher, engine, Once())
     assert (engine.admitted, engine.aborted) == ([8, 9], [4])
-    told = [(event.admitted.request_key, event.admitted.prompt_tokens) for event in events(publisher)]
+    told = [(event.admitted.request_id, event.admitted.prompt_tokens) for event in events(publisher)]
     assert told == [(8, 3), (9, 3)]
     assert keys(publisher) == [[8]]
 
@@ -57,7 +57,7 @@ def test_row_that_breaks_the_contract_ends_its_own_request_alone() -> None:
     serve(publisher, engine, Once(2))
     assert engine.aborted == [3]
     (event,) = events(publisher)
-    assert (event.error.request_key, event.error.code) == (3, ErrorCode.ERROR_CODE_ENGINE)
+    assert (event.error.request_id, event.error.code) == (3, ErrorCode.ERROR_CODE_ENGINE)
     assert "logprobs[0]: a finite number" in event.error.message
     assert keys(publisher) == [[2, 4, 3], [2, 4]]
     (first, _) = batches(publisher)
@@ -86,7 +86,7 @@ def test_step_that_raises_ends_what_the_engine_had() -> None:
     serve(publisher, engine, Once(3))
     assert engine.aborted == [8]
     ended = [event.error for event in events(publisher) if event.HasField("error")]
-    assert [(error.request_key, error.code) for error in ended] == [(8, ErrorCode.ERROR_CODE_ENGINE)]
+    assert [(error.request_id, error.code) for error in ended] == [(8, ErrorCode.ERROR_CODE_ENGINE)]
     assert ended[0].message == "the engine failed: OSError: no memory"
     assert keys(publisher) == [[8], [9], [7]]
     assert publisher.counts.failed_steps == 1
@@ -120,7 +120,7 @@ def test_closed_publisher_ends_the_loop(requests: list[Generate | Abort]) -> Non
 
 def test_every_rank_does_all_but_publish() -> None:
     """A rank that does not publish admits, computes and aborts like the first one: only its batches stay (case 7)."""
-    publisher = running(tp_rank=1, requests=[generate_of(8), Abort(request_key=4)])
+    publisher = running(tp_rank=1, requests=[generate_of(8), Abort(request_id=4)])
     engine = Engine([batch(row_shapes([8])), batch(row_shapes([8]))], [batch(row_shapes([8]), step=2)])
     serve(publisher, engine, Once(2))
     assert (engine.admitted, engine.aborted) == ([8], [4])
@@ -133,8 +133,8 @@ def test_pace_is_kept_before_each_step_and_never_when_idle() -> None:
     paces: list[int] = []
     engine = Engine([batch(row_shapes([1]))], [batch(row_shapes([1]), step=2)])
     pace: Callable[[], None] = lambda: paces.append(len(engine.steps))  # noqa: E731 - typed
-    serve(running(requests=[Abort(request_key=1)]), engine, Once(2), pace)
-    idle = running(requests=[Abort(request_key=1)])
+    serve(running(requests=[Abort(request_id=1)]), engine, Once(2), pace)
+    idle = running(requests=[Abort(request_id=1)])
     serve(idle, Engine(), Once(), pace)
     assert paces == [2, 1]
 
@@ -154,4 +154,4 @@ def test_zero_keys_end_nobody() -> None:
     publisher = running()
     engine = Engine([batch(row_shapes([0, 3]))])
     EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).compute()
-    assert [event.error.request_key for event in events(publisher)] == [3]
+    assert [event.error.request_id for event in events(publisher)] == [3]

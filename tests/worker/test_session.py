@@ -133,7 +133,7 @@ def test_hello_names_as_many_requests_as_it_may(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(session, "_MOST_KEYS", 3)
     peer = Peer()
     peer.session.requests.update(range(1, 5))
-    assert peer.must_say().hello.request_keys == [1, 2, 3]
+    assert peer.must_say().hello.request_ids == [1, 2, 3]
 
 
 def test_replays_that_wait_are_bounded() -> None:
@@ -185,7 +185,7 @@ def test_dropped_items_are_told_as_a_gap_with_their_requests() -> None:
     peer.welcome(size=2)
     first, gap, last = peer.says_all()
     assert (first.item.sequence, last.item.sequence) == (1, 4)
-    assert (gap.gap.first_sequence, gap.gap.last_sequence, list(gap.gap.request_keys)) == (2, 3, [3, 4, 5])
+    assert (gap.gap.first_sequence, gap.gap.last_sequence, list(gap.gap.request_ids)) == (2, 3, [3, 4, 5])
 
 
 def test_run_of_dropped_items_longer_than_the_credit_is_told() -> None:

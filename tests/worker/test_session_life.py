@@ -138,8 +138,8 @@ def test_requests_are_handed_over_once() -> None:
     peer.on_request = got.append
     for _ in range(2):
         peer.hear(generate=generate_of(9))
-        peer.hear(abort=Abort(request_key=9))
-    assert got == [generate_of(9), Abort(request_key=9), Abort(request_key=9)]
+        peer.hear(abort=Abort(request_id=9))
+    assert got == [generate_of(9), Abort(request_id=9), Abort(request_id=9)]
     assert peer.session.requests == {9}
 
 
@@ -210,4 +210,4 @@ def test_hello_names_what_is_retained_and_what_is_open_now() -> None:
     peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
     frame = peer.must_say()
     assert (frame.hello.first_sequence, frame.hello.next_sequence) == (3, 4)
-    assert list(frame.hello.request_keys) == [4, 9]
+    assert list(frame.hello.request_ids) == [4, 9]

@@ -104,22 +104,22 @@ class ClientWelcome(_message.Message):
     def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., resumed: bool = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("request_key", "next_position", "include_draft_logprobs", "deadline_unix_ms")
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request_id", "next_position", "include_draft_logprobs", "deadline_unix_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_POSITION_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
+    request_id: int
     next_position: int
     include_draft_logprobs: bool
     deadline_unix_ms: int
-    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("request_keys",)
-    REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
-    request_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Confirm(_message.Message):
     __slots__ = ("through_number",)

@@ -96,9 +96,9 @@ SCORING_FULL: Scoring
 SCORING_SHED: Scoring
 
 class LogprobBatch(_message.Message):
-    __slots__ = ("header", "request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts", "proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs", "proposal_token_ids", "stops", "extras", "given_counts", "mask_bounds", "other_logprobs", "entropies", "given_token_ids", "given_logprobs", "mask_sizes", "mask_token_ids")
+    __slots__ = ("header", "request_ids", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts", "proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs", "proposal_token_ids", "stops", "extras", "given_counts", "mask_bounds", "other_logprobs", "entropies", "given_token_ids", "given_logprobs", "mask_sizes", "mask_token_ids")
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_INDICES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     STATUSES_FIELD_NUMBER: _ClassVar[int]
@@ -124,7 +124,7 @@ class LogprobBatch(_message.Message):
     MASK_SIZES_FIELD_NUMBER: _ClassVar[int]
     MASK_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     header: BatchHeader
-    request_keys: _containers.RepeatedScalarFieldContainer[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[int]
     batch_indices: _containers.RepeatedScalarFieldContainer[int]
     positions: _containers.RepeatedScalarFieldContainer[int]
     statuses: _containers.RepeatedScalarFieldContainer[RowStatus]
@@ -149,7 +149,7 @@ class LogprobBatch(_message.Message):
     given_logprobs: _containers.RepeatedScalarFieldContainer[float]
     mask_sizes: _containers.RepeatedScalarFieldContainer[int]
     mask_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., request_keys: _Optional[_Iterable[int]] = ..., batch_indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_token_counts: _Optional[_Iterable[int]] = ..., proposal_counts: _Optional[_Iterable[int]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, str]]] = ..., top_ks: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., alternative_token_ids: _Optional[_Iterable[int]] = ..., alternative_logprobs: _Optional[_Iterable[float]] = ..., proposal_token_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., extras: _Optional[_Iterable[int]] = ..., given_counts: _Optional[_Iterable[int]] = ..., mask_bounds: _Optional[_Iterable[int]] = ..., other_logprobs: _Optional[_Iterable[float]] = ..., entropies: _Optional[_Iterable[float]] = ..., given_token_ids: _Optional[_Iterable[int]] = ..., given_logprobs: _Optional[_Iterable[float]] = ..., mask_sizes: _Optional[_Iterable[int]] = ..., mask_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., request_ids: _Optional[_Iterable[int]] = ..., batch_indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_token_counts: _Optional[_Iterable[int]] = ..., proposal_counts: _Optional[_Iterable[int]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, str]]] = ..., top_ks: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., alternative_token_ids: _Optional[_Iterable[int]] = ..., alternative_logprobs: _Optional[_Iterable[float]] = ..., proposal_token_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ..., extras: _Optional[_Iterable[int]] = ..., given_counts: _Optional[_Iterable[int]] = ..., mask_bounds: _Optional[_Iterable[int]] = ..., other_logprobs: _Optional[_Iterable[float]] = ..., entropies: _Optional[_Iterable[float]] = ..., given_token_ids: _Optional[_Iterable[int]] = ..., given_logprobs: _Optional[_Iterable[float]] = ..., mask_sizes: _Optional[_Iterable[int]] = ..., mask_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("schema_major", "schema_minor", "worker_id", "epoch", "sequence", "step", "part_index", "part_count", "step_rows", "selection", "kind", "phase", "method", "value_kind", "tp_rank", "dp_rank", "vocabulary_size", "weight_version", "produced_at_ns", "draft_follows")

@@ -53,8 +53,8 @@ CONTINUATION_POLICY_OFF: ContinuationPolicy
 CONTINUATION_POLICY_SAME_WEIGHTS: ContinuationPolicy
 
 class Generate(_message.Message):
-    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "continuation", "drawn_seed", "continuation_policy", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_key", "prompt_scoring", "token_scoring")
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request_id", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "continuation", "drawn_seed", "continuation_policy", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_id", "prompt_scoring", "token_scoring")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -68,10 +68,10 @@ class Generate(_message.Message):
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    FIRST_REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORING_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
+    request_id: int
     model: str
     text: TextPrompt
     tokens: TokenPrompt
@@ -85,10 +85,10 @@ class Generate(_message.Message):
     deadline_unix_ms: int
     owner: int
     tokenizer_digest: int
-    first_request_key: int
+    first_request_id: int
     prompt_scoring: PromptScoring
     token_scoring: TokenScoring
-    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_key: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_id: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("token_ids", "turn", "reason", "transfer_state", "weight_version")
@@ -249,50 +249,50 @@ class StructuralTag(_message.Message):
     def __init__(self, tag: _Optional[str] = ...) -> None: ...
 
 class Abort(_message.Message):
-    __slots__ = ("request_key",)
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
-    def __init__(self, request_key: _Optional[int] = ...) -> None: ...
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    def __init__(self, request_id: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens", "deadline_unix_ms", "cached_tokens", "first_request_key", "turn", "first_position", "reason", "weight_version")
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request_id", "worker_id", "epoch", "prompt_tokens", "deadline_unix_ms", "cached_tokens", "first_request_id", "turn", "first_position", "reason", "weight_version")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FIRST_REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
+    request_id: int
     worker_id: str
     epoch: int
     prompt_tokens: int
     deadline_unix_ms: int
     cached_tokens: int
-    first_request_key: int
+    first_request_id: int
     turn: int
     first_position: int
     reason: ErrorCode
     weight_version: int
-    def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., first_request_key: _Optional[int] = ..., turn: _Optional[int] = ..., first_position: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ..., weight_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., first_request_id: _Optional[int] = ..., turn: _Optional[int] = ..., first_position: _Optional[int] = ..., reason: _Optional[_Union[ErrorCode, str]] = ..., weight_version: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
-    __slots__ = ("request_key", "code", "message", "emitted_tokens", "retry_after_ms")
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request_id", "code", "message", "emitted_tokens", "retry_after_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
+    request_id: int
     code: ErrorCode
     message: str
     emitted_tokens: int
     retry_after_ms: int
-    def __init__(self, request_key: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., emitted_tokens: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., emitted_tokens: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
     __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer", "prefilled")
@@ -311,16 +311,16 @@ class RequestEvent(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("request_key", "transfer_state")
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request_id", "transfer_state")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_STATE_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
+    request_id: int
     transfer_state: bytes
-    def __init__(self, request_key: _Optional[int] = ..., transfer_state: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., transfer_state: _Optional[bytes] = ...) -> None: ...
 
 class PromptScoresChunk(_message.Message):
-    __slots__ = ("request_key", "position", "prompt_tokens", "token_ids", "logprobs", "ranks", "alternatives", "alternative_token_ids", "alternative_logprobs", "alternatives_are_named")
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request_id", "position", "prompt_tokens", "token_ids", "logprobs", "ranks", "alternatives", "alternative_token_ids", "alternative_logprobs", "alternatives_are_named")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -330,7 +330,7 @@ class PromptScoresChunk(_message.Message):
     ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_ARE_NAMED_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
+    request_id: int
     position: int
     prompt_tokens: int
     token_ids: bytes
@@ -340,4 +340,4 @@ class PromptScoresChunk(_message.Message):
     alternative_token_ids: bytes
     alternative_logprobs: bytes
     alternatives_are_named: bool
-    def __init__(self, request_key: _Optional[int] = ..., position: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., alternative_token_ids: _Optional[bytes] = ..., alternative_logprobs: _Optional[bytes] = ..., alternatives_are_named: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., position: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., alternatives: _Optional[int] = ..., alternative_token_ids: _Optional[bytes] = ..., alternative_logprobs: _Optional[bytes] = ..., alternatives_are_named: bool = ...) -> None: ...

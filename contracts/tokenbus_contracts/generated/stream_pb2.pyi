@@ -117,7 +117,7 @@ class ProcessorFrame(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., control: _Optional[_Union[_control_pb2.Control, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_keys", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "tokenizer_probes", "takes_control", "longest_step_ms", "paused_since_unix_ms", "paused_by", "weight_version", "continues_requests")
+    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_ids", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "tokenizer_probes", "takes_control", "longest_step_ms", "paused_since_unix_ms", "paused_by", "weight_version", "continues_requests")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -130,7 +130,7 @@ class Hello(_message.Message):
     TP_RANK_FIELD_NUMBER: _ClassVar[int]
     DP_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     REQUEST_OWNERS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -156,7 +156,7 @@ class Hello(_message.Message):
     tp_rank: int
     dp_rank: int
     max_requests: int
-    request_keys: _containers.RepeatedScalarFieldContainer[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[int]
     proof: bytes
     request_owners: _containers.RepeatedScalarFieldContainer[int]
     max_model_tokens: int
@@ -170,7 +170,7 @@ class Hello(_message.Message):
     paused_by: str
     weight_version: int
     continues_requests: bool
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_keys: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., takes_control: bool = ..., longest_step_ms: _Optional[int] = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., weight_version: _Optional[int] = ..., continues_requests: bool = ...) -> None: ...
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., takes_control: bool = ..., longest_step_ms: _Optional[int] = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., weight_version: _Optional[int] = ..., continues_requests: bool = ...) -> None: ...
 
 class StreamLimits(_message.Message):
     __slots__ = ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k")
@@ -245,16 +245,16 @@ class ReplayRequest(_message.Message):
     def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
 
 class Gap(_message.Message):
-    __slots__ = ("first_sequence", "last_sequence", "reason", "request_keys")
+    __slots__ = ("first_sequence", "last_sequence", "reason", "request_ids")
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     first_sequence: int
     last_sequence: int
     reason: GapReason
-    request_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., reason: _Optional[_Union[GapReason, str]] = ..., request_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_sequence: _Optional[int] = ..., last_sequence: _Optional[int] = ..., reason: _Optional[_Union[GapReason, str]] = ..., request_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sent_at_ns", "echo_ns", "last_sequence", "takes_no_more", "stalled_ms", "kv_cache_permille")

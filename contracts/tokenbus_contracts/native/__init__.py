@@ -47,7 +47,7 @@ class Share(NamedTuple):
     message: bytes
     """The rows as a message of their own; empty where none was asked for."""
     request_ids: bytes
-    """Their request keys, as the message has them."""
+    """Their request ids, as the message has them."""
 
 
 class RequestColumns(ctypes.Structure):

@@ -633,7 +633,7 @@ static void order(uint64_t *keys, int64_t count) {
  * of each share, in original batch order, as a message behind `head`; shares below `least` are not written. Returns how
  * many shares there are; or -1, with nothing changed, where a row is not next, or there is no room for so many messages.
  * `places` gets the rows in their new order, and `parts` for each share: its number, the place behind its rows there, how
- * many bytes it has, and where in these its request keys begin.
+ * many bytes it has, and where in these its request ids begin.
  */
 int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_t *slots,
                        const struct requests *requests, int32_t stream, int32_t least, const uint8_t *head,

@@ -11,7 +11,7 @@ from tokenbus_contracts.schema import COLUMN, COLUMNS, HEADER, HEADER_KEY, HEADE
 
 HEADER_NUMBERS = 32
 _COLUMNS = (
-    *("request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
+    *("request_ids", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
     *("proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks"),
     *("alternative_token_ids", "alternative_logprobs", "proposal_token_ids", "stops"),
     *("extras", "given_counts", "mask_bounds", "other_logprobs", "entropies", "given_token_ids", "given_logprobs"),

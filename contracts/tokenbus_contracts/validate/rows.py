@@ -44,9 +44,9 @@ class Shape(NamedTuple):
 
 def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
     """Check every row column and return the sizes that the counts demand of the ragged columns."""
-    rows = batch.request_keys.size
+    rows = batch.request_ids.size
     if rows > limits.max_rows:
-        raise ContractError("request_keys", limits.max_rows, rows, rule=Rule.ITEMS)
+        raise ContractError("request_ids", limits.max_rows, rows, rule=Rule.ITEMS)
     for name in _ROW_COLUMNS:
         length = getattr(batch, name).size
         if length != rows:
@@ -54,7 +54,7 @@ def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
     _check_step_rows(batch, rows)
     _check_values(batch, limits)
     if rows:
-        _check_once("request_keys", batch.request_keys, 1, COLUMN["request_keys"].max)
+        _check_once("request_ids", batch.request_ids, 1, COLUMN["request_ids"].max)
         _check_once("batch_indices", batch.batch_indices, 0, batch.header.step_rows - 1)
         highest = np.maximum.reduce(batch.positions)
         if highest > _POSITION_MAX:

@@ -93,7 +93,7 @@ def _show(report: Values) -> None:
 
 
 def _show_row(row: Values) -> None:
-    where = f"row {row['row']} request {row['request_key']}"
+    where = f"row {row['row']} request {row['request_id']}"
     if not row["ok"]:
         print(f"  {_verdict('refused', f'{where}: ' + row['error'])}")
         return
@@ -202,7 +202,7 @@ def _counts(item: StreamItem, limits: Limits) -> dict[str, int]:
 
 
 def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> Values:
-    report: Values = {"row": row, "request_key": f"{batch.request_keys[row]:016x}", "ok": False}
+    report: Values = {"row": row, "request_id": f"{batch.request_ids[row]:016x}", "ok": False}
     try:
         alone = batch.select([row])
         check_batch(alone, limits)

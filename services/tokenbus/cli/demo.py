@@ -195,7 +195,7 @@ def requests(count: int, tokens: int) -> list[Generate]:
     """Return so many requests for up to so many tokens, each with a seed of its own: the true answers are known."""
     return [
         Generate(
-            request_key=number + 1,
+            request_id=number + 1,
             text=TextPrompt(text=_PROMPTS[number % len(_PROMPTS)]),
             sampling=SamplingParameters(max_tokens=tokens, temperature=0.8, seed=number + 10),
             top_logprobs=_TOP_LOGPROBS,
@@ -235,7 +235,7 @@ def computed(wanted: Sequence[Generate], limits: Limits) -> Truth:
 
 def differing(answers: Sequence[Answer], truth: Truth) -> int:
     """Return how many answers are not, bit by bit, what they must be: ids, logprobs, ranks and alternatives."""
-    return sum(not _same(answer.rows, truth.get(answer.generate.request_key, [])) for answer in answers)
+    return sum(not _same(answer.rows, truth.get(answer.generate.request_id, [])) for answer in answers)
 
 
 def _same(came: Sequence[Row], true: Sequence[Row]) -> bool:

@@ -43,10 +43,10 @@ settings that matter: bus.clients_address (of several processors, with commas be
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
 _WORDS = {
-    "admitted": ("ADMITTED", "bold", "request {request_key}, prompt of {prompt_tokens} tokens"),
-    "error": ("ERROR", "red", "request {request_key} {code} after {emitted_tokens} tokens: {message}"),
+    "admitted": ("ADMITTED", "bold", "request {request_id}, prompt of {prompt_tokens} tokens"),
+    "error": ("ERROR", "red", "request {request_id} {code} after {emitted_tokens} tokens: {message}"),
     "refused": ("REFUSED", "red", "{error}"),
-    "prefilled": ("PREFILLED", "bold", "request {request_key}, {transfer_state} for the decode worker"),
+    "prefilled": ("PREFILLED", "bold", "request {request_id}, {transfer_state} for the decode worker"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
 """By what an item is: its word, the word's style, and the text behind it."""
@@ -172,13 +172,13 @@ def _event_values(event: RequestEvent) -> Values:
     found = getattr(event, what)
     values: Values = MessageToDict(found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     if what == "prompt_scores":  # its columns are bytes
-        scores, names = PromptScores.of(found), ("request_key", "position", "prompt_tokens", "alternatives")
+        scores, names = PromptScores.of(found), ("request_id", "position", "prompt_tokens", "alternatives")
         columns = {name: getattr(scores, name).tolist() for name in ("token_ids", "logprobs", "ranks")}
         values = {name: values[name] for name in names} | columns
     if what == "prefilled":
         values["transfer_state"] = f"{len(found.transfer_state)} bytes"
-    if "request_key" in values:
-        values["request_key"] = f"{int(values['request_key']):016x}"
+    if "request_id" in values:
+        values["request_id"] = f"{int(values['request_id']):016x}"
     if "code" in values:
         values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # a number, where it has no name
     return {"what": what, **values}
@@ -201,7 +201,7 @@ def _words(values: Values) -> tuple[str, str, str]:
         case "prompt_scores":
             first, count = values["position"], len(values["token_ids"])
             where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
-            return "SCORED", "bold", f"request {values['request_key']}, its prompt's {where}"
+            return "SCORED", "bold", f"request {values['request_id']}, its prompt's {where}"
         case what:
             word, style, text = _WORDS[what]
             cached = f", {values['cached_tokens']} of them cached" if "cached_tokens" in values else ""
@@ -209,5 +209,5 @@ def _words(values: Values) -> tuple[str, str, str]:
 
 
 def _row_line(row: Values) -> str:
-    where = f"request {row['request_key']} index {row['batch_index']} position {row['position']} {row['status']}"
+    where = f"request {row['request_id']} index {row['batch_index']} position {row['position']} {row['status']}"
     return f"  {where}: {tokens_text(row)}"

@@ -29,7 +29,7 @@ def row_values(row: Row) -> Values:
     """Return the values of a row; a row that was not scored has neither logprobs nor ranks."""
     is_scored = row.scoring is not Scoring.NONE
     return {
-        "request_key": f"{row.key:016x}",
+        "request_id": f"{row.key:016x}",
         "batch_index": row.batch_index,
         "position": row.position,
         "status": row.status.name,

@@ -264,7 +264,7 @@ class Client:
         """Take up a request that another client, or an earlier life of this one, began.
 
         Args:
-            request_id: its `Generation.resume_id`.
+            request_id: that of its last turn: `Generation.turns[-1].request_id`.
             position: the position of the first token to send; tokens that an earlier client acked, which it does as
                 they come, cannot be sent again.
             include_drafts: whether `steps` shall give what the draft model proposed, too.
@@ -283,7 +283,7 @@ class Client:
                 generation = client.generate([1, 2, 3], max_tokens=100_000)
                 first = await anext(generation)
                 async with tokenbus.connect(address) as other:
-                    taken_up = other.resume(generation.resume_id, first.position + 1)
+                    taken_up = other.resume(generation.turns[-1].request_id, first.position + 1)
                     try:
                         token = await anext(taken_up)
                     except tokenbus.RequestFailedError as error:
@@ -335,7 +335,7 @@ class Client:
                 while open_ids:
                     match await anext(steps):
                         case tokenbus.StepRows(target, draft):
-                            print(target.request_keys, target.token_ids, target.logprobs, draft)
+                            print(target.request_ids, target.token_ids, target.logprobs, draft)
                         case tokenbus.RequestEnd(request_id, status, error):
                             open_ids.remove(request_id)
         """
@@ -401,11 +401,11 @@ class Client:
         else:
             generate = request_of(prompt, parameters)
         # A request without an id gets one; an id of zero that was given by name breaks its bound.
-        if not generate.request_key and parameters.get("request_id") is None:
-            generate.request_key = _random_id()
+        if not generate.request_id and parameters.get("request_id") is None:
+            generate.request_id = _random_id()
         if not generate.sampling.HasField("seed"):
             generate.drawn_seed = _random_id()
-        self._check_room(generate.request_key)
+        self._check_room(generate.request_id)
         if generate.deadline_ms:
             moment = self._clock.unix_ms() + generate.deadline_ms
             generate.deadline_unix_ms = min(generate.deadline_unix_ms or moment, moment)

@@ -176,7 +176,7 @@ CONTINUATIONS = {
 }
 """By their names, the policies for a request that loses its worker."""
 _PATHS = {
-    "request_id": "request_key",
+    "request_id": "request_id",
     "continuation": "continuation_policy",
     "other_logprobs": "token_scoring.other_logprobs",
     "entropies": "token_scoring.entropies",

@@ -76,7 +76,7 @@ class Progress:
 
         The others change nothing: what they mean is looked at one by one.
         """
-        slots = self._slots.find(target.request_keys)
+        slots = self._slots.find(target.request_ids)
         ends = target.positions + target.token_counts
         is_next: npt.NDArray[np.bool_] = (
             (self._positions[slots] == target.positions)

@@ -42,7 +42,7 @@ class ReceivedScores:
         """Return all of it, under the request's own id."""
         whole = self._chunks[0] if len(self._chunks) == 1 else PromptScores.joined(self._chunks)
         self._chunks = [whole]
-        return replace(whole, request_key=request_id)
+        return replace(whole, request_id=request_id)
 
 
 def _alternatives(chunk: PromptScores) -> tuple[int, bytes]:

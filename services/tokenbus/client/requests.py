@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tokenbus.client.session import ClientSession
 
 _MOST_IGNORED = 1024
-_MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_keys"].GetOptions()).max_items
+_MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_ids"].GetOptions()).max_items
 """As many as one frame may name."""
 _WHOLE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _CONTINUED = frozenset(
@@ -102,9 +102,9 @@ class OpenRequest:
     """Its next position when it was closed or ended here; None: it is open."""
 
     @property
-    def key(self) -> int:
-        """What processors and workers know it by: its id, or another key once it was sent anew."""
-        return self.tokens.resume_id
+    def turn_id(self) -> int:
+        """The request id of its current turn."""
+        return self.tokens.turn_id
 
     @property
     def next_position(self) -> int:
@@ -186,7 +186,7 @@ class OpenRequests:
 
     def _known_by(self, key: int) -> OpenRequest | None:
         request = self.requests.get(self._sent_anew.get(key, key))
-        return request if request is not None and request.key == key else None
+        return request if request is not None and request.turn_id == key else None
 
     def join(self, session: "ClientSession") -> int:
         """Add a session, and return a number that no other has."""
@@ -209,7 +209,7 @@ class OpenRequests:
         elif home.say(frame):
             sent_to = home.processor_id
             home.used(generate.model)
-        tokens = RequestTokens(generate.request_key, wake_ups=self._wake_ups)
+        tokens = RequestTokens(generate.request_id, wake_ups=self._wake_ups)
         request = OpenRequest(
             tokens,
             self._progress,
@@ -252,7 +252,7 @@ class OpenRequests:
         request = self.requests.get(request_id)
         if request is None:
             for session in self.sessions:
-                session.say(ClientFrame(abort=Abort(request_key=request_id)))
+                session.say(ClientFrame(abort=Abort(request_id=request_id)))
             return
         if request.is_aborted:
             return
@@ -270,12 +270,12 @@ class OpenRequests:
             return
         self._remove(request)
         if request.home is not None and not request.was_never_sent:
-            self._closed[request.key] = request
+            self._closed[request.turn_id] = request
             if not request.is_aborted:
                 request.is_aborted = True
                 self._say_abort(request)
         elif not request.was_never_sent:
-            self._note_ended(request.key)
+            self._note_ended(request.turn_id)
         self._ended(request, RowStatus.ABORTED)
         self._flush_ends()
 
@@ -294,7 +294,7 @@ class OpenRequests:
 
     def _say_abort(self, request: OpenRequest) -> None:
         if request.home is not None:
-            request.home.say(ClientFrame(abort=Abort(request_key=request.key)))
+            request.home.say(ClientFrame(abort=Abort(request_id=request.turn_id)))
 
     # Ends.
 
@@ -304,7 +304,7 @@ class OpenRequests:
         request.tokens.weight_spans = self._weights.of(request_id, request.next_position)
         self._weights.forget(request_id)
         request.closed_at = self._progress.close(request_id)
-        self._sent_anew.pop(request.key, None)
+        self._sent_anew.pop(request.turn_id, None)
 
     def _ended(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
         if status in _WHOLE and request.scoring is not None and request.tokens.prompt_scores is None:
@@ -327,8 +327,8 @@ class OpenRequests:
             error = request.loss
         self._remove(request)
         if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.was_never_sent:
-            self._note_ended(request.key)
-        error.request_key = request.tokens.request_id
+            self._note_ended(request.turn_id)
+        error.request_id = request.tokens.request_id
         generated, error.emitted_tokens = error.emitted_tokens, request.next_position
         self._failed(request, error, generated)
 
@@ -386,10 +386,10 @@ class OpenRequests:
         header = target.header
         step = Step(header.worker_id, header.epoch, header.step, target, draft)
         slots, is_next = self._progress.advance(session.ordinal, target)
-        self._weights.note(header.weight_version, target.request_keys[is_next], target.positions[is_next])
+        self._weights.note(header.weight_version, target.request_ids[is_next], target.positions[is_next])
         had = is_next.astype(np.intp) - 1
         for place in np.flatnonzero(had).tolist():
-            key, status = int(target.request_keys[place]), RowStatus(target.statuses[place])
+            key, status = int(target.request_ids[place]), RowStatus(target.statuses[place])
             request = self.requests.get(key)
             if request is not None:
                 had[place] = self._row(session, request, step, place, status)
@@ -408,7 +408,7 @@ class OpenRequests:
 
         Rows that come under an earlier key of theirs are of an earlier try, and left out.
         """
-        keys = target.request_keys
+        keys = target.request_ids
         is_late = np.isin(keys, np.fromiter(self._sent_anew.values(), np.uint64))
         if not (is_late.any() or np.isin(keys, np.fromiter(self._sent_anew, np.uint64)).any()):
             return target, draft
@@ -419,8 +419,8 @@ class OpenRequests:
         return self._with_ids(target), draft
 
     def _with_ids(self, batch: LogprobBatch) -> LogprobBatch:
-        ids = [self._sent_anew.get(key, key) for key in batch.request_keys.tolist()]
-        return LogprobBatch.of_views(batch.header, {**batch.columns, "request_keys": np.array(ids, np.uint64)})
+        ids = [self._sent_anew.get(key, key) for key in batch.request_ids.tolist()]
+        return LogprobBatch.of_views(batch.header, {**batch.columns, "request_ids": np.array(ids, np.uint64)})
 
     def _put(self, step: Step, slots: Slots, places: Slots) -> None:
         waiting = list(map(self._progress.waiting.__getitem__, slots.tolist()))
@@ -428,7 +428,7 @@ class OpenRequests:
         deque(map(deque.append, waiting, zip(repeat(step), places.tolist(), strict=False)), maxlen=0)
         self._wake_ups.look()
         if max(map(len, waiting), default=0) > self._max_rows:
-            for key, rows in zip(step.rows.request_keys[places].tolist(), waiting, strict=True):
+            for key, rows in zip(step.rows.request_ids[places].tolist(), waiting, strict=True):
                 if len(rows) > self._max_rows:
                     self._end_slow(self.requests[key])
 
@@ -440,7 +440,7 @@ class OpenRequests:
         elif status not in FINISHED and request_id not in self._ignored_ids:
             # It ended here, as when a request was sent twice and the first answer was an error.
             self._ignore_rows_of(request_id)
-            session.say(ClientFrame(abort=Abort(request_key=request_id)))
+            session.say(ClientFrame(abort=Abort(request_id=request_id)))
 
     def _ignore_rows_of(self, request_id: int) -> None:
         """Remember that rows of a request that ended here need no abort."""
@@ -477,7 +477,7 @@ class OpenRequests:
             pass
         elif status in FINISHED:
             self._remove(request)
-            self._note_ended(request.key)
+            self._note_ended(request.turn_id)
             self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
         return expected - position
 
@@ -498,7 +498,7 @@ class OpenRequests:
 
     def admitted(self, session: "ClientSession", admitted: Admitted) -> None:
         """Learn that a worker has a request."""
-        request = self._known_by(admitted.request_key) or self._closed.get(admitted.request_key)
+        request = self._known_by(admitted.request_id) or self._closed.get(admitted.request_id)
         if request is None:
             return
         if request.home is session:
@@ -512,7 +512,7 @@ class OpenRequests:
 
     def scored(self, session: "ClientSession", chunk: PromptScoresChunk) -> None:
         """Take what the model says of some of a prompt's tokens; it is ignored for a resumed request."""
-        request = self._known_by(chunk.request_key)
+        request = self._known_by(chunk.request_id)
         if request is None or request.scoring is None or request.home is not session:
             return
         try:
@@ -548,10 +548,10 @@ class OpenRequests:
     def failed(self, session: "ClientSession", error: RequestError) -> None:
         """Learn that a request ended with an error, or was not taken."""
         if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # another connection has it: rows that still come need no abort
-            self._ignore_rows_of(error.request_key)
-        request = self._known_by(error.request_key)
+            self._ignore_rows_of(error.request_id)
+        request = self._known_by(error.request_id)
         if request is None:
-            self._closed.pop(error.request_key, None)
+            self._closed.pop(error.request_id, None)
         elif request.home is not session:
             return  # it went on at another processor
         elif self._may_be_placed_elsewhere(request, error.code):
@@ -595,9 +595,9 @@ class OpenRequests:
 
         Processors hear that the turn before is over before they hear of the next one.
         """
-        self._note_ended(request.key)
+        self._note_ended(request.turn_id)
         for session in self.sessions:
-            session.say(ClientFrame(ended=Ended(request_keys=[request.key])))
+            session.say(ClientFrame(ended=Ended(request_ids=[request.turn_id])))
         if request.is_aborted:
             self._end_aborted(request)
             return
@@ -605,7 +605,7 @@ class OpenRequests:
         tokens, position = request.tokens, request.next_position
         generate = Generate()
         generate.CopyFrom(origin)
-        generate.request_key, generate.first_request_key = self._new_id(), tokens.request_id
+        generate.request_id, generate.first_request_id = self._new_id(), tokens.request_id
         if request.deadline_unix_ms:
             generate.deadline_unix_ms = request.deadline_unix_ms
             generate.ClearField("deadline_ms")
@@ -618,10 +618,10 @@ class OpenRequests:
             generate.continuation.weight_version = spans[-1].weight_version if spans else 0
         elif request.scoring is not None:
             request.scoring, tokens.prompt_scores = ReceivedScores(generate), None
-        self._sent_anew.pop(request.key, None)
-        tokens.begin_turn(Turn(position, generate.request_key, CODE_NAMES[reason]))
+        self._sent_anew.pop(request.turn_id, None)
+        tokens.begin_turn(Turn(position, generate.request_id, CODE_NAMES[reason]))
         self.on_turns(tokens.request_id, tokens.turns)
-        self._sent_anew[request.key] = tokens.request_id
+        self._sent_anew[request.turn_id] = tokens.request_id
         request.generate, request.home, request.sent_to = generate, None, ""
         request.refused_by.clear()
         request.refusal, request.waits_since = None, None
@@ -633,7 +633,7 @@ class OpenRequests:
     def welcomed(self, session: "ClientSession", *, resumed: bool) -> None:
         """Tell a processor that welcomed this client what is wanted of it: `resumed` if it knew this client."""
         if not self.is_paused and self._ended_keys:
-            session.say(ClientFrame(ended=Ended(request_keys=self._ended_keys)))
+            session.say(ClientFrame(ended=Ended(request_ids=self._ended_keys)))
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
@@ -750,7 +750,7 @@ def _unrecoverable(request: OpenRequest) -> RequestError:
 
 def _resume(request: OpenRequest) -> Resume:
     return Resume(
-        request_key=request.key,
+        request_id=request.turn_id,
         next_position=request.next_position,
         include_draft_logprobs=request.include_drafts,
         deadline_unix_ms=request.deadline_unix_ms,
@@ -758,4 +758,4 @@ def _resume(request: OpenRequest) -> Resume:
 
 
 def _places(draft: LogprobBatch, target: LogprobBatch) -> npt.NDArray[np.intp]:
-    return np.flatnonzero(np.isin(draft.request_keys, target.request_keys))
+    return np.flatnonzero(np.isin(draft.request_ids, target.request_ids))

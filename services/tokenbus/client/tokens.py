@@ -78,8 +78,8 @@ class RequestTokens:
         return self.status is not None or self.error is not None
 
     @property
-    def resume_id(self) -> int:
-        """The id under which processors and workers know it now."""
+    def turn_id(self) -> int:
+        """The request id of its current turn."""
         return self.turns[-1].request_id
 
     # For the deliverer.
@@ -205,11 +205,6 @@ class Generation:
     def request_id(self) -> int:
         """The request's id, by which `Client.abort` ends it."""
         return self._tokens.request_id
-
-    @property
-    def resume_id(self) -> int:
-        """The id by which `Client.resume` takes the request up again: that of its last turn."""
-        return self._tokens.resume_id
 
     @property
     def position(self) -> int:

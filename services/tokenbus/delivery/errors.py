@@ -31,7 +31,7 @@ class RequestFailedError(Exception):
     """
 
     def __init__(self, error: RequestError, generated_tokens: int = 0) -> None:
-        self.request_id = error.request_key
+        self.request_id = error.request_id
         self.code = error.code
         """The error's number, as the schema's ErrorCode has it."""
         self.emitted_tokens = error.emitted_tokens
@@ -41,7 +41,7 @@ class RequestFailedError(Exception):
         self.reason = error.message
         lacking = f"; {self.generated_tokens} were generated" if self.generated_tokens > self.emitted_tokens else ""
         super().__init__(
-            f"request {error.request_key:016x}: {code_name(error.code)}: {error.message} "
+            f"request {error.request_id:016x}: {code_name(error.code)}: {error.message} "
             f"(after {error.emitted_tokens} tokens{lacking})"
         )
 
@@ -61,7 +61,7 @@ def request_error(
 ) -> RequestError:
     """Return why a request ended, or was not taken, in a text that fits."""
     return RequestError(
-        request_key=request_id,
+        request_id=request_id,
         code=code,
         message=brief(message, code),
         emitted_tokens=emitted_tokens,

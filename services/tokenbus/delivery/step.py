@@ -92,7 +92,7 @@ class TokenLists:
 
     def __init__(self, rows: LogprobBatch) -> None:
         counts, self._scorings = rows.token_counts.tolist(), rows.scorings.tolist()
-        self._keys, self._positions = rows.request_keys.tolist(), rows.positions.tolist()
+        self._keys, self._positions = rows.request_ids.tolist(), rows.positions.tolist()
         self._token_ids, self._logprobs = rows.token_ids.tolist(), rows.logprobs.tolist()
         self._ranks = rows.ranks.tolist()
         self._starts = self._scored = [0, *accumulate(counts)]

@@ -53,8 +53,8 @@ def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFER
 
 def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_top_logprobs: int) -> Request:
     """Return the checked request, or raise a ValueError for the first wrong parameter."""
-    if not generate.request_key:
-        raise ValueError("request_key: at least 1, got 0")
+    if not generate.request_id:
+        raise ValueError("request_id: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size
     check_offered(sampling)
     temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
@@ -74,7 +74,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
     prompt = prompt_of(generate, tokenizer, context - 1)
     room = context - len(prompt)
     return Request(
-        key=generate.request_key,
+        key=generate.request_id,
         prompt=prompt,
         most=1 if is_alone else min(sampling.max_tokens, room) if has_most else room,
         temperature=temperature,

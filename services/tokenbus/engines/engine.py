@@ -196,8 +196,8 @@ class BatchEngine(ABC, Generic[B]):
     def admit(self, generate: Generate) -> int:
         """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it."""
         options = self._options
-        if self._requests.slot(generate.request_key) is not None:
-            raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
+        if self._requests.slot(generate.request_id) is not None:
+            raise ValueError(f"request_id: one that is not in use, got {generate.request_id}")
         request = request_of(
             generate, self._tokenizer, context=options.context, max_top_logprobs=options.max_top_logprobs
         )
@@ -310,7 +310,7 @@ class BatchEngine(ABC, Generic[B]):
         slots = np.concatenate([block.slots, *others])
         wanted = block.draft_counts * requests.wants_drafts[plan.decode]
         shared: dict[str, Any] = {
-            "request_keys": requests.keys[slots],
+            "request_ids": requests.keys[slots],
             "positions": requests.positions[slots],
             "index_to_batch_id": batch_order(requests.serials[slots]),
             "phase": phase_of(plan.decode.size, plan.computing.size),

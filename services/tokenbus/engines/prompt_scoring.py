@@ -43,7 +43,7 @@ class ScoredPrompt:
 
     def __init__(self, generate: Generate, prompt: Sequence[int]) -> None:
         asked = generate.prompt_scoring
-        self.key = generate.request_key
+        self.key = generate.request_id
         self.is_alone = asked.without_generation
         self._prompt = prompt
         self._first = self._next = min(max(1, asked.first_position), len(prompt))

@@ -127,7 +127,7 @@ def _entropies(numbers: Words) -> npt.NDArray[np.float32]:
     return ((numbers >> np.uint64(44)) % np.uint64(512)).astype(np.float32) / np.float32(64)
 
 
-def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_key: int = 0) -> PromptScores:
+def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_id: int = 0) -> PromptScores:
     """Return what is true of a prompt's tokens, which follows from the request's first key."""
     first = min(max(1, asked.first_position), len(prompt))
     positions = np.arange(first, len(prompt), dtype=np.uint64)
@@ -139,7 +139,7 @@ def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, re
         ids = np.broadcast_to(named.astype(np.uint32), (positions.size, named.size))
         logprobs = _logprobs(mixed(numbers[:, None] ^ named), np.zeros(ids.shape, np.uint64))
     return PromptScores(
-        request_key or key,
+        request_id or key,
         first,
         len(prompt),
         np.array(prompt[first:], np.uint32),
@@ -237,11 +237,11 @@ class SyntheticEngine:
         check_offered(sampling, offered)  # its tokens follow from the key, whatever is said of how they are chosen
         end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
         scored = generate.HasField("top_logprobs")
-        key = generate.request_key
+        key = generate.request_id
         if key in self._requests:
-            raise ValueError(f"request_key: one that is not in use, got {key}")
+            raise ValueError(f"request_id: one that is not in use, got {key}")
         begin = len(generate.continuation.token_ids)
-        first_key = generate.first_request_key or key
+        first_key = generate.first_request_id or key
         prompt = list(generate.tokens.token_ids) or list(generate.text.text.encode())
         row = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
         if generate.HasField("token_scoring"):
@@ -345,7 +345,7 @@ class SyntheticEngine:
         other_ids, other_logprobs = alternatives(numbers, np.repeat(top_ks, counts))
         statuses = [self._status(row) for row in rows]
         arrays = StepArrays(
-            request_keys=np.array([row.key for row in rows], np.uint64),
+            request_ids=np.array([row.key for row in rows], np.uint64),
             positions=positions,
             token_counts=counts,
             token_ids=tokens.ids,

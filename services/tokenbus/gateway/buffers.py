@@ -448,7 +448,7 @@ class Backlog:
         weights: Counter[int] = Counter()
         steps = (output for output, _ in self._entries if isinstance(output, StepRows))
         for batch in (batch for step in steps for batch in step if batch is not None):
-            weights.update(dict(zip(batch.request_keys.tolist(), batch.row_bytes().tolist(), strict=True)))
+            weights.update(dict(zip(batch.request_ids.tolist(), batch.row_bytes().tolist(), strict=True)))
         return weights
 
     def keep(self, wanted: Container[int]) -> None:
@@ -467,7 +467,7 @@ class Backlog:
 
 def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None:
     """Return a batch of the rows of the wanted request ids, or None if there is none."""
-    places = [place for place, key in enumerate(batch.request_keys.tolist()) if key in wanted]
+    places = [place for place, key in enumerate(batch.request_ids.tolist()) if key in wanted]
     if len(places) == batch.row_count:
         return batch
     return batch.select(places) if places else None

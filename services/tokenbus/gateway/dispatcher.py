@@ -145,7 +145,7 @@ class Dispatcher:
 
     def _scored(self, scores: PromptScores) -> None:
         """Give a request what the model says of its prompt: it comes before the step with its first row."""
-        one = self._opened.get(scores.request_key)
+        one = self._opened.get(scores.request_id)
         if one is not None:
             one.listener.scored(scores, self._vocabulary)
 
@@ -291,7 +291,7 @@ class Dispatcher:
                 continue
             target, draft = output
             self.tokens += int(target.token_counts.sum())
-            self._weights.note(target.header.weight_version, target.request_keys, target.positions, self._opened)
+            self._weights.note(target.header.weight_version, target.request_ids, target.positions, self._opened)
             rows = target if len(self._opened) >= target.row_count else selected(target, self._opened)
             if rows is not None:
                 steps.append(RenderedStep(rows, self._vocabulary, draft, self._weights))
@@ -370,7 +370,7 @@ class Dispatcher:
                 began = monotonic()
             if answer.outbox.is_closed:
                 return
-            generate.request_key = left[0]
+            generate.request_id = left[0]
             self._open(generate, answer, listener, caller, share)
             left.popleft()
             self._unsent -= 1

@@ -148,10 +148,10 @@ class EventWriter:
         """Return the rows of some steps, those of one request together and in order."""
         counts = [view.batch.row_count for view in views]
         if len(views) == 1:
-            keys = views[0].batch.request_keys
+            keys = views[0].batch.request_ids
             numbers, places = np.zeros(counts[0], np.int32), np.arange(counts[0], dtype=np.int32)
         else:
-            keys = np.concatenate([view.batch.request_keys for view in views])
+            keys = np.concatenate([view.batch.request_ids for view in views])
             order = np.argsort(keys, kind="stable")
             numbers = np.repeat(np.arange(len(views), dtype=np.int32), counts)[order]
             places = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])[order]

@@ -63,7 +63,7 @@ class RenderedStep:
         batch, draft = self.batch.select([row.place for row in rows]), None
         if self.draft is not None:
             draft = self.draft.batch
-            draft = draft.select(np.flatnonzero(np.isin(draft.request_keys, batch.request_keys)))
+            draft = draft.select(np.flatnonzero(np.isin(draft.request_ids, batch.request_ids)))
         step = RenderedStep(batch, self.vocabulary, draft, self._weights)
         for place, row in enumerate(rows):
             row.step, row.place = step, place
@@ -117,13 +117,13 @@ class RenderedStep:
     @cached_property
     def places(self) -> dict[int, int]:
         """Row numbers by request id."""
-        return {key: place for place, key in enumerate(self.batch.request_keys.tolist())}
+        return {key: place for place, key in enumerate(self.batch.request_ids.tolist())}
 
     def drafted(self, place: int) -> "tuple[RenderedStep, int] | None":
         """Return the step and the place of a row's draft proposals, or None without proposals."""
         if self.draft is None:
             return None
-        found = self.draft.places.get(int(self.batch.request_keys[place]))
+        found = self.draft.places.get(int(self.batch.request_ids[place]))
         return None if found is None or not self.draft.counts[found] else (self.draft, found)
 
     def weight_spans(self, place: int) -> tuple[WeightSpan, ...]:
@@ -131,7 +131,7 @@ class RenderedStep:
         if self._weights is None:
             return ()
         end = int(self.batch.positions[place]) + self.counts[place]
-        return self._weights.of(int(self.batch.request_keys[place]), end)
+        return self._weights.of(int(self.batch.request_ids[place]), end)
 
     @cached_property
     def character_begins(self) -> list[int]:

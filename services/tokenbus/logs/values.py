@@ -15,7 +15,7 @@ _DEEPEST = 3
 _LONGEST_TRACEBACK = 16_384
 _EXACT_IN_JSON = 2**53
 _KEY_BITS = 64
-_KEYS = frozenset({"request", "requests", "request_key", "request_keys"})
+_KEYS = frozenset({"request", "requests", "request_id", "request_ids"})
 _HIDDEN = frozenset({"secret", "secret_key", "proof"})
 
 

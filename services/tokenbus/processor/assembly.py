@@ -76,7 +76,7 @@ class Assembler:
     def has_last_row(self, request_id: int) -> bool:
         """Tell whether a step that is open has the last row of a request."""
         parts = (part for step in self._open.values() for part in step.target.parts.values())
-        return any(LEAVES[part.statuses[part.request_keys == request_id]].any() for part in parts)
+        return any(LEAVES[part.statuses[part.request_ids == request_id]].any() for part in parts)
 
     def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, PendingAck]:
         """Take a batch; return what became of it, and the pending ack that its item belongs to.
@@ -202,7 +202,7 @@ def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
         if other.header.step_rows != header.step_rows:
             limit = f"{other.header.step_rows}, as in the step's other parts"
             raise ContractError("header.step_rows", limit, header.step_rows)
-        for column in ("request_keys", "batch_indices"):
+        for column in ("request_ids", "batch_indices"):
             both = np.intersect1d(getattr(other, column), getattr(batch, column))
             if both.size:
                 raise ContractError(column, "values that no other part of the step has", both[0], rule=Rule.UNIQUE)
@@ -215,15 +215,15 @@ def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
 
 def _unpaired(target: LogprobBatch, draft: LogprobBatch) -> ContractError | None:
     """Say which row of a draft is no row of its target: they are paired by step and row, never by order."""
-    order = np.argsort(target.request_keys, kind="stable")
-    found = np.searchsorted(target.request_keys, draft.request_keys, sorter=order)
+    order = np.argsort(target.request_ids, kind="stable")
+    found = np.searchsorted(target.request_ids, draft.request_ids, sorter=order)
     unknown = np.flatnonzero(found == order.size)
     places = order[np.minimum(found, order.size - 1)] if order.size else found
     if not unknown.size and order.size:
-        unknown = np.flatnonzero(target.request_keys[places] != draft.request_keys)
+        unknown = np.flatnonzero(target.request_ids[places] != draft.request_ids)
     if unknown.size:
-        key = int(draft.request_keys[unknown[0]])
-        return ContractError("request_keys", "requests that the step's target has", f"{key:016x}")
+        key = int(draft.request_ids[unknown[0]])
+        return ContractError("request_ids", "requests that the step's target has", f"{key:016x}")
     for column in ("batch_indices", "positions"):
         mine, theirs = getattr(draft, column), getattr(target, column)[places]
         rows = np.flatnonzero(mine != theirs)

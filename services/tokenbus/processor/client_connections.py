@@ -91,7 +91,7 @@ class ClientConnections(Connections[Session]):
         try:
             frame = ClientFrame.FromString(parts[0])
             body = frame.WhichOneof("body")
-            request_id = getattr(getattr(frame, body), "request_key", 0) if body else 0
+            request_id = getattr(getattr(frame, body), "request_id", 0) if body else 0
         except (DecodeError, IndexError):
             pass
         known.put_error(request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)))
@@ -114,7 +114,7 @@ class ClientConnections(Connections[Session]):
             case "generate":
                 self._generate(session, frame.generate)
             case "abort":
-                self._abort(session, frame.abort.request_key)
+                self._abort(session, frame.abort.request_id)
             case "resume":
                 self._resume(session, frame.resume)
             case "ended":
@@ -156,7 +156,7 @@ class ClientConnections(Connections[Session]):
 
     def _ended(self, session: Session, ended: Ended) -> None:
         _check_role(session.may_ask, Role.CLIENT)
-        for request_id in ended.request_keys:
+        for request_id in ended.request_ids:
             if request_id in session.requests:
                 self._registry.abort(request_id)
             self._registry.client_ended(request_id, session.owner)
@@ -174,7 +174,7 @@ class ClientConnections(Connections[Session]):
 
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session.may_ask, Role.CLIENT)
-        request_id, table = generate.request_key, self._registry.table
+        request_id, table = generate.request_id, self._registry.table
         if request_id in session.requests:  # asked again, because the connection broke before the answer came
             return
         ended, known = table.ended(request_id), table.get(request_id)
@@ -185,7 +185,7 @@ class ClientConnections(Connections[Session]):
         if is_open or is_at_worker:
             # Asked again for the same reason, after an earlier life of this processor had handed it to a worker.
             again = Resume(
-                request_key=request_id,
+                request_id=request_id,
                 include_draft_logprobs=generate.include_draft_logprobs,
                 deadline_unix_ms=generate.deadline_unix_ms,
             )

@@ -59,7 +59,7 @@ class Frame:
     def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
         """Return the rows of some requests in it, and what was drafted for them."""
         batches = [decode(part, limits) for part in self.parts]
-        target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_keys, ids))) for batch in batches]
+        target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_ids, ids))) for batch in batches]
         return target, draft[0] if draft and draft[0].row_count else None
 
     def numbered(self, number: int) -> list[bytes]:
@@ -85,13 +85,13 @@ def output_frames(
             rows = target.select(np.arange(begin, end))
         drafts = draft
         if draft is not None and rows is not target:
-            drafts = draft.select(np.flatnonzero(np.isin(draft.request_keys, rows.request_keys)))
+            drafts = draft.select(np.flatnonzero(np.isin(draft.request_ids, rows.request_ids)))
         # Not checked again: the rows are of batches that the processor decoded, and the client checks what it reads.
         parts = [write(_selection(rows, drafts is not None), limits)]
         if drafts is not None:
             parts.append(write(_selection(drafts, follows=False), limits))
         body = OUTPUTS if drafts is None else _OUTPUTS_WITH_DRAFT
-        frames.append(Frame(body, parts, pending_ack, rows.request_keys.tobytes()))
+        frames.append(Frame(body, parts, pending_ack, rows.request_ids.tobytes()))
     return frames
 
 
@@ -107,9 +107,9 @@ def _may_exceed(rows: LogprobBatch, limits: Limits) -> bool:
 
 def _beside(target: LogprobBatch, draft: LogprobBatch) -> npt.NDArray[np.intp]:
     found = np.zeros(target.row_count, np.intp)
-    order = np.argsort(target.request_keys)
-    places = np.searchsorted(target.request_keys, draft.request_keys, sorter=order)
-    known = np.isin(draft.request_keys, target.request_keys)
+    order = np.argsort(target.request_ids)
+    places = np.searchsorted(target.request_ids, draft.request_ids, sorter=order)
+    known = np.isin(draft.request_ids, target.request_ids)
     found[order[places[known]]] = draft.row_bytes()[known]
     return found
 
@@ -124,7 +124,7 @@ def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
         elif frame.pending_ack is not None:
             batch = decode(frame.parts[0], limits)
             ends = (batch.positions + batch.token_counts).tolist()
-            reached.update(zip(batch.request_keys.tolist(), ends, strict=True))
+            reached.update(zip(batch.request_ids.tolist(), ends, strict=True))
     return reached
 
 

@@ -190,7 +190,7 @@ class Dispatch:
         return generate.continuation.turn > 0 and consumer is not None and consumer.knows_others
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
-        request_id, table, settings = generate.request_key, self.registry.table, self._settings
+        request_id, table, settings = generate.request_id, self.registry.table, self._settings
         if table.get(request_id) is not None:
             code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request"
             return request_error(request_id, code, message)
@@ -300,12 +300,12 @@ class Dispatch:
         candidates = self._candidates(generate)
         obstacles = [_obstacle(worker, generate) for worker in candidates]
         if obstacles and all(obstacles):
-            return request_error(generate.request_key, ErrorCode.ERROR_CODE_NO_WORKER, obstacles[0])
+            return request_error(generate.request_id, ErrorCode.ERROR_CODE_NO_WORKER, obstacles[0])
         if candidates:
             code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
         else:
             code, message = ErrorCode.ERROR_CODE_NO_WORKER, self._not_served(generate)
-        return request_error(generate.request_key, code, message, retry_after_ms=RETRY_MS)
+        return request_error(generate.request_id, code, message, retry_after_ms=RETRY_MS)
 
     def _not_served(self, generate: Generate) -> str:
         adapter = generate.sampling.lora_adapter

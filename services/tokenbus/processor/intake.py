@@ -169,14 +169,14 @@ class Intake:
             case "admitted":
                 self._admitted(worker, event.admitted)
             case "prefilled":
-                if (request := self._own(worker, event.prefilled.request_key)) is not None:
+                if (request := self._own(worker, event.prefilled.request_id)) is not None:
                     request.transfer_state = event.prefilled.transfer_state
             case "control_answer":
                 self._clients.commands.answered(worker, event.control_answer)
             case "prompt_scores":
                 self._scored(worker, event, pending_ack, now)
             case "error":
-                request_id = event.error.request_key
+                request_id = event.error.request_id
                 request = self.registry.failed_by(request_id, worker.source, now)
                 # A worker that stops refuses what crossed its last heartbeat on the way.
                 if (
@@ -190,7 +190,7 @@ class Intake:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
 
     def _admitted(self, worker: Worker, admitted: Admitted) -> None:
-        if (request := self._own(worker, admitted.request_key)) is not None:
+        if (request := self._own(worker, admitted.request_id)) is not None:
             request.generate, request.weight_version = None, admitted.weight_version
             request.can_go_on &= worker.stream.hello.continues_requests
             if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE:
@@ -205,10 +205,10 @@ class Intake:
         except ContractError as error:
             self.refused += 1
             self._refuse(worker, event.sequence, event.SerializeToString(), error)
-            if (request := self._own(worker, chunk.request_key)) is not None:
+            if (request := self._own(worker, chunk.request_id)) is not None:
                 self.registry.fail(request, _GAP, f"scores of its prompt were refused: {error}")
             return
-        if (request := self.registry.scored_by(chunk.request_key, worker.source, now)) is None:
+        if (request := self.registry.scored_by(chunk.request_id, worker.source, now)) is None:
             return
         if (consumer := self.registry.consumer_of(request)) is not None:
             consumer.scored(request, chunk, pending_ack)
@@ -327,4 +327,4 @@ def _can_be_given_back(request: Request) -> bool:
 
 
 def _ids(batch: LogprobBatch) -> frozenset[int]:
-    return frozenset(batch.request_keys.tolist())
+    return frozenset(batch.request_ids.tolist())

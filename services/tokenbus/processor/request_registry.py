@@ -107,8 +107,8 @@ class RequestRegistry:
         """Return the unknown requests of a batch that wait for room, as others of their worker or its key have it."""
         if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
             return set()
-        unknown = np.flatnonzero(self.table.slots_of(batch.request_keys) < 0)
-        ids, positions = batch.request_keys[unknown], batch.positions[unknown]
+        unknown = np.flatnonzero(self.table.slots_of(batch.request_ids) < 0)
+        ids, positions = batch.request_ids[unknown], batch.positions[unknown]
         found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
         return {request_id for request_id, may_open in found if may_open and not self.is_over(request_id, source)}
 

@@ -308,7 +308,7 @@ class RequestTable:
         """Open a request that a client asks for: at the stream that gets it, or queued where that is NO_STREAM."""
         state = State.QUEUED if stream == NO_STREAM else State.RUNNING
         position = len(generate.continuation.token_ids)
-        request = self.open(generate.request_key, position, stream, state, deadline)
+        request = self.open(generate.request_id, position, stream, state, deadline)
         request.generate = Generate()
         request.generate.CopyFrom(generate)
         request.generate.owner = owner

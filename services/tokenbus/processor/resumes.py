@@ -46,7 +46,7 @@ class Resumes:
 
     def add(self, session: Session, resume: Resume) -> None:
         """Take one up, with those that come in the same moment."""
-        self._waiting[session.id, resume.request_key] = resume
+        self._waiting[session.id, resume.request_id] = resume
         if len(self._waiting) == 1 and not self._is_searched_out:
             self._call_soon(self.take_up)
 
@@ -77,7 +77,7 @@ class Resumes:
         for session in sessions:
             session.gather()
         for session, resume in resumed:
-            error = self._take_up(session, resume, found.get(resume.request_key, []))
+            error = self._take_up(session, resume, found.get(resume.request_id, []))
             if error is not None:
                 session.put_error(error)
         for session in sessions:
@@ -89,8 +89,8 @@ class Resumes:
         """Return the rows of resumed requests that are on their way to other sessions of the same owners."""
         wanted: dict[int, set[int]] = {}
         for session, resume in resumed:
-            if not self._is_on_its_way(session, resume.request_key):
-                wanted.setdefault(session.owner, set()).add(resume.request_key)
+            if not self._is_on_its_way(session, resume.request_id):
+                wanted.setdefault(session.owner, set()).add(resume.request_id)
         found: dict[int, list[_Rows]] = {}
         asking = {session.id for session, _ in resumed}
         searched = 0
@@ -108,7 +108,7 @@ class Resumes:
             if frame.pending_ack is None or not frame.parts:
                 continue
             target, draft = frame.rows_of(ids, other.limits)
-            for row, request_id in enumerate(target.request_keys.tolist()):
+            for row, request_id in enumerate(target.request_ids.tolist()):
                 rows = target.select([row]), draft and drafts_of(draft, request_id), frame.pending_ack
                 found.setdefault(request_id, []).append(rows)
 
@@ -123,7 +123,7 @@ class Resumes:
     # What becomes of one.
 
     def _take_up(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
-        request_id, table = resume.request_key, self._registry.table
+        request_id, table = resume.request_id, self._registry.table
         _, since = self._put_off.pop((session.id, request_id), (resume, session.last_heard))
         ended, request = table.ended(request_id), table.get(request_id)
         if ended is not None:
@@ -142,7 +142,7 @@ class Resumes:
 
         A worker that has just come may have its last rows, which it has not sent again yet, and have named it no more.
         """
-        request_id, source = resume.request_key, self._registry.workers.source_of(resume.request_key)
+        request_id, source = resume.request_id, self._registry.workers.source_of(resume.request_id)
         self._registry.table.asked_again(request_id, session.owner)
         if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
             return self._registry.not_theirs(request_id, session.name)
@@ -189,7 +189,7 @@ class Resumes:
 
     def _claim(self, session: Session, resume: Resume, *, settle: bool = True) -> RequestError | None:
         """Lead a request to a session; return the error that it ended with before, if it did."""
-        registry, request_id = self._registry, resume.request_key
+        registry, request_id = self._registry, resume.request_id
         before = registry.table.get(request_id)
         was_claimed = before is not None and before.is_claimed
         request = registry.claim(
@@ -230,7 +230,7 @@ class Resumes:
 
     def _take_rest(self, session: Session, resume: Resume, ended: Ended, found: list[_Rows]) -> RequestError | None:
         """Give a client what is still on its way of a request that has ended, or return why not."""
-        request_id, position = resume.request_key, resume.next_position
+        request_id, position = resume.request_id, resume.next_position
         if ended.owner not in (NO_OWNER, session.owner):
             return self._registry.not_theirs(request_id, session.name)
         if ended.error is not None:

@@ -47,7 +47,7 @@ class Router:
 
     def route(self, step: Step, source: Source, now: float) -> None:
         """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""
-        slots = self._table.slots_of(step.rows.request_keys)
+        slots = self._table.slots_of(step.rows.request_ids)
         parts: Iterable[Part] | None = None
         if step.draft_rows is None:
             parts = dealt(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
@@ -69,7 +69,7 @@ class Router:
         leaving = np.flatnonzero(LEAVES[target.statuses])
         for row in leaving.tolist():
             # Its consumer may have ended it, for what was handed out here was more than may wait.
-            if (request := table.get(int(target.request_keys[row]))) is not None:
+            if (request := table.get(int(target.request_ids[row]))) is not None:
                 self._leave(request, target, row, source)
 
     # Settling.
@@ -98,9 +98,9 @@ class Router:
         if not keep.all():
             target = target.select(np.flatnonzero(keep))
             if draft is not None:
-                draft = draft.select(np.flatnonzero(np.isin(draft.request_keys, target.request_keys)))
+                draft = draft.select(np.flatnonzero(np.isin(draft.request_ids, target.request_ids)))
         step.keep(target, draft)
-        return table.slots_of(target.request_keys)
+        return table.slots_of(target.request_ids)
 
     def _openable(self, step: Step, rows: Rows, slots: Slots, source: Source) -> list[int]:
         """Return those of a step's rows whose request is open or may be opened, and count the others."""
@@ -108,9 +108,9 @@ class Router:
         places: list[int] = rows[slots[rows] < 0].tolist()
         if not places:
             return found
-        ids: list[int] = step.rows.request_keys.tolist()
+        ids: list[int] = step.rows.request_ids.tolist()
         met = [row for row in places if not self._registry.is_over(ids[row], source)]
-        refused = self._registry.refused(step.rows.request_keys[met], step.rows.positions[met], source)
+        refused = self._registry.refused(step.rows.request_ids[met], step.rows.positions[met], source)
         unknown = list(compress(met, refused))
         for row in unknown[:_MOST_TURNED_AWAY]:  # those that its worker brings again are turned away then
             self._registry.workers.abort(source.stream, ids[row])
@@ -122,7 +122,7 @@ class Router:
     def _place(self, step: Step, row: int, source: Source, now: float) -> int | None:
         """Return how many of a row's tokens its request has had, or None: the row is not for it."""
         table, target = self._table, step.rows
-        request_id, position = int(target.request_keys[row]), int(target.positions[row])
+        request_id, position = int(target.request_ids[row]), int(target.positions[row])
         request = table.get(request_id)
         if request is None:
             if self._registry.is_over(request_id, source):  # as when a row before it ended it

@@ -41,7 +41,7 @@ class _Gathered:
             self._pieces[pending_ack] = []
             self._order.add(pending_ack)
         self._pieces[pending_ack].append((target, draft))
-        for request_id in target.request_keys.tolist():
+        for request_id in target.request_ids.tolist():
             before = self._latest.get(request_id)
             if before is not None and before is not pending_ack:
                 self._order.add(pending_ack, before)
@@ -114,8 +114,8 @@ class Session(KnownPeer):
                 self.put(Frame(OUTPUTS, [message], step.pending_ack, ids))
             return
         if draft is not None:
-            wanted = step.rows.request_keys[part.rows][self.table.wants_draft[slots[part.rows]]]
-            places = np.flatnonzero(np.isin(draft.request_keys, wanted))
+            wanted = step.rows.request_ids[part.rows][self.table.wants_draft[slots[part.rows]]]
+            places = np.flatnonzero(np.isin(draft.request_ids, wanted))
             draft = draft.select(places) if places.size else None
         self.put_outputs(step.rows.select(part.rows), draft, step.pending_ack)
 
@@ -178,5 +178,5 @@ class Session(KnownPeer):
 
 def drafts_of(draft: LogprobBatch, request_id: int) -> LogprobBatch | None:
     """Return what was drafted for one request, or None."""
-    found = np.flatnonzero(draft.request_keys == np.uint64(request_id))
+    found = np.flatnonzero(draft.request_ids == np.uint64(request_id))
     return draft.select(found) if found.size else None

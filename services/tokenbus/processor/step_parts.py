@@ -86,7 +86,7 @@ class StepParts:
         bounds = [*(begin for part in begins for begin in part), self._bounds[-1]]
         # Not checked again, as above.
         written = write_parts(self._batch.headed(_headed(self._batch)), self._rows, np.array(bounds[1:]), limits)
-        ids = self._batch.request_keys[self._rows].tobytes()
+        ids = self._batch.request_ids[self._rows].tobytes()
         messages = iter(zip(written, [ids[begin * 8 : end * 8] for begin, end in pairwise(bounds)], strict=True))
         return [list(islice(messages, len(part))) for part in begins]
 

@@ -296,7 +296,7 @@ def _ids_in(item: Item, payload: bytes, limits: Limits) -> frozenset[int]:
         if item.payload_kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
             batch = parse(payload, limits)
             if batch.has_consistent_lengths() and batch.header.step_rows == batch.row_count:
-                return frozenset(batch.request_keys.tolist())
+                return frozenset(batch.request_ids.tolist())
     except ContractError:
         pass
     return frozenset()

@@ -88,7 +88,7 @@ class WorkerConnections(Connections[Worker]):
                     raise ContractError("gap.last_sequence", limit, frame.gap.last_sequence, rule=Rule.MIN)
                 if frame.gap.last_sequence > _MOST_SEQUENCE:
                     raise ContractError("gap.last_sequence", _MOST_SEQUENCE, frame.gap.last_sequence, rule=Rule.MAX)
-                ids = frozenset(frame.gap.request_keys)
+                ids = frozenset(frame.gap.request_ids)
                 worker.stream.declare_lost(frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason, ids)
                 self._proceed(worker, now)
             case "heartbeat":
@@ -205,13 +205,13 @@ class WorkerConnections(Connections[Worker]):
         self._workers.send(worker, ProcessorFrame(welcome=welcome))
         registry, owners = self._intake.registry, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
-        worker.source.owners.update(zip(hello.request_keys, owners, strict=False))
+        worker.source.owners.update(zip(hello.request_ids, owners, strict=False))
         # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
         # are answered when a client resumes them: a hello may make up as many as it likes.
-        worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
+        worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_ids))
         for request_id, owner in worker.source.owners.items():
             registry.table.worker_has(request_id, owner)
-        for request_id in filter(registry.table.knows, hello.request_keys):
+        for request_id in filter(registry.table.knows, hello.request_ids):
             registry.answer(request_id, worker.source)
         worker.hellos += 1
         self._workers.arrivals += 1
@@ -370,7 +370,7 @@ def _check_hello(hello: Hello, settings: Settings, identity: Identity) -> None:
     if hello.next_sequence > _MOST_SEQUENCE:
         error = ContractError("hello.next_sequence", _MOST_SEQUENCE, hello.next_sequence, rule=Rule.MAX)
         raise protocol_error(error)
-    if hello.request_owners and len(hello.request_owners) != len(hello.request_keys):
-        limit = f"{len(hello.request_keys)}, one for each of request_keys"
+    if hello.request_owners and len(hello.request_owners) != len(hello.request_ids):
+        limit = f"{len(hello.request_ids)}, one for each of request_ids"
         error = ContractError("hello.request_owners", limit, len(hello.request_owners), rule=Rule.LENGTH)
         raise protocol_error(error)

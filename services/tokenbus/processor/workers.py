@@ -115,7 +115,7 @@ class Workers(Peers[Worker]):
     def abort(self, stream: int, request_id: int) -> None:
         """Ask a worker to end a request."""
         if (worker := self.by_stream.get(stream)) is not None:
-            self.send(worker, ProcessorFrame(abort=Abort(request_key=request_id)))
+            self.send(worker, ProcessorFrame(abort=Abort(request_id=request_id)))
 
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
         """Let a worker forget what has arrived; now and then, as each time costs a message."""

@@ -95,9 +95,9 @@ class StreamItem:
         """
         try:
             if self.batch is not None:
-                return request_id in self.batch.request_keys
+                return request_id in self.batch.request_ids
             body = self.event.WhichOneof("event") if self.event is not None else None
-            return body is not None and getattr(self.event, body).request_key == request_id
+            return body is not None and getattr(self.event, body).request_id == request_id
         except ContractError:
             return False
 
@@ -120,7 +120,7 @@ def public_hello(hello: Hello) -> Hello:
     """Return a copy of a worker's hello without secrets, and without the requests that it had then."""
     shown = Hello()
     shown.CopyFrom(hello)
-    for name in ("proof", "request_keys", "request_owners"):
+    for name in ("proof", "request_ids", "request_owners"):
         shown.ClearField(name)
     return shown
 

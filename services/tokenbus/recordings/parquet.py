@@ -295,7 +295,7 @@ class RequestFile(TokenFile):
 
     def _note_rows(self, batch: LogprobBatch) -> None:
         is_target = batch.header.kind == BatchKind.TARGET
-        requests = [self._request(key, begins=is_target) for key in batch.request_keys.tolist()]
+        requests = [self._request(key, begins=is_target) for key in batch.request_ids.tolist()]
         codes = np.array([each.number * _KINDS for each in requests], np.int64) + batch.header.kind
         self._codes.append(np.repeat(codes, batch.token_counts))
         if is_target:
@@ -305,19 +305,19 @@ class RequestFile(TokenFile):
     def _note_event(self, event: RequestEvent) -> None:
         match event.WhichOneof("event"):
             case "admitted":
-                request = self._request(event.admitted.request_key, begins=True)
+                request = self._request(event.admitted.request_id, begins=True)
                 request.prompt_tokens = event.admitted.prompt_tokens or None
                 if event.admitted.HasField("cached_tokens"):
                     request.cached_tokens = event.admitted.cached_tokens
-                request.first_request_id = event.admitted.first_request_key or request.key
+                request.first_request_id = event.admitted.first_request_id or request.key
                 request.turn, request.first_position = event.admitted.turn, event.admitted.first_position
                 request.reason = _name_of(event.admitted.reason) if event.admitted.reason else None
             case "error":
                 error = event.error
                 told = f"{_name_of(error.code)}: {error.message}"
-                self._end(self._request(error.request_key, begins=False), "ERROR", told)
+                self._end(self._request(error.request_id, begins=False), "ERROR", told)
             case "prompt_scores":
-                request = self._request(event.prompt_scores.request_key, begins=True)
+                request = self._request(event.prompt_scores.request_id, begins=True)
                 count = len(event.prompt_scores.token_ids) // 4
                 self._codes.append(np.full(count, request.number * _KINDS + TokenKind.PROMPT, np.int64))
 

@@ -114,7 +114,7 @@ def _of_prompt(scores: PromptScores, sequence: int) -> tuple[_Head, LogprobBatch
     count = scores.token_ids.size
     ones, zeros = np.ones(count, np.uint8), np.zeros(count, np.uint8)
     columns: dict[str, Array] = {
-        "request_keys": np.full(count, scores.request_key, np.uint64),
+        "request_ids": np.full(count, scores.request_id, np.uint64),
         "positions": np.arange(scores.position, scores.end, dtype=np.uint32),
         "statuses": ones * RowStatus.PREFILLING,
         "token_counts": ones,
@@ -149,7 +149,7 @@ def _joined(parts: Sequence[tuple[_Head, LogprobBatch]]) -> TokenColumns:
     has_token = counts > 0
     proposals[ends[has_token] - 1] = rows["proposal_counts"][has_token]
     return TokenColumns(
-        np.repeat(rows["request_keys"], counts),
+        np.repeat(rows["request_ids"], counts),
         (np.repeat(rows["positions"] - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
         rows["token_ids"],
         _placed(rows["logprobs"], is_scored, np.nan),

@@ -118,7 +118,7 @@ def batch(  # noqa: PLR0913 - each has a name and a default
     )
     return LogprobBatch(
         header,
-        request_keys=np.array([row.key for row in rows], np.uint64),
+        request_ids=np.array([row.key for row in rows], np.uint64),
         batch_indices=np.array(range(size) if indices is None else indices, np.uint32),
         positions=np.array([row.position for row in rows], np.uint32),
         statuses=np.array([row.status for row in rows], np.uint8),

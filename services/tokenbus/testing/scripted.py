@@ -79,7 +79,7 @@ class ScriptedEngine:
     def _next(self, generate: Generate) -> Answer:
         found = next(self._answers, None)
         if found is None:
-            raise ValueError(f"request_key: one that the script answers, got {generate.request_key}, which is one more")
+            raise ValueError(f"request_id: one that the script answers, got {generate.request_id}, which is one more")
         return found
 
     @property
@@ -89,7 +89,7 @@ class ScriptedEngine:
 
     def admit(self, generate: Generate) -> int:
         """Begin with a request."""
-        self._rows[generate.request_key] = _Row(generate, self._answer(generate), self.vocabulary_size)
+        self._rows[generate.request_id] = _Row(generate, self._answer(generate), self.vocabulary_size)
         self.admitted.append(generate)
         return max(1, len(generate.tokens.token_ids) or len(generate.text.text))
 
@@ -125,7 +125,7 @@ class ScriptedEngine:
 
 class _Row:
     def __init__(self, generate: Generate, answer: Answer, vocabulary_size: int) -> None:
-        self.key, self.answer = generate.request_key, answer
+        self.key, self.answer = generate.request_id, answer
         self.is_scored = generate.HasField("top_logprobs")
         self.top_k = generate.top_logprobs if self.is_scored else 0
         self.scoring = generate.token_scoring
@@ -200,7 +200,7 @@ def _target(rows: Sequence[_Row]) -> StepArrays:
     tokens = [each for row in rows for each in row.tokens()]
     scored = [each for row in rows if row.is_scored for each in row.tokens()]
     return StepArrays(
-        request_keys=[row.key for row in rows],
+        request_ids=[row.key for row in rows],
         positions=[row.position for row in rows],
         token_counts=[row.count for row in rows],
         token_ids=[token for token, *_ in tokens],
@@ -257,7 +257,7 @@ def _draft(rows: Sequence[_Row]) -> StepArrays:
     scored = [each for row in rows if row.is_scored for each in row.draft]
     return StepArrays(
         kind=BatchKind.DRAFT,
-        request_keys=[row.key for row in rows],
+        request_ids=[row.key for row in rows],
         positions=[row.position for row in rows],
         token_counts=[len(row.draft) for row in rows],
         token_ids=[token for token, _ in drafted],

@@ -24,7 +24,7 @@ class ActiveRequests:
         """Add a request that the engine admitted."""
         with self._lock:
             deadline = generate.deadline_unix_ms or math.inf
-            self._deadlines[generate.request_key] = deadline
+            self._deadlines[generate.request_id] = deadline
             self._earliest = min(self._earliest, deadline)
 
     def end(self, keys: Collection[int]) -> list[int]:

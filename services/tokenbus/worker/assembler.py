@@ -45,7 +45,7 @@ class StepAssembler:
 
         assembler = tokenbus.StepAssembler(tokenbus.Limits.default(), vocabulary_size=64)
         step = tokenbus.StepArrays(
-            request_keys=np.array([7], np.uint64), positions=[0], token_counts=[1], token_ids=np.array([42])
+            request_ids=np.array([7], np.uint64), positions=[0], token_counts=[1], token_ids=np.array([42])
         )
         (batch,) = assembler.assemble(step)
         assert batch.token_ids.tolist() == [42]
@@ -62,7 +62,7 @@ class StepAssembler:
         Raises ContractError for arrays that contradict each other: no row of them can be trusted. A fault within one
         row is found when the batch is encoded.
         """
-        keys = keys_of(arrays.request_keys)
+        keys = keys_of(arrays.request_ids)
         rows = keys.size
         counts = of_rows("token_counts", arrays.token_counts, rows)
         scored = self._scored(arrays, rows)
@@ -71,7 +71,7 @@ class StepAssembler:
         top_ks, other_ids, other_values = self._alternatives(arrays, ragged, scored, rows)
         statuses = _statuses(arrays, ragged.counts, rows)
         columns: dict[str, Host] = {
-            "request_keys": keys,
+            "request_ids": keys,
             "batch_indices": _batch_indices(arrays, rows),
             "positions": of_rows("positions", arrays.positions, rows),
             "statuses": statuses,

@@ -125,7 +125,7 @@ class Emitter:
             if batch.header.part_count > 1:  # or the step would never be complete, and end other parts' requests
                 with contextlib.suppress(ContractError, RetentionFullError):
                     self.publisher.publish(_with_empty_rows(batch, np.ones(batch.row_count, np.bool_)))
-            self._end_refused(batch.request_keys.tolist(), error)
+            self._end_refused(batch.request_ids.tolist(), error)
             return
         self._end_finished(valid)
         for key, fault in faults.items():
@@ -134,7 +134,7 @@ class Emitter:
     def _end_finished(self, batch: LogprobBatch) -> None:
         leaving = LEAVES[batch.statuses]
         if batch.header.kind is BatchKind.TARGET and leaving.any():
-            self.active.end(batch.request_keys[leaving].tolist())
+            self.active.end(batch.request_ids[leaving].tolist())
 
     def _end_refused(self, keys: Iterable[int], error: ContractError) -> None:
         # One line, however many requests make an engine break the contract.
@@ -148,9 +148,9 @@ class Emitter:
     def _end_unpublished(self, full: RetentionFullError) -> None:
         """End the requests of a batch that found no room; the gap that is left in the stream names them."""
         # One line, however long nothing is acknowledged: new requests may come all the while.
-        self._repeated_log.begin("room", _log.error, "requests ended: no room", requests_ended=len(full.request_keys))
-        self.active.end(full.request_keys)
-        self._aborts.extend(full.request_keys)
+        self._repeated_log.begin("room", _log.error, "requests ended: no room", requests_ended=len(full.request_ids))
+        self.active.end(full.request_ids)
+        self._aborts.extend(full.request_ids)
 
 
 def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[LogprobBatch, dict[int, ContractError]]:
@@ -162,7 +162,7 @@ def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[
         raise error
     faults: dict[int, ContractError] = {}
     invalid = np.zeros(batch.row_count, np.bool_)
-    for row, key in enumerate(batch.request_keys.tolist()):
+    for row, key in enumerate(batch.request_ids.tolist()):
         try:
             encode(batch.select([row]), limits)
         except ContractError as fault:
@@ -182,7 +182,7 @@ def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> Logpr
     """Return a batch with some rows empty and moved behind the others; their batch indices stay."""
     columns = batch.select(np.flatnonzero(~empty)).columns
     rows = np.flatnonzero(empty)
-    for name in ("request_keys", "batch_indices", "positions"):
+    for name in ("request_ids", "batch_indices", "positions"):
         columns[name] = np.concatenate([columns[name], getattr(batch, name)[rows]])
     for name, value in _EMPTY_ROW.items():
         columns[name] = np.concatenate([columns[name], np.full(rows.size, value, np.uint8)])
@@ -194,7 +194,7 @@ def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> Logpr
 
 def _keys_of(arrays: StepArrays) -> list[int]:
     try:
-        keys: list[int] = keys_of(arrays.request_keys).tolist()
+        keys: list[int] = keys_of(arrays.request_ids).tolist()
     except ContractError:
         return []
     return keys

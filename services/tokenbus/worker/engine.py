@@ -38,7 +38,7 @@ class Engine(Protocol):
         from tokenbus.engines.synthetic import SyntheticEngine
 
         engine: tokenbus.Engine = SyntheticEngine()
-        prompt_tokens = engine.admit(tokenbus.Generate(request_key=7, tokens={"token_ids": [1, 2]}, sampling={}))
+        prompt_tokens = engine.admit(tokenbus.Generate(request_id=7, tokens={"token_ids": [1, 2]}, sampling={}))
         (step,) = engine.step()
     """
 

@@ -159,11 +159,11 @@ class EngineLoop:
             if isinstance(request, Generate):
                 self._admit(request)
             else:
-                self._abort(request.request_key)
+                self._abort(request.request_id)
         self._end_aborted_and_overdue()
 
     def _admit(self, generate: Generate) -> None:
-        key = generate.request_key
+        key = generate.request_id
         try:
             prompt_tokens = self._admitted(generate)
         except _RefusedError as refused:
@@ -172,7 +172,7 @@ class EngineLoop:
             self._out.admitted(key, prompt_tokens, None if self._cache is None else 0)
 
     def _admitted(self, generate: Generate) -> int:
-        key, deadline = generate.request_key, generate.deadline_unix_ms
+        key, deadline = generate.request_id, generate.deadline_unix_ms
         if deadline and (late := self._unix_ms() - deadline) >= 0:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
             raise _RefusedError(ErrorCode.ERROR_CODE_DEADLINE, message)
@@ -235,15 +235,15 @@ class EngineLoop:
     def _engine_error(self, doing: str, key: int, error: Exception) -> str:
         self._client.counts.engine_errors += 1
         kind = type(error).__name__
-        self._repeated_log.begin((doing, kind), _log.error, "engine error", doing=doing, request_key=key, reason=error)
+        self._repeated_log.begin((doing, kind), _log.error, "engine error", doing=doing, request_id=key, reason=error)
         return f"the engine failed: {kind}: {error}"
 
     def _refuse_new(self) -> None:
         for request in self._client.take_requests():
             if isinstance(request, Generate):
-                self._out.failed(request.request_key, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
+                self._out.failed(request.request_id, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
             else:
-                self._abort(request.request_key)
+                self._abort(request.request_id)
         self._commands.take(self._client.take_controls())
         self._commands.refuse_all(_STOPPING)
         self._end_aborted_and_overdue()
@@ -286,14 +286,14 @@ class EngineLoop:
     def _pass_on(self, key: int, state: bytes) -> None:
         """Publish a request's transfer state; end the request if the state is too large."""
         if len(state) <= _MOST_STATE:
-            self._out.prefilled(Prefilled(request_key=key, transfer_state=state))
+            self._out.prefilled(Prefilled(request_id=key, transfer_state=state))
         else:
             message = f"prefilled.transfer_state: at most {_MOST_STATE} bytes, got {len(state)}"
             self._end(self._client.active.end([key]), ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _hide_last_rows(self, arrays: StepArrays) -> None:
         """Replace ABORTED in rows of requests that have failed: a processor that missed the error would believe it."""
-        keys, statuses = np.asarray(arrays.request_keys), np.array(arrays.statuses)
+        keys, statuses = np.asarray(arrays.request_ids), np.array(arrays.statuses)
         is_last = np.isin(keys, np.fromiter(self._failed, np.uint64)) & (statuses == RowStatus.ABORTED)
         statuses[is_last] = RowStatus.UNRECOVERABLE
         arrays.statuses = statuses

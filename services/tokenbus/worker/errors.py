@@ -19,10 +19,10 @@ class RetentionFullError(PublishError):
     """Retention is full, and stayed full for as long as the policy waits: the batch's requests end with an error."""
 
     def __init__(self, keys: Iterable[int], items: int, size: int, why: str) -> None:
-        self.request_keys = frozenset(keys)
+        self.request_ids = frozenset(keys)
         self.items = items
         self.bytes = size
         super().__init__(
             f"retention: no room ({why}): {items} items and {size} bytes wait for a processor; "
-            f"{len(self.request_keys)} requests end with an error"
+            f"{len(self.request_ids)} requests end with an error"
         )

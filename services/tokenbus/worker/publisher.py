@@ -275,7 +275,7 @@ class Publisher:
             epoch = self.epoch
             payload = encode(self.addressed(batch), self._limits)
             with self._room:  # both at once, so that a hello that counts the item names its requests
-                sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_keys, epoch)
+                sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_ids, epoch)
                 if not sequence:
                     self.session.ended(_leaving(batch), self.clock.now())
                 # A draft batch comes after the row that ended its request, so it adds none.
@@ -285,9 +285,9 @@ class Publisher:
         return sequence
 
     def _update_requests(self, batch: LogprobBatch) -> None:
-        keys = batch.request_keys.tobytes()
+        keys = batch.request_ids.tobytes()
         if keys != self._last_keys:  # most steps have the same requests as the one before
-            self.session.requests.update(batch.request_keys.tolist())
+            self.session.requests.update(batch.request_ids.tolist())
         if leaving := _leaving(batch):
             self.session.requests.difference_update(leaving)
             keys = b""
@@ -307,7 +307,7 @@ class Publisher:
         It is published again before the request's first row, once more of its prompt is known to be cached.
         """
         admitted = Admitted(
-            request_key=key,
+            request_id=key,
             worker_id=self.worker_id,
             epoch=self.epoch,
             prompt_tokens=max(1, prompt_tokens),
@@ -319,18 +319,18 @@ class Publisher:
 
     def scored(self, chunk: PromptScoresChunk) -> int:
         """Publish what the engine says of some of a prompt's tokens; return the event's sequence, or 0 as above."""
-        return self._publish_event(chunk.request_key, RequestEvent(prompt_scores=chunk))
+        return self._publish_event(chunk.request_id, RequestEvent(prompt_scores=chunk))
 
     def prefilled(self, prefilled: Prefilled) -> int:
         """Publish a request's transfer state; return the event's sequence, or 0 as above."""
-        return self._publish_event(prefilled.request_key, RequestEvent(prefilled=prefilled))
+        return self._publish_event(prefilled.request_id, RequestEvent(prefilled=prefilled))
 
     def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
         """Publish that a request ended with an error; return the event's sequence, or 0 as above."""
         with self._room:
             self.session.ended([key], self.clock.now())
             self._last_keys = b""
-        error = RequestError(request_key=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
+        error = RequestError(request_id=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
         return self._publish_event(key, RequestEvent(error=error))
 
     def controlled(self, answer: ControlAnswer) -> int:
@@ -502,7 +502,7 @@ def _rank(worker_id: str, address: str) -> bytes:
 
 
 def _leaving(batch: LogprobBatch) -> list[int]:
-    leaving: list[int] = batch.request_keys[LEAVES[batch.statuses]].tolist()
+    leaving: list[int] = batch.request_ids[LEAVES[batch.statuses]].tolist()
     return leaving
 
 

@@ -21,7 +21,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
         array = array.cpu()
     elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
         array = array.get()
-    if name == "request_keys" and isinstance(array, (list, tuple)):
+    if name == "request_ids" and isinstance(array, (list, tuple)):
         return np.array(array, object)  # of ids on both sides of 2**63 numpy makes rounded floats
     try:
         return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
@@ -31,15 +31,15 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
 
 def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
     """Return request ids as unsigned; a framework without unsigned numbers has those above 63 bits as negative."""
-    host = on_host("request_keys", array).reshape(-1)
+    host = on_host("request_ids", array).reshape(-1)
     if host.dtype == np.int64:
         return host.view(np.uint64)
     if host.size and host.dtype.kind not in "iuO":
-        raise ContractError("request_keys", "whole numbers", host.dtype.name, rule=Rule.TYPE)
+        raise ContractError("request_ids", "whole numbers", host.dtype.name, rule=Rule.TYPE)
     try:
         return np.array([index(key) % 2**64 for key in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
     except (TypeError, ValueError) as error:
-        raise ContractError("request_keys", "whole numbers", str(error), rule=Rule.TYPE) from None
+        raise ContractError("request_ids", "whole numbers", str(error), rule=Rule.TYPE) from None
 
 
 def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's

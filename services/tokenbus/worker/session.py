@@ -122,12 +122,12 @@ class WorkerSession(ReconnectingSession):
 
     def add_request(self, generate: Generate) -> None:
         """Add a request to those that the worker has, with its owner."""
-        self.requests.add(generate.request_key)
-        self._owners[generate.request_key] = generate.owner
-        if generate.first_request_key:
+        self.requests.add(generate.request_id)
+        self._owners[generate.request_id] = generate.owner
+        if generate.first_request_id:
             turn = generate.continuation
-            self._later_turns[generate.request_key] = Admitted(
-                first_request_key=generate.first_request_key,
+            self._later_turns[generate.request_id] = Admitted(
+                first_request_id=generate.first_request_id,
                 turn=turn.turn,
                 first_position=len(turn.token_ids),
                 reason=turn.reason,
@@ -146,7 +146,7 @@ class WorkerSession(ReconnectingSession):
     def describe(self, admitted: Admitted) -> None:
         """Say which turn of which request was admitted, with which weights."""
         admitted.weight_version = self._introduction.weight_version
-        if (turn := self._later_turns.get(admitted.request_key)) is not None:
+        if (turn := self._later_turns.get(admitted.request_id)) is not None:
             admitted.MergeFrom(turn)
 
     # What comes in.
@@ -179,12 +179,12 @@ class WorkerSession(ReconnectingSession):
         elif frame.HasField("abort"):
             self._on_request(frame.abort)
         # The processor sends a request again where it cannot know whether it arrived.
-        elif frame.generate.request_key not in self.requests and not self._was_taken(frame.generate):
+        elif frame.generate.request_id not in self.requests and not self._was_taken(frame.generate):
             self._take_request(frame.generate, now)
 
     def _was_taken(self, generate: Generate) -> bool:
         """Tell whether a request is sent again that has ended since; a key may be used again."""
-        taken = self._taken.get(generate.request_key)
+        taken = self._taken.get(generate.request_id)
         return taken is not None and taken.deadline == generate.deadline_unix_ms and taken.number in self._unnamed
 
     def _take_request(self, generate: Generate, now: float) -> None:
@@ -195,7 +195,7 @@ class WorkerSession(ReconnectingSession):
             raise
         self.add_request(generate)
         self._count += 1
-        self._taken[generate.request_key] = _Taken(self._count, generate.deadline_unix_ms)
+        self._taken[generate.request_id] = _Taken(self._count, generate.deadline_unix_ms)
         if len(self._taken) > _MOST_TAKEN:
             del self._taken[next(iter(self._taken))]
 
@@ -229,7 +229,7 @@ class WorkerSession(ReconnectingSession):
             self.given_up |= given_up
             for key in given_up:
                 with suppress(ContractError):  # without room for its abort it ends by itself
-                    self._on_request(Abort(request_key=key))
+                    self._on_request(Abort(request_id=key))
 
     def ended(self, keys: Iterable[int], now: float) -> None:
         """Learn that the engine has ended requests."""
@@ -297,8 +297,8 @@ class WorkerSession(ReconnectingSession):
         if self.asks_another:
             hello.first_sequence = hello.next_sequence = 1
         if not (self.asks_another and hello.max_requests):
-            hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
-            hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_keys)
+            hello.request_ids.extend(sorted(self.requests)[:_MOST_KEYS])
+            hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_ids)
         hello.processors = self._processors
         if self._takes_no_more:
             hello.max_requests = 0
@@ -350,7 +350,7 @@ class WorkerSession(ReconnectingSession):
             first_sequence=first,
             last_sequence=last,
             reason=GapReason.GAP_REASON_RETENTION,
-            request_keys=sorted(keys),
+            request_ids=sorted(keys),
         )
         return self._written(gap=gap)
 

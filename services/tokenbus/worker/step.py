@@ -22,11 +22,11 @@ class StepArrays:
         import numpy as np
 
         step = tokenbus.StepArrays(
-            request_keys=np.array([7, 9], np.uint64), positions=[0, 0], token_counts=[2, 1], token_ids=[4, 2, 1]
+            request_ids=np.array([7, 9], np.uint64), positions=[0, 0], token_counts=[2, 1], token_ids=[4, 2, 1]
         )
     """
 
-    request_keys: Array
+    request_ids: Array
     """Of rows: the request's id."""
     positions: Array
     """Of rows: the position of the first token in the request's output; of a row without tokens, of the next one."""

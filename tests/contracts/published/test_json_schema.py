@@ -58,16 +58,16 @@ def test_golden_message_is_taken_or_refused(message: GoldenMessage) -> None:
 @pytest.mark.parametrize(
     ("change", "path"),
     [
-        ({"generate": {"requestKey": "0"}}, "requestKey"),
-        ({"abort": {"requestKey": "1"}}, ""),
-        ({"generate": {"requestKey": "x"}}, "requestKey"),
+        ({"generate": {"requestId": "0"}}, "requestId"),
+        ({"abort": {"requestId": "1"}}, ""),
+        ({"generate": {"requestId": "x"}}, "requestId"),
     ],
 )
 def test_bounds_of_frames_are_in_it(change: dict[str, Any], path: str) -> None:
     """A request's bounds hold, and a frame says one thing at a time."""
     validator = Draft202012Validator(json_schema(SCHEMA, "ClientFrame"))
     generate = Generate(
-        request_key=7, tokens=TokenPrompt(token_ids=[1]), sampling=SamplingParameters(max_tokens=3), top_logprobs=2
+        request_id=7, tokens=TokenPrompt(token_ids=[1]), sampling=SamplingParameters(max_tokens=3), top_logprobs=2
     )
     form = MessageToDict(ClientFrame(generate=generate))
     assert validator.is_valid(form)

@@ -195,7 +195,7 @@ def test_get_that_does_not_wait_returns_while_another_thread_waits() -> None:
 def test_keys_slots_and_choices_are_checked() -> None:
     with pytest.raises(ContractError, match="slot: 0 to 511, got 512"):
         fastdeploy.assign(512, 1)
-    with pytest.raises(ContractError, match="request_key: 1 to 18446744073709551615, got 0"):
+    with pytest.raises(ContractError, match="request_id: 1 to 18446744073709551615, got 0"):
         fastdeploy.assign(0, 0)
     save(TOPK, whole(TOPK, 2, 2))
     with pytest.raises(RuntimeError, match="before the first save and get"):

@@ -251,7 +251,7 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
             await asyncio.to_thread(PROCESS.sender().close)
         for step in found:
             assert step.draft is not None
-            assert step.target.request_keys[1] == 77
+            assert step.target.request_ids[1] == 77
             assert step.target.token_ids.tolist() == step.draft.token_ids.tolist()
         getter = Getter("speculate_get_output_topk")
         for flag in order:
@@ -262,7 +262,7 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
 def test_draft_of_a_target_that_was_not_published_is_none() -> None:
     shown = Shown()
     (target,) = shown.steps.of(message(TARGET, 2, 1))
-    shown.steps.end(target.request_keys.tolist())
+    shown.steps.end(target.request_ids.tolist())
     assert shown.all(message(DRAFT, 2, 1)) == [""]
     assert (shown.steps.counts.ended_requests, shown.steps.counts.dropped) == (2, 1)
     assert shown.round("TD") == ["T2!", "D2"]

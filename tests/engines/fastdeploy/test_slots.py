@@ -40,7 +40,7 @@ class Told:
 
     def _follow(self, rows: StepArrays) -> None:
         """Assert that no token's place is missing or there twice, and that no row is about a request that has ended."""
-        keys = rows.request_keys.tolist()
+        keys = rows.request_ids.tolist()
         assert len(set(keys)) == len(keys)
         for row, key in enumerate(keys):
             expected = self.open.setdefault(key, 0)
@@ -125,12 +125,12 @@ def test_step_that_is_refused_never_was() -> None:
 def test_requests_whose_steps_were_lost_end_with_an_error(lost: list[int]) -> None:
     """All of them, or those that the bus has ended; their slots have new ones."""
     told = Told()
-    before = told.step(1, 1, 0).request_keys.tolist()
+    before = told.step(1, 1, 0).request_ids.tolist()
     told.registry.lose(None if len(lost) == 3 else [before[slot] for slot in (*lost,)] + [7])
     rows = told.step(2, 1, 1)
     assert statuses(rows)[3:] == [OVER] * len(lost)
-    assert rows.request_keys[3:].tolist() == [before[slot] for slot in lost]
-    assert [key in before for key in rows.request_keys[:3].tolist()] == [slot not in lost for slot in range(3)]
+    assert rows.request_ids[3:].tolist() == [before[slot] for slot in lost]
+    assert [key in before for key in rows.request_ids[:3].tolist()] == [slot not in lost for slot in range(3)]
 
 
 def test_engine_that_says_which_request_a_slot_has() -> None:
@@ -139,11 +139,11 @@ def test_engine_that_says_which_request_a_slot_has() -> None:
     told.step(1, 1)
     assert statuses(told.step(0, 0)) == [FINISHED, IDLE]
     rows = told.step(0, 2)
-    assert rows.request_keys[1] == 77
+    assert rows.request_ids[1] == 77
     told.registry.assign(1, 78)
     rows = told.step(0, 1)
     assert statuses(rows) == [IDLE, ACTIVE, REPLACED]
-    assert rows.request_keys[1:].tolist() == [78, 77]
+    assert rows.request_ids[1:].tolist() == [78, 77]
     assert told.open[78] == 1
 
 
@@ -157,7 +157,7 @@ def test_assigned_request_is_resumed_in_another_slot() -> None:
     told.step(1, 1)
     told.registry.assign(1, 77)
     rows = told.step(1, 2)
-    assert rows.request_keys[1] == 77
+    assert rows.request_ids[1] == 77
     assert rows.positions[1] == 3
     assert told.open[77] == 5
 
@@ -168,7 +168,7 @@ def test_assigned_request_moves_until_it_ends() -> None:
     told.step(2, 0)
     told.registry.assign(1, 77)
     rows = told.step(1, 1)
-    assert (rows.request_keys[1], told.open[77]) == (77, 3)
+    assert (rows.request_ids[1], told.open[77]) == (77, 3)
     told.step(0, -3)
-    with pytest.raises(ContractError, match=r"^request_key: one whose request has not ended, got 77$"):
+    with pytest.raises(ContractError, match=r"^request_id: one whose request has not ended, got 77$"):
         told.registry.assign(1, 77)

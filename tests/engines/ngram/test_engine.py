@@ -138,8 +138,8 @@ def test_rows_are_sorted_by_what_was_computed_and_can_be_put_back() -> None:
     """Prompts come after rows that go on; batch indices say the order of admission (case 1)."""
     wanted = [asked(key, seed=key, max_tokens=30, ignore_end_token=True) for key in (1, 2, 3)]
     run = ngram(wanted, max_running=2, slice_steps=2).to_the_end()
-    keys = [batch.request_keys.tolist() for (batch,) in run.batches]
-    assert [batch.in_batch_order().request_keys.tolist() for (batch,) in run.batches] == [sorted(each) for each in keys]
+    keys = [batch.request_ids.tolist() for (batch,) in run.batches]
+    assert [batch.in_batch_order().request_ids.tolist() for (batch,) in run.batches] == [sorted(each) for each in keys]
     assert sum(each != sorted(each) for each in keys) > 3
     for (batch,) in run.batches:
         rows = [batch.row(place) for place in range(batch.row_count)]
@@ -153,10 +153,10 @@ def test_an_abort_ends_a_request_at_the_next_step() -> None:
     for key in (3, 1, 1, 99):
         run.engine.abort(key)
     (batch,) = run.step()
-    by_key = dict(zip(batch.request_keys.tolist(), batch.statuses.tolist(), strict=True))
+    by_key = dict(zip(batch.request_ids.tolist(), batch.statuses.tolist(), strict=True))
     assert by_key == {1: RowStatus.ABORTED, 2: RowStatus.ACTIVE, 3: RowStatus.ABORTED}
-    assert batch.in_batch_order().request_keys.tolist() == [1, 2, 3]
-    assert run.step()[0].request_keys.tolist() == [2]
+    assert batch.in_batch_order().request_ids.tolist() == [1, 2, 3]
+    assert run.step()[0].request_ids.tolist() == [2]
     run.admit(asked(1, seed=1, max_tokens=2))
     run.engine.abort(2)
     run.to_the_end()
@@ -181,7 +181,7 @@ def test_drafts_are_emitted_for_those_who_want_them() -> None:
         assert target.header.draft_follows == bool(drafts)
         for draft in drafts:
             assert draft.header.kind is BatchKind.DRAFT
-            for column in ("request_keys", "positions", "batch_indices"):
+            for column in ("request_ids", "positions", "batch_indices"):
                 assert getattr(draft, column).tolist() == getattr(target, column).tolist()
             by_key = {draft.row(place).key: draft.row(place) for place in range(draft.row_count)}
             assert by_key[2].status is RowStatus.IDLE
@@ -190,7 +190,7 @@ def test_drafts_are_emitted_for_those_who_want_them() -> None:
                 assert (by_key[3].token_ids.size, by_key[3].scoring) == (3, Scoring.NONE)
             if 1 in by_key:
                 here = list(text)
-                row, mine = by_key[1], target.row(target.request_keys.tolist().index(1))
+                row, mine = by_key[1], target.row(target.request_ids.tolist().index(1))
                 for place, token in enumerate(row.token_ids.tolist()):
                     truth = reference.draft_logprobs_after(here)
                     assert abs(row.logprobs[place] - truth[token]) <= TOLERANCE
@@ -261,8 +261,8 @@ def test_an_outcome_does_not_depend_on_neighbours(
     wanted = list(others)
     wanted.insert(min(place, len(wanted)), mine)
     for key, generate in enumerate(wanted, start=1):
-        generate.request_key = key
-    mine_key = mine.request_key
+        generate.request_id = key
+    mine_key = mine.request_id
     run = ngram(wanted[: len(wanted) - late], **options)
     for generate in wanted[len(wanted) - late :]:
         run.step()

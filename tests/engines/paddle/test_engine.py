@@ -25,7 +25,7 @@ MIXED: list[Generate] = [
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, list[int]]:
-    return {generate.request_key: tokens_alone(paddle().engine, generate) for generate in MIXED}
+    return {generate.request_id: tokens_alone(paddle().engine, generate) for generate in MIXED}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_tokens_are_those_of_one_engine() -> None:
     for options in ({}, {"max_running": 1, "slice_steps": 4}):
         parts = handed_on(paddle, REQUESTS, prefill, **options)
         for generate in REQUESTS:
-            assert parts[generate.request_key].tokens == tokens_alone(paddle().engine, generate)
+            assert parts[generate.request_id].tokens == tokens_alone(paddle().engine, generate)
     assert parts[1].drafts[0].token_ids.tolist() == prefill.got[1].rows[-1].proposal_token_ids.tolist()
 
 

@@ -38,7 +38,7 @@ REQUESTS = [
 def test_logprobs_are_those_of_a_full_forward_pass(options: dict[str, int]) -> None:
     run = paddle(REQUESTS, **{"max_running": 32} | options).to_the_end()
     for generate in REQUESTS:
-        check(generate, run.got[generate.request_key])
+        check(generate, run.got[generate.request_id])
 
 
 def check(generate: Generate, got: Got) -> None:
@@ -110,7 +110,7 @@ def test_extras_are_those_of_a_plain_computation(temperature: float, top_k: int,
     plain = reference()
     prompt = [256, *SUNNY.encode()]
     for generate in requests[:3]:
-        got, scoring = run.got[generate.request_key], generate.token_scoring
+        got, scoring = run.got[generate.request_id], generate.token_scoring
         extras = joined([row.extras for row in got.rows if row.extras is not None])
         raw = plain.logprobs(plain.states([*prompt, *got.tokens]))[len(prompt) - 1 : -1].astype(np.float64)
         assert len(raw) == len(got.tokens) == 9

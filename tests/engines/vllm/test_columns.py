@@ -44,7 +44,7 @@ class Row:
 
 def columns(rows: Sequence[Row]) -> Rows:
     return Rows(
-        request_keys=np.array([row.key for row in rows], np.uint64),
+        request_ids=np.array([row.key for row in rows], np.uint64),
         positions=np.array([row.position for row in rows], np.uint32),
         statuses=np.array([row.status for row in rows], np.uint8),
         token_counts=np.array([len(row.token_ids) for row in rows], np.uint8),

@@ -23,30 +23,30 @@ def test_every_field_has_its_place() -> None:
     same: dict[str, Any] = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": 11}
     same |= {"stop": ["a", "b"], "stop_token_ids": [3, 4]}
     sampling = SamplingParameters(**same, ignore_end_token=True)
-    found = arguments(Generate(request_key=1, sampling=sampling, top_logprobs=2))
+    found = arguments(Generate(request_id=1, sampling=sampling, top_logprobs=2))
     assert found == same | {"ignore_eos": True, "logprobs": 2}
     assert set(SamplingParameters.DESCRIPTOR.fields_by_name) == set(_PARAMETERS) | BESIDE
 
 
 def test_what_is_left_open_is_the_models_own() -> None:
     defaults = {"temperature": 0.7, "top_k": 20}
-    nothing = Generate(request_key=1, sampling=SamplingParameters())
+    nothing = Generate(request_id=1, sampling=SamplingParameters())
     assert arguments(nothing, defaults) == {"max_tokens": None, **defaults}
-    said = Generate(request_key=1, sampling=SamplingParameters(temperature=0, top_k=0), top_logprobs=0)
+    said = Generate(request_id=1, sampling=SamplingParameters(temperature=0, top_k=0), top_logprobs=0)
     assert arguments(said, defaults) == {"max_tokens": None, "temperature": 0, "top_k": 0, "logprobs": 0}
 
 
 @pytest.mark.parametrize(("seed", "theirs"), [(0, 0), (42, 42), (2**63 - 1, 2**63 - 1), (2**64 - 1, 2**63 - 1)])
 def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
     """Any seed is one for vLLM, whose seeds are signed and where -1 means none."""
-    asked = Generate(request_key=1, sampling=SamplingParameters(seed=seed))
+    asked = Generate(request_id=1, sampling=SamplingParameters(seed=seed))
     assert arguments(asked)["seed"] == theirs
 
 
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        ({"request_key": 0}, "request_key: at least 1, got 0"),
+        ({"request_id": 0}, "request_id: at least 1, got 0"),
         ({"top_logprobs": 21}, "top_logprobs: at most 20, got 21"),
         ({"include_draft_logprobs": True}, "include_draft_logprobs: vLLM has no logprobs of "),
         ({"prompt_scoring": {"token_ids": [1]}}, "prompt_scoring.token_ids: none without --token-scores, got 1"),
@@ -58,13 +58,13 @@ def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(asked: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=f"^{line}") as raised:
-        arguments(Generate(**{"request_key": 1} | asked))
+        arguments(Generate(**{"request_id": 1} | asked))
     assert "\n" not in str(raised.value)
 
 
 def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(_PARAMETERS, "top_k")
-    asked = Generate(request_key=1, sampling=SamplingParameters(top_k=3))
+    asked = Generate(request_id=1, sampling=SamplingParameters(top_k=3))
     with pytest.raises(ValueError, match=r"sampling\.top_k: not known to the engine vllm"):
         arguments(asked)
 
@@ -82,7 +82,7 @@ def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_form_of_an_output(form: dict[str, Any], theirs: dict[str, Any]) -> None:
     sampling = SamplingParameters(structured_output=form)
-    assert arguments(Generate(request_key=1, sampling=sampling))["structured_outputs"] == theirs
+    assert arguments(Generate(request_id=1, sampling=sampling))["structured_outputs"] == theirs
 
 
 def test_what_extensions_take_is_passed_on() -> None:
@@ -90,14 +90,14 @@ def test_what_extensions_take_is_passed_on() -> None:
     with pytest.raises(
         ValueError, match=r"^sampling\.engine_arguments\.d: a text, a number or a list of these, got dict$"
     ):
-        arguments(Generate(request_key=1, sampling=sampling))
+        arguments(Generate(request_id=1, sampling=sampling))
     sampling.engine_arguments = '{"a": "b", "c": [1, 0.5, true]}'
-    assert arguments(Generate(request_key=1, sampling=sampling))["extra_args"] == {"a": "b", "c": [1, 0.5, True]}
+    assert arguments(Generate(request_id=1, sampling=sampling))["extra_args"] == {"a": "b", "c": [1, 0.5, True]}
 
 
 def test_what_our_sampler_is_asked_for_is_beside_it() -> None:
     asked = Generate(
-        request_key=1,
+        request_id=1,
         sampling=SamplingParameters(engine_arguments='{"a": "b"}'),
         top_logprobs=0,
         token_scoring=TokenScoring(other_logprobs=True, mask_bound=8, token_ids=[3, 1]),
@@ -113,12 +113,12 @@ def test_what_our_sampler_is_asked_for_is_beside_it() -> None:
 
 def test_connector_is_told_what_to_do_with_the_cache() -> None:
     """A prefill worker keeps it, and a decode worker is told where it is, if the prefill worker said so."""
-    given = arguments(Generate(request_key=1, sampling=SamplingParameters(min_tokens=3)))
+    given = arguments(Generate(request_id=1, sampling=SamplingParameters(min_tokens=3)))
     assert begin_only(given)
     assert (given["max_tokens"], given["min_tokens"]) == (1, 1)
     assert given["extra_args"] == {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
-    assert not begin_only(arguments(Generate(request_key=1, sampling=SamplingParameters(max_tokens=1))))
-    asked = Generate(request_key=1, continuation=Continuation(token_ids=[4], transfer_state=b'{"a": [1]}'))
+    assert not begin_only(arguments(Generate(request_id=1, sampling=SamplingParameters(max_tokens=1))))
+    asked = Generate(request_id=1, continuation=Continuation(token_ids=[4], transfer_state=b'{"a": [1]}'))
     assert arguments(asked)["extra_args"] == {"kv_transfer_params": {"a": [1]}}
     asked.continuation.transfer_state = b"a"
     with pytest.raises(ValueError, match=r"^continuation\.transfer_state: JSON, got an error: "):

@@ -21,7 +21,7 @@ from tests.support.waiting import soon, until
 from tokenbus.delivery import Step
 from tokenbus.engines.vllm import published
 from tokenbus.engines.vllm.published import Published, settings_for
-from tokenbus.engines.vllm.request_keys import ARGUMENT
+from tokenbus.engines.vllm.request_ids import ARGUMENT
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
 
@@ -205,7 +205,7 @@ async def test_cached_prompts_are_told_before_their_rows(bus: Bus) -> None:
         processor.intake.log_item = lambda _worker, entry, _ack: items.append(entry.contents)
         await until(lambda: len(items) == 3)
     told, first, _ = items
-    assert (told.admitted.request_key, told.admitted.prompt_tokens, told.admitted.cached_tokens) == (1, 48, 32)
+    assert (told.admitted.request_id, told.admitted.prompt_tokens, told.admitted.cached_tokens) == (1, 48, 32)
     assert first.positions.tolist() == [0]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.engines.vllm.test_columns import Lists, Row, batch_of_arrays, lists
 from tests.engines.vllm.test_published import VLLM, FinishReason, configuration, output_of, prefilled, scheduled_of
-from tokenbus.engines.vllm import request_key
-from tokenbus.engines.vllm.request_keys import ARGUMENT, RequestKeys
+from tokenbus.engines.vllm import request_id
+from tokenbus.engines.vllm.request_ids import ARGUMENT, RequestIds
 from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus_contracts import RowStatus
 
@@ -223,7 +223,7 @@ def test_keys_find_the_open_requests() -> None:
     requests = Requests(VLLM, configuration())
     for number in range(200):  # more than there are slots at first
         requests.add(f"r{number}", Request(number + 1, None))
-    assert requests.abort([f"r{number}" for number in range(100)]).request_keys.tolist() == list(range(1, 101))
+    assert requests.abort([f"r{number}" for number in range(100)]).request_ids.tolist() == list(range(1, 101))
     requests.add("again", Request(1, 3))
     assert requests.names_of([1, 2, 150]) == ["r149", "again"]
     assert len(requests) == 101
@@ -257,39 +257,39 @@ SUFFIX = "-0a1b2c3d"
 
 
 def test_any_language_can_compute_the_key() -> None:
-    assert request_key("chatcmpl-42") == int(sha256(b"chatcmpl-42").hexdigest()[:16], 16)
+    assert request_id("chatcmpl-42") == int(sha256(b"chatcmpl-42").hexdigest()[:16], 16)
 
 
 def test_clients_know_the_key_by_the_answers_id() -> None:
     """`LLM.generate` counts from 0 in each process, so its requests are known by the random part, too."""
     for known in ("chatcmpl-42", "cmpl-42-0", "cmpl-42-11", "0_cmpl-42-0", "chatcmpl-a_b"):
-        assert RequestKeys().key_of(known + SUFFIX, None) == request_key(known)
+        assert RequestIds().id_of(known + SUFFIX, None) == request_id(known)
     for whole in ("cmpl-42-0", f"7{SUFFIX}", f"0_7{SUFFIX}"):
-        assert RequestKeys().key_of(whole, {}) == request_key(whole)
+        assert RequestIds().id_of(whole, {}) == request_id(whole)
 
 
 def test_requests_choose_their_keys() -> None:
     last = 2**64 - 1
     for given in (7, "7", last, str(last)):
-        assert RequestKeys().key_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == int(given)
-    keys = RequestKeys()
-    of_each = [keys.key_of(f"{number}_cmpl-1-0{SUFFIX}", {ARGUMENT: last - 1}) for number in range(3)]
+        assert RequestIds().id_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == int(given)
+    keys = RequestIds()
+    of_each = [keys.id_of(f"{number}_cmpl-1-0{SUFFIX}", {ARGUMENT: last - 1}) for number in range(3)]
     assert of_each == [last - 1, last, 1]
 
 
 @pytest.mark.parametrize("given", [0, -1, 2**64, True, 1.5, "x", "\u0667", "9" * 400, None, [7]])
 def test_wrong_keys_are_told_and_left(given: object, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert RequestKeys().key_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == request_key("cmpl-1-0")
-    assert "request key refused" in caplog.text
+        assert RequestIds().id_of("cmpl-1-0" + SUFFIX, {ARGUMENT: given}) == request_id("cmpl-1-0")
+    assert "request id refused" in caplog.text
 
 
 def test_key_is_never_given_twice(caplog: pytest.LogCaptureFixture) -> None:
-    keys = RequestKeys(most=4)
+    keys = RequestIds(most=4)
     name = "cmpl-1-0" + SUFFIX
     with caplog.at_level(logging.WARNING):
-        given = [keys.key_of(name, {ARGUMENT: 7}) for _ in range(4)]
-    assert given == [7, request_key("cmpl-1-0"), request_key(name), request_key(f"{name}#1")]
-    assert "request key used before" in caplog.text
-    assert keys.key_of("cmpl-2-0", None) == request_key("cmpl-2-0")
-    assert keys.key_of("other", {ARGUMENT: 7}) == 7
+        given = [keys.id_of(name, {ARGUMENT: 7}) for _ in range(4)]
+    assert given == [7, request_id("cmpl-1-0"), request_id(name), request_id(f"{name}#1")]
+    assert "request id used before" in caplog.text
+    assert keys.id_of("cmpl-2-0", None) == request_id("cmpl-2-0")
+    assert keys.id_of("other", {ARGUMENT: 7}) == 7

@@ -70,10 +70,10 @@ def test_request_is_shown_as_the_log_has_it(server: NatsServer, capsys: pytest.C
     values = shown(capsys, server, "--request", "0x2", "--rows")
     rows = [row for value in values for row in value.get("rows", ()) if value["kind"] == "TARGET"]
     true = true_tokens(2, 0, 9)
-    assert {row["request_key"] for row in rows} == {f"{2:016x}"}
+    assert {row["request_id"] for row in rows} == {f"{2:016x}"}
     assert [token for row in rows for token in row["token_ids"]] == true.ids.tolist()
     assert [logprob for row in rows for logprob in row["logprobs"]] == true.logprobs.tolist()
-    assert [value["request_key"] for value in values if value["what"] == "admitted"] == [f"{2:016x}"]
+    assert [value["request_id"] for value in values if value["what"] == "admitted"] == [f"{2:016x}"]
     assert all(value["logged_at"] for value in values)
 
 

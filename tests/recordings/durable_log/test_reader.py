@@ -48,7 +48,7 @@ async def test_reader_finds_a_request(server: NatsServer) -> None:
     ]
     assert len(tokens) == 9
     assert found[0].event is not None
-    assert found[0].event.admitted.request_key == 2
+    assert found[0].event.admitted.request_id == 2
     assert await log.read(settings, request_id=99) == []
 
 

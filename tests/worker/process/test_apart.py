@@ -301,7 +301,7 @@ async def test_arrays_that_are_none_end_their_requests() -> None:
     async with apart() as worker:
         (request,) = await asked(worker, 1)
         worker.handover.emit(
-            StepArrays(request_keys=[request.key], positions=[9], token_counts=[1], token_ids=[[1], [2, 3]])
+            StepArrays(request_ids=[request.key], positions=[9], token_counts=[1], token_ids=[[1], [2, 3]])
         )
         await worker.bus.settle()
         await worker.bus.settle()
@@ -413,7 +413,7 @@ async def test_engine_that_takes_no_requests_hears_which_ended() -> None:
     async with apart(retention_items=2, policy="fail", max_requests=0) as worker:
         worker.line.hold()
         for key in (1, 2):
-            worker.handover.emit(StepArrays(request_keys=[key], positions=[0], token_counts=[1], token_ids=[5]))
+            worker.handover.emit(StepArrays(request_ids=[key], positions=[0], token_counts=[1], token_ids=[5]))
             await worker.bus.settle()
         assert worker.handover.take_aborts() == [2]
         assert worker.handover.take_aborts() == []
@@ -450,7 +450,7 @@ async def test_prefill_worker_may_publish_apart(monkeypatch: pytest.MonkeyPatch)
 
         def with_state() -> Sequence[StepArrays]:
             found = step()
-            found[0].transfer_states = dict.fromkeys(map(int, found[0].request_keys), b"state")
+            found[0].transfer_states = dict.fromkeys(map(int, found[0].request_ids), b"state")
             return found
 
         monkeypatch.setattr(worker.engine, "step", with_state)

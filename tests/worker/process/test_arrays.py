@@ -48,7 +48,7 @@ def test_arrays_of_any_type_and_shape(seed: int) -> None:
     values: dict[str, Any] = {
         name: np.zeros(tuple(draw.randint(0, 4) for _ in range(draw.randint(1, 3))), draw.choice(TYPES))
         for name in ARRAYS
-        if name in ("request_keys", "positions", "token_counts", "token_ids") or draw.random() < 0.7
+        if name in ("request_ids", "positions", "token_counts", "token_ids") or draw.random() < 0.7
     }
     for array in values.values():
         array.flat[:] = draw.getrandbits(7)
@@ -64,8 +64,8 @@ def test_arrays_of_any_type_and_shape(seed: int) -> None:
 
 def test_lists_are_arrays_and_ids_on_both_sides_of_2_63_stay_exact() -> None:
     keys, wide = [1, 2**64 - 1], np.arange(40, dtype=np.int64).reshape(4, 10)
-    found = carried(StepArrays(request_keys=keys, positions=[0, 0], token_counts=[2, 2], token_ids=wide[::2, 1:3]))
-    assert found.request_keys.tolist() == keys
+    found = carried(StepArrays(request_ids=keys, positions=[0, 0], token_counts=[2, 2], token_ids=wide[::2, 1:3]))
+    assert found.request_ids.tolist() == keys
     assert found.token_ids.tolist() == [[1, 2], [21, 22]]  # in order, though they had strides
 
 
@@ -76,12 +76,12 @@ def test_lists_are_arrays_and_ids_on_both_sides_of_2_63_stay_exact() -> None:
         ({"token_ids": ["a"]}, "token_ids: numbers, got str"),
         ({"token_ids": np.zeros((1, 1, 1, 1))}, "token_ids: at most 3 dimensions, got 4"),
         ({"kind": 9}, "kind: one of BatchKind, got 9"),
-        ({"request_keys": None}, "request_keys: an array, got none"),
+        ({"request_ids": None}, "request_ids: an array, got none"),
         ({"token_ids": np.zeros(MOST)}, f"step: at most {MOST} bytes of arrays, got "),
     ],
 )
 def test_what_cannot_be_carried_is_refused(values: dict[str, Any], message: str) -> None:
-    step = StepArrays(**{"request_keys": [7], "positions": [0], "token_counts": [1], "token_ids": [1]} | values)
+    step = StepArrays(**{"request_ids": [7], "positions": [0], "token_counts": [1], "token_ids": [1]} | values)
     with pytest.raises(ContractError) as raised:
         arrays.hosted(step, MOST)
     assert str(raised.value).startswith(message)

@@ -70,7 +70,7 @@ def test_steps_are_numbered_before_a_publisher_takes_them() -> None:
     handover = Handover(given, memory, epoch=7)
     handover.is_running = True
     for kind, step in (("TARGET", 0), ("DRAFT", 0), ("TARGET", 0), ("TARGET", 9), ("DRAFT", 0), ("TARGET", 0)):
-        rows: dict[str, Any] = {"request_keys": [1], "positions": [0], "token_counts": [1], "token_ids": [5]}
+        rows: dict[str, Any] = {"request_ids": [1], "positions": [0], "token_counts": [1], "token_ids": [5]}
         handover.emit(StepArrays(**rows, kind=BatchKind[kind], step=step))
     assert [arrays.read(record.data).step for record in memory.steps.waiting()] == [1, 1, 2, 9, 9, 10]
     os.close(file)

@@ -54,13 +54,13 @@ def configure(options: Options) -> None:
     PROCESS.configure(options)
 
 
-def assign(slot: int, request_key: int, *, rank_id: int = 0) -> None:
+def assign(slot: int, request_id: int, *, rank_id: int = 0) -> None:
     """Name the request that a slot has from its next step on, for consumers on the bus; the queue names no requests."""
     if not 0 <= slot < SLOTS:
         raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
-    if not 1 <= request_key <= _MOST_KEY:
-        raise ContractError("request_key", f"1 to {_MOST_KEY}", request_key, rule=Rule.NAMED)
-    PROCESS.sender().assign(slot, request_key, rank_id)
+    if not 1 <= request_id <= _MOST_KEY:
+        raise ContractError("request_id", f"1 to {_MOST_KEY}", request_id, rule=Rule.NAMED)
+    PROCESS.sender().assign(slot, request_id, rank_id)
 
 
 def counts() -> dict[str, int]:

@@ -127,7 +127,7 @@ class Steps:
     def _drafted(self, target: _Step, draft: _Step) -> StepArrays:
         """Return a draft as its target's: the same requests at the same places."""
         arrays, count = draft.arrays, draft.message.slots
-        arrays.request_keys, arrays.positions = target.arrays.request_keys[:count], target.arrays.positions[:count]
+        arrays.request_ids, arrays.positions = target.arrays.request_ids[:count], target.arrays.positions[:count]
         arrays.step = target.arrays.step
         self.counts.drafts += 1
         return arrays
@@ -163,7 +163,7 @@ class Steps:
         self.registry.lose(keys)
         lost = np.array(keys, np.uint64)
         for target in self._open:
-            if np.isin(target.arrays.request_keys, lost).all():
+            if np.isin(target.arrays.request_ids, lost).all():
                 target.arrays.draft_follows = False  # it was not published, so its draft is not
 
 

@@ -80,7 +80,7 @@ class SlotRegistry:
         requests = self._requests
         if int(requests["key"][slot]) == key:
             if requests["is_over"][slot]:
-                raise ContractError("request_key", "one whose request has not ended", key, rule=Rule.UNIQUE)
+                raise ContractError("request_id", "one whose request has not ended", key, rule=Rule.UNIQUE)
         else:
             self._leave(slot)
             elsewhere = np.flatnonzero(requests["key"] == np.uint64(key))
@@ -127,7 +127,7 @@ class SlotRegistry:
             # Requests with proposals continue elsewhere.
             is_last = True if arrays.proposal_counts is None else arrays.proposal_counts == 0
             statuses[np.isin(statuses, GOING_ON) & is_last] = RowStatus.FINISHED_STOP
-        arrays.request_keys, arrays.positions = slots["key"].copy(), slots["position"].copy()
+        arrays.request_ids, arrays.positions = slots["key"].copy(), slots["position"].copy()
         slots["position"] += arrays.token_counts
         if message.lengths is not None:
             slots["decoder_length"][has_tokens] = message.lengths.decoder[has_tokens]
@@ -175,7 +175,7 @@ def _still_open(requests: SlotRequests, slots: npt.NDArray[np.intp], now: float)
 def _add_rows(arrays: StepArrays, ended: list[_Ended]) -> None:
     """Put rows without tokens behind those that are there."""
     keys, positions, statuses = zip(*ended, strict=True)
-    arrays.request_keys = np.append(arrays.request_keys, np.array(keys, np.uint64))
+    arrays.request_ids = np.append(arrays.request_ids, np.array(keys, np.uint64))
     arrays.positions = np.append(arrays.positions, positions)
     arrays.statuses = np.append(np.asarray(arrays.statuses), np.array(statuses, np.uint8))
     for name in ("token_counts", "proposal_counts", "scored", "top_ks"):

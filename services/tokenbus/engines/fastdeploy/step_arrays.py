@@ -34,7 +34,7 @@ def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
     statuses[counts == PREEMPTED] = RowStatus.PREEMPTED
     statuses[counts == UNRECOVERABLE] = RowStatus.UNRECOVERABLE
     arrays = StepArrays(
-        request_keys=(),
+        request_ids=(),
         positions=(),
         statuses=statuses,
         token_counts=np.maximum(counts, 0),

@@ -269,7 +269,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         for slot, tokens, kept, status in zip(*(each.tolist() for each in columns), strict=True):
             requests.texts[slot] += tokens[:kept]
             if status == RowStatus.UNRECOVERABLE:
-                _log.error("request ended: logits not finite", request_key=f"{requests.keys[slot]:016x}")
+                _log.error("request ended: logits not finite", request_id=f"{requests.keys[slot]:016x}")
                 self._runner.cache.clear(int(requests.places[slot]))
         if (drafts := block.next_drafts) is not None:
             self._keep_drafts(block.slots[drafts.rows], drafts)

@@ -2,6 +2,6 @@
 
 from tokenbus.engines.vllm.engine import VllmEngine
 from tokenbus.engines.vllm.published import scheduler
-from tokenbus.engines.vllm.request_keys import request_key
+from tokenbus.engines.vllm.request_ids import request_id
 
-__all__ = ["VllmEngine", "request_key", "scheduler"]
+__all__ = ["VllmEngine", "request_id", "scheduler"]

@@ -46,7 +46,7 @@ probable ones', and the sampled token's rank; of rows the first line, or None wh
 class Rows:
     """What a step made of its requests: columns as those of StepArrays, and the last two."""
 
-    request_keys: npt.NDArray[np.uint64]
+    request_ids: npt.NDArray[np.uint64]
     positions: npt.NDArray[np.uint32]
     statuses: npt.NDArray[np.uint8]
     token_counts: npt.NDArray[np.uint8]
@@ -59,7 +59,7 @@ class Rows:
     """Where each is in vLLM's arrays of the step; unused without tokens."""
 
     def __len__(self) -> int:
-        return self.request_keys.size
+        return self.request_ids.size
 
     def __add__(self, other: "Rows") -> "Rows":
         if not len(self) or not len(other):
@@ -69,7 +69,7 @@ class Rows:
 
 
 NO_ROWS = Rows(
-    request_keys=np.zeros(0, np.uint64),
+    request_ids=np.zeros(0, np.uint64),
     positions=np.zeros(0, np.uint32),
     statuses=np.zeros(0, np.uint8),
     token_counts=np.zeros(0, np.uint8),
@@ -94,7 +94,7 @@ def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, va
     """Return a step's rows as arrays; a ValueError says that vLLM's arrays are not of these rows."""
     prefilling = int(np.count_nonzero((rows.positions == 0) & (rows.statuses != _ABORTED)))
     made = StepArrays(
-        request_keys=rows.request_keys,
+        request_ids=rows.request_ids,
         positions=rows.positions,
         token_counts=rows.token_counts,
         token_ids=rows.token_ids,

@@ -141,9 +141,9 @@ class VllmEngine(ControlledCore):
 
     def admit(self, generate: Generate) -> int:
         """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""
-        name = f"{generate.request_key:016x}"
+        name = f"{generate.request_id:016x}"
         if name in self._requests:
-            raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
+            raise ValueError(f"request_id: one that is not in use, got {generate.request_id}")
         given = sampling_arguments(
             generate,
             self._defaults,
@@ -177,7 +177,7 @@ class VllmEngine(ControlledCore):
             raise ValueError(_refusal(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
         self._requests.prompts.add(name, generate)
-        request = Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer, len(accepted), leaves)
+        request = Request(generate.request_id, top_k, tuple(sampling.stop), detokenizer, len(accepted), leaves)
         self._requests.add(name, request)
         return len(prompt)
 

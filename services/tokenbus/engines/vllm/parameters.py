@@ -91,8 +91,8 @@ def sampling_arguments(
     has_token_scores: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's SamplingParams, by default the model's; a ValueError says what is refused."""
-    if not generate.request_key:
-        raise ValueError("request_key: at least 1, got 0")
+    if not generate.request_id:
+        raise ValueError("request_id: at least 1, got 0")
     if generate.include_draft_logprobs:
         raise ValueError("include_draft_logprobs: vLLM has no logprobs of drafts, got true")
     most = min(top_logprobs, vocabulary_size)

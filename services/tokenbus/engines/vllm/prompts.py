@@ -32,7 +32,7 @@ class PromptsToScore:
         if generate.HasField("prompt_scoring"):
             asked = generate.prompt_scoring
             first, given = max(1, asked.first_position), len(asked.token_ids)
-            self._wanted[name] = _Wanted(generate.request_key, first, given or asked.top_logprobs, given > 0)
+            self._wanted[name] = _Wanted(generate.request_id, first, given or asked.top_logprobs, given > 0)
             if asked.without_generation:
                 self.alone.add(name)
 

@@ -21,7 +21,7 @@ from tokenbus.bus import AddressError
 from tokenbus.engines.vllm.columns import NO_ROWS, Rows
 from tokenbus.engines.vllm.compatibility import OF_SCHEDULER, check_members, load_vllm
 from tokenbus.engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
-from tokenbus.engines.vllm.request_keys import RequestKeys
+from tokenbus.engines.vllm.request_ids import RequestIds
 from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus.logs import configure, logger
 from tokenbus.settings import ENTRIES, Settings
@@ -100,7 +100,7 @@ class Published:
         self._vllm = vllm
         self._tokenizer = tokenizer
         self._top_k = settings.worker.top_logprobs
-        self._keys = RequestKeys()
+        self._keys = RequestIds()
         self._requests = Requests(vllm, config)
         self._asked: dict[str, int] = {}
         """How many alternatives the front end wants, of the requests for which it wants logprobs."""
@@ -192,7 +192,7 @@ class Published:
         detokenizer = None
         if sampling.stop and self._tokenizer is not None:
             detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._tokenizer, request)
-        key = self._keys.key_of(name, sampling.extra_args)
+        key = self._keys.id_of(name, sampling.extra_args)
         self._requests.add(name, Request(key, self._top_k, tuple(sampling.stop or ())[:_MOST_STOPS], detokenizer))
         if sampling.num_logprobs is not None:
             self._asked[name] = sampling.num_logprobs
@@ -228,7 +228,7 @@ class Published:
         try:
             arrays = self._requests.arrays(rows, logprobs)
         except ValueError as error:  # vLLM's arrays are not of these rows
-            keys = rows.request_keys.tolist()
+            keys = rows.request_ids.tolist()
             lost = self._requests.names_of(keys)
             self._requests.abort(lost)
             self._ended.update(lost)

@@ -169,7 +169,7 @@ class Requests:
         positions = self._positions[slots]
         self._positions[slots] = positions + counts
         return Rows(
-            request_keys=self._keys[slots],
+            request_ids=self._keys[slots],
             positions=positions,
             statuses=np.full(slots.size, _ACTIVE, np.uint8),
             token_counts=counts,

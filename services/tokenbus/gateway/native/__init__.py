@@ -154,7 +154,7 @@ class Columns:
         self._begins, scored_begins, self._alternative_begins = begins
         self.are_scored = bool(scored_begins[-1] == self._begins[-1])
         """Whether all rows are: then a token's rank is at its own place."""
-        self._rows = [np.ascontiguousarray(each) for each in (batch.request_keys, batch.statuses, batch.scorings)]
+        self._rows = [np.ascontiguousarray(each) for each in (batch.request_ids, batch.statuses, batch.scorings)]
 
     def step(self) -> Step:
         """Return all of it."""

@@ -53,8 +53,8 @@ def hosted(arrays: StepArrays, most: int) -> Hosted:
     for name, kinds, known in _ENUMERATIONS:
         if getattr(arrays, name) not in known:
             raise ContractError(name, f"one of {kinds}", getattr(arrays, name), rule=Rule.TYPE)
-    if arrays.request_keys is None:
-        raise ContractError("request_keys", "an array", "none", rule=Rule.TYPE)
+    if arrays.request_ids is None:
+        raise ContractError("request_ids", "an array", "none", rule=Rule.TYPE)
     for place, given in enumerate(_given(arrays)):
         if given is None:
             continue
@@ -73,7 +73,7 @@ def hosted(arrays: StepArrays, most: int) -> Hosted:
 
 
 def _converted(name: str, values: object) -> Host:
-    host = keys_of(values) if name == "request_keys" else on_host(name, values)
+    host = keys_of(values) if name == "request_ids" else on_host(name, values)
     if host.dtype.kind not in "biuf" or host.dtype.itemsize > _WIDEST_BYTES:
         raise ContractError(name, "numbers", host.dtype.name, rule=Rule.TYPE)
     return host if host.dtype.isnative else host.astype(host.dtype.newbyteorder("="))
@@ -101,7 +101,7 @@ def write(step: StepArrays, number: int, found: Hosted, room: memoryview) -> Non
 def read(data: memoryview) -> StepArrays:
     """Return the step of a record; its arrays are the record's own bytes, good until it is taken from the ring."""
     step, weight_version, parts, kind, phase, method, value_kind, draft_follows, count = _HEAD.unpack_from(data)
-    found: dict[str, Any] = dict.fromkeys(("request_keys", "positions", "token_counts", "token_ids"))
+    found: dict[str, Any] = dict.fromkeys(("request_ids", "positions", "token_counts", "token_ids"))
     at = _HEAD.size
     for _ in range(count):
         place, code, dimensions, *shape = _ARRAY.unpack_from(data, at)

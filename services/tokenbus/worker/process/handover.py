@@ -94,11 +94,11 @@ class Handover:
 
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Hand over what the engine says of some of a prompt's tokens."""
-        self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_key,))
+        self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_id,))
 
     def prefilled(self, prefilled: Prefilled) -> None:
         """Hand over a request's transfer state."""
-        self._hand_over(HandedOver.PREFILLED, prefilled.SerializeToString(), (prefilled.request_key,))
+        self._hand_over(HandedOver.PREFILLED, prefilled.SerializeToString(), (prefilled.request_id,))
 
     def controlled(self, answer: ControlAnswer) -> None:
         """Hand over what became of a command; a later publisher's hello says how the engine is since."""
@@ -140,7 +140,7 @@ class Handover:
     def _refuse(self, step: StepArrays, error: ContractError) -> None:
         """Hand over why a step's arrays are none: its requests end."""
         try:
-            keys = keys_of(step.request_keys)
+            keys = keys_of(step.request_ids)
         except ContractError:
             keys = _NO_KEYS
         message = str(error).encode()
@@ -267,7 +267,7 @@ class Handover:
         match kind:
             case Brought.GENERATE:
                 generate = Generate.FromString(data)
-                self._open[generate.request_key] = [generate.owner]
+                self._open[generate.request_id] = [generate.owner]
                 self._arrived.append(generate)
             case Brought.ABORT:
                 self._arrived.append(Abort.FromString(data))

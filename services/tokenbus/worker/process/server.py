@@ -111,7 +111,7 @@ class _Publisher(Publisher):
         self.starts = memory.words[Word.STARTS]
         self.counts = SharedCounts(memory.words)
         for key, owner in given.requests:
-            self.session.add_request(Generate(request_key=key, owner=owner))
+            self.session.add_request(Generate(request_id=key, owner=owner))
         for record in memory.requests.waiting(given.requests_tail):
             if record.kind == Brought.GENERATE:
                 self.session.add_request(Generate.FromString(bytes(record.data)))
@@ -304,7 +304,7 @@ class PublisherServer:
         match record.kind:
             case HandedOver.STEP:
                 step, limits = arrays.read(record.data), self._settings.limits
-                by_rows: int = step.request_keys.size // limits.max_rows
+                by_rows: int = step.request_ids.size // limits.max_rows
                 return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
             case HandedOver.REFUSED:
                 return int(IDS.unpack_from(record.data)[0])

@@ -58,7 +58,7 @@ class Case:
         )
         adapter = None if self.adapter is None else self.adapter.name
         sampling = SamplingParameters(**self.sampling, **self.ours, lora_adapter=adapter)
-        return Generate(request_key=key, sampling=sampling, top_logprobs=self.top_logprobs, **prompt)
+        return Generate(request_id=key, sampling=sampling, top_logprobs=self.top_logprobs, **prompt)
 
 
 @dataclass

@@ -156,7 +156,7 @@ def test_new_requests_wait_while_those_that_run_end(engine: VllmEngine) -> None:
         seen = set()
         while engine.has_work:
             for arrays in engine.step():
-                seen |= set(arrays.request_keys.tolist())
+                seen |= set(arrays.request_ids.tolist())
         assert seen == expected
         engine.resume()
 

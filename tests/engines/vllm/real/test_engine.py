@@ -160,7 +160,7 @@ def survives(engine: VllmEngine) -> None:
 
     endless = Case(SHORT[1], {**GREEDY, "max_tokens": 200})
     engine.admit(endless.generate(1))
-    with pytest.raises(ValueError, match="request_key: one that is not in use, got 1"):
+    with pytest.raises(ValueError, match="request_id: one that is not in use, got 1"):
         engine.admit(endless.generate(1))
     engine.step()
     engine.abort(1)
@@ -181,7 +181,7 @@ def survives(engine: VllmEngine) -> None:
         engine.step()
     check(case, answered(engine, [case])[0], before)
 
-    text = Generate(request_key=1, text=TextPrompt(text="the cat"), sampling=SamplingParameters(max_tokens=1))
+    text = Generate(request_id=1, text=TextPrompt(text="the cat"), sampling=SamplingParameters(max_tokens=1))
     assert engine.admit(text) == len(engine._inputs.tokenizer.encode("the cat"))
     while engine.has_work:
         engine.step()

@@ -28,16 +28,16 @@ def ours(engine: VllmEngine, asked: Sequence[tuple[list[int], bytes]]) -> list[F
     for key, (prompt, scoring) in enumerate(asked, 1):
         sampling = SamplingParameters(temperature=0, max_tokens=3)
         tokens, scored = TokenPrompt(token_ids=prompt), PromptScoring.FromString(scoring)
-        engine.admit(Generate(request_key=key, tokens=tokens, sampling=sampling, prompt_scoring=scored))
+        engine.admit(Generate(request_id=key, tokens=tokens, sampling=sampling, prompt_scoring=scored))
         found[key] = [None, None, []]
     while engine.has_work:
         for arrays in engine.step():
             for scores in arrays.prompt_scores:
-                assert found[scores.request_key][0] is None
-                found[scores.request_key][0] = scores
+                assert found[scores.request_id][0] is None
+                found[scores.request_id][0] = scores
             ends = np.cumsum(arrays.token_counts)
             for key, status, end, count in zip(
-                arrays.request_keys.tolist(),
+                arrays.request_ids.tolist(),
                 np.asarray(arrays.statuses).tolist(),
                 ends,
                 arrays.token_counts,

@@ -25,7 +25,7 @@ from tests.system.programs import Program
 from tokenbus.client import Client
 from tokenbus.delivery import Step
 from tokenbus.engines.vllm.published import own_class
-from tokenbus.engines.vllm.request_keys import ARGUMENT, request_key
+from tokenbus.engines.vllm.request_ids import ARGUMENT, request_id
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
 
@@ -180,14 +180,14 @@ async def test_deployed_server(server: Program, http: Http, deployment: Deployme
             assert theirs.items() <= mine.items()
 
         choices = await http.completion({"X-Request-Id": "x"}, max_tokens=5, n=2, temperature=1, seed=1)
-        keys = [request_key(f"{number}_cmpl-x-0") for number in range(2)]
+        keys = [request_id(f"{number}_cmpl-x-0") for number in range(2)]
         await until(lambda: all(map(audit.ended, keys)))
         assert [audit.answers[key].tokens for key in keys] == [choice["token_ids"] for choice in choices]
 
         stop = before["text"][4:7]
         (stopped,) = await http.completion({"X-Request-Id": "y"}, max_tokens=9, stop=[stop])
-        await until(lambda: audit.ended(request_key("cmpl-y-0")))
-        seen = audit.answers[request_key("cmpl-y-0")]
+        await until(lambda: audit.ended(request_id("cmpl-y-0")))
+        seen = audit.answers[request_id("cmpl-y-0")]
         assert (seen.status, seen.tokens) == (RowStatus.FINISHED_STOP, stopped["token_ids"])
 
         body = http.body(max_tokens=200, stream=True, vllm_xargs={ARGUMENT: 8})
