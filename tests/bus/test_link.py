@@ -28,7 +28,7 @@ class Script:
         self.loss = ""
         self.outstanding = 0
         self.leaves = False
-        self.place = 0
+        self.address_index = 0
         self.breaks: list[float] = []
         self.excused: list[float] = []
         self.to_say: deque[list[bytes]] = deque()
@@ -59,7 +59,7 @@ class Script:
         return self.leaves
 
     def move(self, _now: float) -> None:
-        self.leaves, self.place = False, 1 - self.place
+        self.leaves, self.address_index = False, 1 - self.address_index
 
     def seconds_to_wait(self, _now: float) -> float:
         return self.wait

@@ -22,8 +22,8 @@ from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock
 from tokenbus.worker import Engine, Publisher
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.schema import MINOR
@@ -146,15 +146,15 @@ class WorkerNode(Node):
         """Start; the engine is a synthetic one unless another is given."""
         self.publisher = DrivenPublisher(settings, epoch)
         self.engine = engine or SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
-        emitter = Emitter(self.publisher, self.engine.vocabulary_size)
-        self._loop = EngineLoop(self.engine, emitter, unix_ms=clock.unix_ms)
+        publisher = EnginePublisher(self.publisher, self.engine.vocabulary_size)
+        self._loop = EngineLoop(self.engine, publisher, unix_ms=clock.unix_ms)
         self.settings = settings
         self._messages_per_step = parts * (1 + drafts)
         self._networks = networks
         super().__init__(self.publisher.session, self._next_network(), clock, self.publisher.lock)
 
     def _next_network(self) -> Network:
-        return self._networks[self.publisher._addresses[self.publisher.session.place]]
+        return self._networks[self.publisher._addresses[self.publisher.session.address_index]]
 
     def pump(self) -> None:
         """Send all that the session has to say, and go to the next processor when it is time, as a Link does."""

@@ -24,8 +24,8 @@ from tokenbus.metrics.publisher import PUBLISHER
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.worker import Publisher
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
 _OF_ALL: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
@@ -57,7 +57,7 @@ class Bus:
         self.processor = Processor(self.settings, transport=transport)
         self.client = Client(self.settings, transport=transport)
         self.publisher = Publisher(self.settings, transport=transport, vocabulary_size=1000, epoch=1)
-        self._loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
+        self._loop = EngineLoop(self.engine, EnginePublisher(self.publisher, self.engine.vocabulary_size))
 
     @asynccontextmanager
     async def running(self, seconds: float = MOST) -> AsyncIterator[None]:

@@ -12,8 +12,8 @@ from tokenbus.client import Client
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.worker import Engine, Publisher
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.engine_publisher import EnginePublisher
 
 _STEP_SECONDS = 0.003
 TCP: Overrides = {"bus__workers_address": "tcp://127.0.0.1:0", "bus__clients_address": "tcp://127.0.0.1:0"}
@@ -30,7 +30,7 @@ async def working(deployment: Deployment, engine: Engine, **overrides: object) -
         """Wait between two steps, unless it is to end."""
         stop.wait(_STEP_SECONDS)
 
-    engine_loop = EngineLoop(engine, Emitter(publisher, engine.vocabulary_size))
+    engine_loop = EngineLoop(engine, EnginePublisher(publisher, engine.vocabulary_size))
     loop = asyncio.create_task(asyncio.to_thread(engine_loop.serve, stop, paced))
     try:
         yield publisher

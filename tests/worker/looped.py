@@ -8,8 +8,8 @@ from tests.in_process.builders import EPOCH, arrays_of, settings
 from tokenbus.testing import ManualClock
 from tokenbus.worker import Engine as AnyEngine
 from tokenbus.worker import Publisher, StepArrays
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.retention import Retained
 from tokenbus_contracts import LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame
@@ -91,8 +91,8 @@ class Looped(Generic[E]):
     def __init__(self, engine: E) -> None:
         self.engine, self.clock = engine, ManualClock()
         self.publisher = running(items=100_000)
-        self.emitter = Emitter(self.publisher, engine.vocabulary_size)
-        self.loop = EngineLoop(engine, self.emitter, unix_ms=self.clock.unix_ms)
+        self.engine_publisher = EnginePublisher(self.publisher, engine.vocabulary_size)
+        self.loop = EngineLoop(engine, self.engine_publisher, unix_ms=self.clock.unix_ms)
 
     def turn(self, *requests: Generate | Abort) -> None:
         """Take these requests, and compute a step."""

@@ -6,8 +6,8 @@ from tests.in_process.builders import generate_of
 from tests.worker.looped import Engine, batches, events, running
 from tokenbus.testing import ManualClock, batch, row_shapes
 from tokenbus.worker import Publisher, StepArrays
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 
 
@@ -27,7 +27,7 @@ class Timed(Engine):
 
 def finished(engine: Timed, seconds: float = 100) -> int:
     """Let an engine finish, and return how many steps it has left."""
-    EngineLoop(engine, Emitter(engine.publisher, engine.vocabulary_size)).finish(seconds, engine.clock.now)
+    EngineLoop(engine, EnginePublisher(engine.publisher, engine.vocabulary_size)).finish(seconds, engine.clock.now)
     return len(engine.steps)
 
 

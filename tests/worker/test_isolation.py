@@ -11,7 +11,7 @@ from tests.worker.looped import Looped, batches, events, running
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.testing import RowShape, batch
 from tokenbus.worker import EngineBrokenError, EngineStepError, StepArrays
-from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 
@@ -197,19 +197,19 @@ def test_rows_that_break_the_contract_are_logged_once(caplog: pytest.LogCaptureF
     made = Looped(PoisonedEngine(lambda: OSError("never")))
     made.engine.fails_from = 1000
     for key in range(1, 20):
-        made.emitter.emit(StepArrays(request_ids=[key], positions=[-1], token_counts=[1], token_ids=[1]))
+        made.engine_publisher.emit(StepArrays(request_ids=[key], positions=[-1], token_counts=[1], token_ids=[1]))
     assert len(made.errors()) == 19
     (line,) = caplog.messages
     assert line.startswith("requests ended: their batch breaks the contract")
 
 
 def test_draft_ends_no_request() -> None:
-    emitter = Emitter(running(), 0)
-    emitter.active.add(generate_of(7))
-    emitter.emit(arrays_of(batch([RowShape(7)], draft_follows=True)))
-    emitter.emit(arrays_of(batch([RowShape(7, 0, 1, RowStatus.FINISHED_LENGTH)], kind=BatchKind.DRAFT)))
-    emitter.emit(arrays_of(batch([RowShape(8, 0, 1, RowStatus.FINISHED_LENGTH)], step=2)))
-    assert emitter.active.end([7, 8]) == [7]
+    engine_publisher = EnginePublisher(running(), 0)
+    engine_publisher.active.add(generate_of(7))
+    engine_publisher.emit(arrays_of(batch([RowShape(7)], draft_follows=True)))
+    engine_publisher.emit(arrays_of(batch([RowShape(7, 0, 1, RowStatus.FINISHED_LENGTH)], kind=BatchKind.DRAFT)))
+    engine_publisher.emit(arrays_of(batch([RowShape(8, 0, 1, RowStatus.FINISHED_LENGTH)], step=2)))
+    assert engine_publisher.active.end([7, 8]) == [7]
 
 
 @pytest.mark.parametrize(("parts", "published"), [(2, [(2, 1), (1, 0)]), (1, [])])
@@ -226,10 +226,10 @@ def test_part_that_is_no_single_rows_fault_leaves_its_step_whole(
         return publish(made)
 
     monkeypatch.setattr(publisher, "publish", refuse)
-    emitter = Emitter(publisher, 0)
+    engine_publisher = EnginePublisher(publisher, 0)
     for key in (1, 2):
-        emitter.active.add(generate_of(key))
-    emitter.emit(replace(arrays_of(batch([RowShape(1), RowShape(2)])), parts=parts))
+        engine_publisher.active.add(generate_of(key))
+    engine_publisher.emit(replace(arrays_of(batch([RowShape(1), RowShape(2)])), parts=parts))
     found = [(row.key, row.token_ids.size) for made in batches(publisher) for row in made.rows()]
     assert sorted(found, reverse=True) == published
     assert {event.error.request_id for event in events(publisher)} >= {1}

@@ -9,8 +9,8 @@ from tests.in_process.builders import generate_of
 from tests.worker.looped import Engine, Once, batches, events, keys, running
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus.worker import Publisher
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.retention import Dropped
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
@@ -18,7 +18,7 @@ from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 
 def serve(publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
     """Run the engine's loop until `stop` is set."""
-    EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).serve(stop, pace)
+    EngineLoop(engine, EnginePublisher(publisher, engine.vocabulary_size)).serve(stop, pace)
 
 
 def broken(made: LogprobBatch, token: int = 0) -> LogprobBatch:
@@ -153,5 +153,5 @@ def test_stop_is_looked_at_before_each_turn() -> None:
 def test_zero_keys_end_nobody() -> None:
     publisher = running()
     engine = Engine([batch(row_shapes([0, 3]))])
-    EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).compute()
+    EngineLoop(engine, EnginePublisher(publisher, engine.vocabulary_size)).compute()
     assert [event.error.request_id for event in events(publisher)] == [3]

@@ -62,7 +62,7 @@ class ReconnectingSession(ABC):
         self._timeout = timeout
         self._processors = processors
         self._abandon_after = abandon_after
-        self.place = 0
+        self.address_index = 0
         """The place in the list of the processor that it is at, or asks."""
         self.home: int | None = None
         """The place of the processor that welcomed it last."""
@@ -92,11 +92,11 @@ class ReconnectingSession(ABC):
         """How many items or requests the processor has not answered yet."""
 
     @abstractmethod
-    def _read(self, parts: list[bytes]) -> ProcessorFrame | ServerFrame:
+    def _decode(self, parts: list[bytes]) -> ProcessorFrame | ServerFrame:
         """Return the frame of a transport message."""
 
     @abstractmethod
-    def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
+    def _encode(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
         """Return a frame with that body, as it is sent."""
 
     @abstractmethod
@@ -108,11 +108,11 @@ class ReconnectingSession(ABC):
         """Take the processor's answer to the hello."""
 
     @abstractmethod
-    def _take(self, frame: Any, body: str, parts: list[bytes], now: float) -> None:  # noqa: ANN401 - as `_read` returns it
+    def _handle(self, frame: Any, body: str, parts: list[bytes], now: float) -> None:  # noqa: ANN401 - as `_decode` returns it
         """Take a frame of the connected processor, with the message's parts behind it."""
 
     @abstractmethod
-    def _next(self) -> list[bytes] | None:
+    def _next_data(self) -> list[bytes] | None:
         """Return the next message to a connected processor, but for heartbeats, or None."""
 
     @property
@@ -121,7 +121,7 @@ class ReconnectingSession(ABC):
 
     def receive(self, parts: list[bytes], now: float) -> None:
         """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
-        frame = self._read(parts)
+        frame = self._decode(parts)
         body = frame.WhichOneof("body")
         if body is None or self.state is SessionState.LEFT:
             return
@@ -139,7 +139,7 @@ class ReconnectingSession(ABC):
                 if self._processors > 1:
                     self._leaves_at = self._stays_until = now
             else:
-                self._take(frame, body, parts[1:], now)
+                self._handle(frame, body, parts[1:], now)
 
     def excuse(self, seconds: float, now: float) -> None:
         """Count seconds in which this process stood still as no silence of the processor."""
@@ -165,10 +165,10 @@ class ReconnectingSession(ABC):
             return self._greeting(now)
         if self.state is SessionState.LEFT:
             return None
-        message = self._next()
+        message = self._next_data()
         if message is None and (self._is_news or now - self._last_sent >= self._interval):
             self._is_news = False
-            message = [self._written(heartbeat=self._heartbeat(now))]
+            message = [self._encode(heartbeat=self._heartbeat(now))]
         if message is not None:
             self._last_sent = now
         return message
@@ -179,7 +179,7 @@ class ReconnectingSession(ABC):
         return self._goodbye(reason, message)
 
     def _goodbye(self, reason: GoodbyeReason, message: str) -> list[bytes]:
-        return [self._written(goodbye=Goodbye(reason=reason, message=message, last_sequence=self._last_sequence))]
+        return [self._encode(goodbye=Goodbye(reason=reason, message=message, last_sequence=self._last_sequence))]
 
     def seconds_to_wait(self, now: float) -> float:
         """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
@@ -195,7 +195,7 @@ class ReconnectingSession(ABC):
 
     def move(self, now: float) -> None:
         """Begin to ask the next processor."""
-        self.place = (self.place + 1) % self._processors
+        self.address_index = (self.address_index + 1) % self._processors
         self._tries += 1
         self._leaves_at = inf
         self._greet_again(now)
@@ -203,7 +203,7 @@ class ReconnectingSession(ABC):
     @property
     def asks_another(self) -> bool:
         """Whether it asks another processor than its home."""
-        return self.home not in {None, self.place}
+        return self.home not in {None, self.address_index}
 
     @property
     def _patience(self) -> float:
@@ -226,7 +226,7 @@ class ReconnectingSession(ABC):
                 self._leaves_at = max(self._leaves_at, self._stays_until)
         self.state = SessionState.GREETING
         self._next_greeting = now + self._pause()
-        return [self._written(hello=self._hello())]
+        return [self._encode(hello=self._hello())]
 
     def _pause(self) -> float:
         """Return after how long it says hello again if nothing answers: a random time, each time from a wider range.
@@ -250,7 +250,7 @@ class ReconnectingSession(ABC):
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
         self.state = SessionState.OPEN
         self.refusal = None
-        self.home = self.place
+        self.home = self.address_index
         self._tries, self._hellos, self._leaves_at = 0, 0, inf
         self.processor_id = welcome.processor_id
         self.handshakes += 1
@@ -364,7 +364,7 @@ class Link:
 
     @property
     def _address(self) -> str:
-        return self._addresses[self._session.place]
+        return self._addresses[self._session.address_index]
 
     async def _connect(self, transport: Transport) -> Connection:
         address = self._address

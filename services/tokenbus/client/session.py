@@ -156,7 +156,7 @@ class ClientSession(ReconnectingSession):
 
     # Frames that come in.
 
-    def _read(self, parts: list[bytes]) -> ServerFrame:
+    def _decode(self, parts: list[bytes]) -> ServerFrame:
         if not parts:
             raise ContractError("message", "a frame, and its batches", 0, rule=Rule.LENGTH)
         return read_frame(ServerFrame, parts[0])
@@ -173,7 +173,7 @@ class ClientSession(ReconnectingSession):
             self._requests.repeated += 1
         return False
 
-    def _take(self, frame: ServerFrame, body: str, parts: list[bytes], now: float) -> None:
+    def _handle(self, frame: ServerFrame, body: str, parts: list[bytes], now: float) -> None:
         if frame.number and not self._is_next(frame.number, parts, now):
             return
         match body:
@@ -253,16 +253,16 @@ class ClientSession(ReconnectingSession):
 
     # Frames that go out.
 
-    def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
+    def _encode(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
         return write_frame(ClientFrame(**body))
 
-    def _next(self) -> list[bytes] | None:
+    def _next_data(self) -> list[bytes] | None:
         if self._outgoing:
             return [self._outgoing.popleft()]
         if self._number > self._acked and not self._requests.is_paused and self._may_ack():
             self._acked, self._unacked_bytes = self._number, 0
             self._ack_at, self._is_ack_due = inf, False
-            return [self._written(confirm=Confirm(through_number=self._number))]
+            return [self._encode(confirm=Confirm(through_number=self._number))]
         return None
 
     def _may_ack(self) -> bool:

@@ -70,7 +70,7 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     _of_publisher(
         "tokenbus_worker_handed_over_items{worker}",
         "Steps and events of an engine's process that are not published yet.",
-        lambda of: of.handed_over,
+        lambda of: of.waiting_records,
     ),
     _of_publisher(
         "tokenbus_worker_publisher_processes_total{worker}",

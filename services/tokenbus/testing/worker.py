@@ -9,7 +9,7 @@ from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.worker import Engine, EngineBrokenError, NotRunningError
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus.worker.run import emitter_of
+from tokenbus.worker.run import engine_publisher
 
 _IDLE_SECONDS = 0.1
 _FULL = {"block": 0.5, "shed": 0.9}
@@ -49,10 +49,10 @@ class Worker:
 
     async def start(self) -> None:
         """Connect, and let the engine have its turns."""
-        emitter = emitter_of(self.engine, self._settings, self.line, self._clock)
-        self.publisher = await self._stack.enter_async_context(emitter.publisher)
+        publisher = engine_publisher(self.engine, self._settings, self.line, self._clock)
+        self.publisher = await self._stack.enter_async_context(publisher.publisher)
         self.publisher.on_arrival = self._came.set
-        self._loop = EngineLoop(self.engine, emitter, unix_ms=self._clock.unix_ms)
+        self._loop = EngineLoop(self.engine, publisher, unix_ms=self._clock.unix_ms)
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus.worker.extra_columns import extra_columns
-from tokenbus.worker.ragged import Host, Ragged, keys_of, of_rows, on_host
+from tokenbus.worker.ragged import Host, Ragged, of_rows, on_host, request_ids_of
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import (
     BatchHeader,
@@ -62,7 +62,7 @@ class StepAssembler:
         Raises ContractError for arrays that contradict each other: no row of them can be trusted. A fault within one
         row is found when the batch is encoded.
         """
-        keys = keys_of(arrays.request_ids)
+        keys = request_ids_of(arrays.request_ids)
         rows = keys.size
         counts = of_rows("token_counts", arrays.token_counts, rows)
         scored = self._scored(arrays, rows)

@@ -17,7 +17,7 @@ from tokenbus.worker.engine import (
     ScoresTokens,
 )
 from tokenbus.worker.errors import NotRunningError
-from tokenbus.worker.outbox import Outbox
+from tokenbus.worker.publisher_thread import PublisherThread
 from tokenbus.worker.publishing import PublisherClient
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import RowStatus
@@ -49,11 +49,11 @@ class EngineLoop:
         self,
         engine: Engine,
         client: PublisherClient,
-        out: Outbox | PublisherClient | None = None,
+        out: PublisherThread | PublisherClient | None = None,
         *,
         unix_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Take the engine, its publisher, and an outbox to publish in another thread; the caller closes all.
+        """Take the engine, its publisher, and the thread that publishes, if any; the caller closes all.
 
         Deadlines are compared with `unix_ms`, by default the system's clock.
         """

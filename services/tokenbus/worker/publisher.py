@@ -237,7 +237,7 @@ class Publisher:
         return len(self._requests)
 
     @property
-    def handed_over(self) -> int:
+    def waiting_records(self) -> int:
         """How many steps and events of an engine in another process wait to be published."""
         return 0
 

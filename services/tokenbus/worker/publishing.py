@@ -4,20 +4,20 @@ import sys
 from contextlib import ExitStack
 
 from tokenbus.settings import Settings
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine import DescribesModel
-from tokenbus.worker.outbox import Outbox
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.process.client import PublisherProcess
-from tokenbus.worker.process.handover import Handover
+from tokenbus.worker.process.shared_memory_publisher import SharedMemoryPublisher
 from tokenbus.worker.publisher import Publisher
+from tokenbus.worker.publisher_thread import PublisherThread
 
-PublisherClient = Emitter | Handover
+PublisherClient = EnginePublisher | SharedMemoryPublisher
 """What the owner of an engine asks for requests, and hands its steps and errors to."""
 
 
 def publishing(
     stack: ExitStack, settings: Settings, vocabulary_size: int, model: DescribesModel | None = None
-) -> tuple[PublisherClient, Outbox | PublisherProcess]:
+) -> tuple[PublisherClient, PublisherThread | PublisherProcess]:
     """Publish until the stack ends: return what the engine asks, and what it hands its steps and errors to.
 
     Raises an AddressError where metrics cannot be served, and a NotRunningError where its process cannot start.
@@ -25,7 +25,7 @@ def publishing(
     client = publisher_client(stack, settings, vocabulary_size, model)
     if isinstance(client, PublisherProcess):
         return client, client
-    return client, stack.enter_context(Outbox(client, settings.worker.outbox))
+    return client, stack.enter_context(PublisherThread(client, settings.worker.outbox))
 
 
 def publisher_client(
@@ -35,7 +35,7 @@ def publisher_client(
     model: DescribesModel | None = None,
     *,
     in_background: bool = False,
-) -> Emitter | PublisherProcess:
+) -> EnginePublisher | PublisherProcess:
     """Publish until the stack ends, for a thread that may wait; `in_background` is PublisherProcess's.
 
     On Linux it publishes in a process. Raises as above.
@@ -49,4 +49,4 @@ def publisher_client(
     publisher = Publisher(settings, vocabulary_size=vocabulary_size, model=model)
     stack.enter_context(serve_publisher(publisher))
     stack.enter_context(publisher)
-    return Emitter(publisher, vocabulary_size)
+    return EnginePublisher(publisher, vocabulary_size)

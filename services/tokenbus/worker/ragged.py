@@ -29,7 +29,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
         raise ContractError(name, "an array", str(error), rule=Rule.TYPE) from None
 
 
-def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
+def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
     """Return request ids as unsigned; a framework without unsigned numbers has those above 63 bits as negative."""
     host = on_host("request_ids", array).reshape(-1)
     if host.dtype == np.int64:

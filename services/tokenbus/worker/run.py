@@ -19,13 +19,13 @@ from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine import ContinuesRequests, DataParallelRank, DescribesModel, Engine, EngineBrokenError
 from tokenbus.worker.engine_loop import EngineLoop
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.errors import NotRunningError
-from tokenbus.worker.outbox import Outbox
 from tokenbus.worker.process.client import PublisherProcess
 from tokenbus.worker.publisher import Publisher
+from tokenbus.worker.publisher_thread import PublisherThread
 from tokenbus.worker.publishing import PublisherClient
 
 _POLL_SECONDS = 0.05
@@ -118,13 +118,13 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
         looping: list[asyncio.Future[None]] = []
         # The loop is waited for after the publisher's end, which wakes a thread that waits for room.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
-        out: Outbox | PublisherProcess
+        out: PublisherThread | PublisherProcess
         client: PublisherClient
         if settings.worker.publisher == "process":
             client = out = await _in_process(stack, engine, settings)
         else:
-            client = emitter_of(engine, settings, transport)
-            out = stack.enter_context(Outbox(client, settings.worker.outbox))
+            client = engine_publisher(engine, settings, transport)
+            out = stack.enter_context(PublisherThread(client, settings.worker.outbox))
             stack.enter_context(serve_publisher(client.publisher))
             await stack.enter_async_context(client.publisher)
         engine_loop = EngineLoop(engine, client, out)
@@ -157,8 +157,10 @@ async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings)
     return client
 
 
-def emitter_of(engine: Engine, settings: Settings, transport: Transport, clock: Clock | None = None) -> Emitter:
-    """Return an emitter for an engine; the caller enters its publisher."""
+def engine_publisher(
+    engine: Engine, settings: Settings, transport: Transport, clock: Clock | None = None
+) -> EnginePublisher:
+    """Return a publisher for an engine; the caller enters its publisher."""
     publisher = Publisher(
         settings,
         vocabulary_size=engine.vocabulary_size,
@@ -168,7 +170,7 @@ def emitter_of(engine: Engine, settings: Settings, transport: Transport, clock: 
         takes_control=True,
         continues_requests=isinstance(engine, ContinuesRequests),
     )
-    return Emitter(publisher, engine.vocabulary_size)
+    return EnginePublisher(publisher, engine.vocabulary_size)
 
 
 def _model_of(engine: Engine) -> DescribesModel | None:

@@ -151,12 +151,12 @@ class WorkerSession(ReconnectingSession):
 
     # What comes in.
 
-    def _read(self, parts: list[bytes]) -> ProcessorFrame:
+    def _decode(self, parts: list[bytes]) -> ProcessorFrame:
         if len(parts) != 1:
             raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
         return read_frame(ProcessorFrame, parts[0])
 
-    def _take(self, frame: ProcessorFrame, body: str, _parts: list[bytes], now: float) -> None:
+    def _handle(self, frame: ProcessorFrame, body: str, _parts: list[bytes], now: float) -> None:
         match body:
             case "credit":
                 self._granted_sequence = max(self._granted_sequence, frame.credit.through_sequence)
@@ -267,10 +267,10 @@ class WorkerSession(ReconnectingSession):
     def _last_sequence(self) -> int:
         return self._next_sequence - 1
 
-    def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
+    def _encode(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
         return write_frame(WorkerFrame(epoch=self._epoch + self.asks_another, **body))
 
-    def _next(self) -> list[bytes] | None:
+    def _next_data(self) -> list[bytes] | None:
         return None if self._is_news else self._next_replay() or self._next_item()
 
     def _heartbeat(self, now: float) -> Heartbeat:
@@ -343,7 +343,7 @@ class WorkerSession(ReconnectingSession):
             payload_bytes=len(entry.payload),
             payload_crc32=entry.checksum,
         )
-        return [self._written(item=item), entry.payload]
+        return [self._encode(item=item), entry.payload]
 
     def _gap(self, first: int, last: int, keys: frozenset[int]) -> bytes:
         gap = Gap(
@@ -352,7 +352,7 @@ class WorkerSession(ReconnectingSession):
             reason=GapReason.GAP_REASON_RETENTION,
             request_ids=sorted(keys),
         )
-        return self._written(gap=gap)
+        return self._encode(gap=gap)
 
 
 def hello_of(

@@ -13,9 +13,9 @@ from tokenbus.settings import Settings
 from tokenbus.testing import Bus, bus
 from tokenbus.testing.line import Line
 from tokenbus.worker.engine_loop import EngineLoop
-from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.server import Introduction, PublisherServer
+from tokenbus.worker.process.shared_memory_publisher import SharedMemoryPublisher
 
 EPOCH = 7
 PROOF = bytes(range(16))
@@ -27,9 +27,9 @@ class Apart:
     def __init__(self, on: Bus, settings: Settings, engine: SyntheticEngine) -> None:
         self.bus, self.settings, self.engine = on, settings, engine
         self._file = shared_file(self.settings)
-        self.handover = Handover(self.settings, self._memory(), EPOCH)
-        self.handover.is_running = True
-        self.loop = EngineLoop(self.engine, self.handover, unix_ms=on.clock.unix_ms)
+        self.publisher = SharedMemoryPublisher(self.settings, self._memory(), EPOCH)
+        self.publisher.is_running = True
+        self.loop = EngineLoop(self.engine, self.publisher, unix_ms=on.clock.unix_ms)
         self.line: Line
         self.server: PublisherServer
         self.serving: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class Apart:
         for each in (mine, self._bell):
             each.settimeout(0)
         self.line = Line(self.bus._transport)
-        state: dict[str, Any] = self.handover.state()
+        state: dict[str, Any] = self.publisher.state()
         meanwhile()
         given = Introduction(
             settings=self.settings,
@@ -64,9 +64,9 @@ class Apart:
         if stores is not None:
             stores.has_begun = True
         self.serving = asyncio.create_task(self.server.run())
-        if self.handover.bell is not None:
-            self.handover.bell.close()
-        self.handover.bell = mine
+        if self.publisher.bell is not None:
+            self.publisher.bell.close()
+        self.publisher.bell = mine
         await self.bus.settle()
 
     async def lose_publisher(self) -> None:
@@ -79,8 +79,8 @@ class Apart:
 
     def lose_engine(self) -> None:
         """End the engine's process as SIGKILL does."""
-        assert self.handover.bell is not None
-        self.handover.bell.close()
+        assert self.publisher.bell is not None
+        self.publisher.bell.close()
 
     async def turn(self, times: int = 1) -> None:
         """Let the engine have its turns, and all else go on between them."""
@@ -91,7 +91,7 @@ class Apart:
     async def close(self) -> None:
         if self.serving is not None and not self.serving.done():
             await self.lose_publisher()
-        for bell in (self.handover.bell, self._bell):
+        for bell in (self.publisher.bell, self._bell):
             if bell is not None:
                 bell.close()
         os.close(self._file)

@@ -18,8 +18,8 @@ from tokenbus.metrics.publisher import PUBLISHER, publisher_collector
 from tokenbus.metrics.server import LoopWatch
 from tokenbus.testing import true_tokens
 from tokenbus.worker import NotRunningError, StepArrays
-from tokenbus.worker.emitter import Emitter
-from tokenbus.worker.process import handover
+from tokenbus.worker.engine_publisher import EnginePublisher
+from tokenbus.worker.process import shared_memory_publisher
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, PromptScoring
 
 TOKENS = 40
@@ -102,7 +102,7 @@ def all_exact(requests: list[Asked], tokens: int = TOKENS) -> bool:
 async def test_its_metrics_are_those_of_any_worker() -> None:
     async with apart() as worker:
         await asked(worker)
-        worker.handover.counts.failed_steps += 2
+        worker.publisher.counts.failed_steps += 2
         watch = LoopWatch(lambda: None, worker.bus.clock.now)
         worker_id = worker.settings.worker.id
         told = scrape(publisher_collector(worker.server.publisher, watch))
@@ -197,10 +197,10 @@ async def test_engine_that_makes_no_progress_is_lost_with_its_requests_until_it_
         await worker.bus.advance(10)
         assert not known.is_stalled
         requests = await asked(worker)
-        worker.handover.counts.commands = 1
+        worker.publisher.counts.commands = 1
         await worker.bus.advance(10)
         assert not known.is_stalled
-        worker.handover.counts.commands = 0
+        worker.publisher.counts.commands = 0
         await worker.bus.advance(5)
         assert known.is_stalled
         await worker.turn()
@@ -257,14 +257,14 @@ async def test_cached_tokens_are_handed_over() -> None:
     async with apart() as worker:
         first, second = await asked(worker, 2)
         for request, cached in ((first, 32), (second, None)):
-            worker.handover.admitted(request.key, 48, cached)
+            worker.publisher.admitted(request.key, 48, cached)
         await worker.bus.settle()
         assert [request.generation.cached_tokens for request in (first, second)] == [32, None]
 
 
 async def test_publisher_says_how_full_the_engines_cache_is() -> None:
     async with apart() as worker:
-        worker.handover.counts.kv_cache = 251
+        worker.publisher.counts.kv_cache = 251
         await worker.bus.advance(1)
         (status,) = (await worker.bus.client.status()).workers
         assert status.kv_cache_permille == 250
@@ -273,15 +273,15 @@ async def test_publisher_says_how_full_the_engines_cache_is() -> None:
 async def test_worker_leaves_when_all_is_acknowledged() -> None:
     async with apart() as worker:
         requests = await asked(worker)
-        worker.handover.take_no_more()
+        worker.publisher.take_no_more()
         await worker.turn(TOKENS)
-        worker.handover.leave(MOST)
+        worker.publisher.leave(MOST)
         assert worker.serving is not None
         await worker.bus.until(worker.serving)
         assert all_exact(requests)
         assert worker.bus.processors[0].workers.by_id == {}  # type: ignore[union-attr]
         with pytest.raises(NotRunningError):
-            worker.handover.admitted(1, 1)
+            worker.publisher.admitted(1, 1)
 
 
 async def test_new_publisher_leaves_too() -> None:
@@ -290,7 +290,7 @@ async def test_new_publisher_leaves_too() -> None:
         requests = await asked(worker, tokens=10)
         await worker.lose_publisher()
         worker.loop.finish(MOST, worker.bus.clock.now)
-        worker.handover.leave(0)
+        worker.publisher.leave(0)
         await worker.start_publisher()
         assert worker.serving is not None
         await worker.bus.until(worker.serving)
@@ -300,7 +300,7 @@ async def test_new_publisher_leaves_too() -> None:
 async def test_arrays_that_are_none_end_their_requests() -> None:
     async with apart() as worker:
         (request,) = await asked(worker, 1)
-        worker.handover.emit(
+        worker.publisher.emit(
             StepArrays(request_ids=[request.key], positions=[9], token_counts=[1], token_ids=[[1], [2, 3]])
         )
         await worker.bus.settle()
@@ -308,8 +308,8 @@ async def test_arrays_that_are_none_end_their_requests() -> None:
         assert request.error is not None
         assert request.error.code == ErrorCode.ERROR_CODE_ENGINE
         assert "token_ids: an array" in request.error.reason
-        worker.handover.take_requests()
-        assert worker.handover.take_aborts() == [request.key]
+        worker.publisher.take_requests()
+        assert worker.publisher.take_aborts() == [request.key]
 
 
 async def test_what_finds_no_room_is_named() -> None:
@@ -335,7 +335,7 @@ async def test_what_finds_no_room_is_named() -> None:
 
 
 async def test_what_finds_no_room_and_is_too_much_to_name_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "_MOST_LOST", 2)
+    monkeypatch.setattr(shared_memory_publisher, "_MOST_LOST", 2)
     async with apart(policy="fail", handover_items=16) as worker:
         requests = await asked(worker, tokens=10_000)
         await worker.lose_publisher()
@@ -356,7 +356,7 @@ async def test_step_that_cannot_be_published_ends_requests_and_not_the_publisher
     async with apart() as worker:
         requests = await asked(worker)
         with monkeypatch.context() as broken:
-            broken.setattr(Emitter, "emit", lambda *_: 1 / 0)
+            broken.setattr(EnginePublisher, "emit", lambda *_: 1 / 0)
             await worker.turn()
         for each in requests:
             assert each.error is not None
@@ -380,7 +380,7 @@ async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> Non
 
         thread = threading.Thread(target=engine)
         thread.start()
-        await until(lambda: not worker.handover._steps.has_room(0))
+        await until(lambda: not worker.publisher._steps.has_room(0))
         assert not handed.is_set()
         await worker.start_publisher()
         await asyncio.to_thread(thread.join, MOST)
@@ -398,9 +398,9 @@ async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
         await worker.bus.settle()
         worker.line.hold()
         await worker.turn(10)
-        worker.handover.failed(2**40, ErrorCode.ERROR_CODE_ENGINE, "no")
+        worker.publisher.failed(2**40, ErrorCode.ERROR_CODE_ENGINE, "no")
         await worker.turn(10)
-        assert worker.handover._steps.taken < worker.handover._steps._written
+        assert worker.publisher._steps.taken < worker.publisher._steps._written
         worker.line.release()
         await worker.bus.advance(5)
         await worker.turn(TOKENS)
@@ -413,10 +413,10 @@ async def test_engine_that_takes_no_requests_hears_which_ended() -> None:
     async with apart(retention_items=2, policy="fail", max_requests=0) as worker:
         worker.line.hold()
         for key in (1, 2):
-            worker.handover.emit(StepArrays(request_ids=[key], positions=[0], token_counts=[1], token_ids=[5]))
+            worker.publisher.emit(StepArrays(request_ids=[key], positions=[0], token_counts=[1], token_ids=[5]))
             await worker.bus.settle()
-        assert worker.handover.take_aborts() == [2]
-        assert worker.handover.take_aborts() == []
+        assert worker.publisher.take_aborts() == [2]
+        assert worker.publisher.take_aborts() == []
 
 
 async def test_requests_end_when_retention_stays_full() -> None:

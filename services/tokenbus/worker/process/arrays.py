@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenbus.worker.ragged import Host, keys_of, on_host
+from tokenbus.worker.ragged import Host, on_host, request_ids_of
 from tokenbus.worker.step import ARRAYS, StepArrays
 from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod, StepPhase, ValueKind
 
@@ -73,7 +73,7 @@ def hosted(arrays: StepArrays, most: int) -> Hosted:
 
 
 def _converted(name: str, values: object) -> Host:
-    host = keys_of(values) if name == "request_ids" else on_host(name, values)
+    host = request_ids_of(values) if name == "request_ids" else on_host(name, values)
     if host.dtype.kind not in "biuf" or host.dtype.itemsize > _WIDEST_BYTES:
         raise ContractError(name, "numbers", host.dtype.name, rule=Rule.TYPE)
     return host if host.dtype.isnative else host.astype(host.dtype.newbyteorder("="))

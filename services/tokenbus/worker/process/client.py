@@ -21,9 +21,9 @@ from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus.worker.engine import DescribesModel
 from tokenbus.worker.errors import NotRunningError
-from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.records import READY, WAKE
+from tokenbus.worker.process.shared_memory_publisher import SharedMemoryPublisher
 
 _log = logger("worker")
 _START_SECONDS = 60.0
@@ -34,7 +34,7 @@ _ERROR_SECONDS = 1.0
 _MOST_PAUSE_SECONDS = 5.0
 
 
-class PublisherProcess(Handover):
+class PublisherProcess(SharedMemoryPublisher):
     """A publisher in a process of its own, from `with` until its end.
 
     When the engine's process dies, the publisher publishes what it has, ends the open requests, and leaves. When the

@@ -37,7 +37,7 @@ class Word(IntEnum):
     """The stream's, once a publisher has begun another one."""
 
 
-class HandedOver(IntEnum):
+class EngineRecord(IntEnum):
     """The kinds of records that the engine's process writes."""
 
     STEP = 1
@@ -59,7 +59,7 @@ class HandedOver(IntEnum):
     """A request's transfer state, as the message that it is."""
 
 
-class Brought(IntEnum):
+class PublisherRecord(IntEnum):
     """The kinds of records that the publisher's process writes."""
 
     GENERATE = 1

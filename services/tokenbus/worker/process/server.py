@@ -15,8 +15,8 @@ from tokenbus.clock import Clock
 from tokenbus.logs import logger
 from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.settings import SECTIONS, Settings
-from tokenbus.worker.emitter import Emitter
 from tokenbus.worker.engine import Model
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.errors import NotRunningError, RetentionFullError
 from tokenbus.worker.process import arrays
 from tokenbus.worker.process.journal import JournaledRetention
@@ -28,8 +28,8 @@ from tokenbus.worker.process.records import (
     READY,
     UNKNOWN,
     WAKE,
-    Brought,
-    HandedOver,
+    EngineRecord,
+    PublisherRecord,
     SharedCounts,
     Word,
 )
@@ -113,7 +113,7 @@ class _Publisher(Publisher):
         for key, owner in given.requests:
             self.session.add_request(Generate(request_id=key, owner=owner))
         for record in memory.requests.waiting(given.requests_tail):
-            if record.kind == Brought.GENERATE:
+            if record.kind == PublisherRecord.GENERATE:
                 self.session.add_request(Generate.FromString(bytes(record.data)))
         if given.engine_state:
             self.session.set_engine_state(EngineState.FromString(bytes.fromhex(given.engine_state)))
@@ -121,7 +121,7 @@ class _Publisher(Publisher):
             self.take_no_more()
 
     @property
-    def handed_over(self) -> int:
+    def waiting_records(self) -> int:
         """How many records of the engine's wait."""
         return self._steps.waiting_count
 
@@ -141,13 +141,15 @@ class _Publisher(Publisher):
         limit = f"at most {most} requests that the engine has not taken yet"
         if len(self._ring) >= most:
             raise ContractError("generate", limit, len(self._ring) + 1)
-        self._bring(Brought.GENERATE if isinstance(request, Generate) else Brought.ABORT, request, limit)
+        self._bring(
+            PublisherRecord.GENERATE if isinstance(request, Generate) else PublisherRecord.ABORT, request, limit
+        )
 
     def take_control(self, control: Control) -> None:
         """Bring a command to the engine; a ContractError says that there is no room for it."""
-        self._bring(Brought.CONTROL, control, "a command that the engine has room for")
+        self._bring(PublisherRecord.CONTROL, control, "a command that the engine has room for")
 
-    def _bring(self, kind: Brought, message: Generate | Abort | Control, limit: str) -> None:
+    def _bring(self, kind: PublisherRecord, message: Generate | Abort | Control, limit: str) -> None:
         data = message.SerializeToString()
         if not self._ring.has_room(len(data)):
             raise ContractError(kind.name.lower(), limit, f"{len(data)} bytes")
@@ -157,7 +159,7 @@ class _Publisher(Publisher):
     def bring_ended(self, keys: deque[int]) -> None:
         """Tell the engine which requests have ended here, as soon as there is room to."""
         if keys and self._ring.has_room(8 * len(keys)):
-            self._ring.put(Brought.ENDED, np.array(keys, np.uint64).tobytes())
+            self._ring.put(PublisherRecord.ENDED, np.array(keys, np.uint64).tobytes())
             keys.clear()
             self.ring_bell()
 
@@ -194,7 +196,7 @@ class PublisherServer:
         self._settings = given.settings
         self.publisher = _Publisher(memory, bell, given, transport=transport, clock=clock)
         self._clock = self.publisher.clock
-        self._emitter = Emitter(self.publisher, given.vocabulary_size)
+        self._engine_publisher = EnginePublisher(self.publisher, given.vocabulary_size)
         self._ended: deque[int] = deque()
         """The requests that ended here, of which the engine has not heard yet."""
         self._leaves = given.leaves
@@ -273,7 +275,7 @@ class PublisherServer:
                 _log.exception("a step was not published")
                 self.publisher.lose_all()
             self.publisher.journal.begin(0)
-            self._ended.extend(self._emitter.take_aborts())
+            self._ended.extend(self._engine_publisher.take_aborts())
             self.publisher.bring_ended(self._ended)
             self._steps.take(record)
         self.publisher.bring_ended(self._ended)
@@ -302,51 +304,51 @@ class PublisherServer:
     def _messages_of(self, record: Record) -> int:
         """Return how many messages are made of a record, as far as can be said before it is published."""
         match record.kind:
-            case HandedOver.STEP:
+            case EngineRecord.STEP:
                 step, limits = arrays.read(record.data), self._settings.limits
                 by_rows: int = step.request_ids.size // limits.max_rows
                 return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
-            case HandedOver.REFUSED:
+            case EngineRecord.REFUSED:
                 return int(IDS.unpack_from(record.data)[0])
-            case HandedOver.LOST | HandedOver.NO_MORE | HandedOver.LEAVE:
+            case EngineRecord.LOST | EngineRecord.NO_MORE | EngineRecord.LEAVE:
                 return 0
         return 1
 
     def _publish(self, record: Record) -> None:
         data = record.data
         match record.kind:
-            case HandedOver.STEP:
-                self._emitter.emit(arrays.read(data))
-            case HandedOver.ADMITTED:
+            case EngineRecord.STEP:
+                self._engine_publisher.emit(arrays.read(data))
+            case EngineRecord.ADMITTED:
                 key, prompt_tokens, cached = ADMITTED.unpack(data)
-                self._emitter.admitted(key, prompt_tokens, None if cached == UNKNOWN else cached)
-            case HandedOver.SCORED | HandedOver.CONTROLLED | HandedOver.PREFILLED:
+                self._engine_publisher.admitted(key, prompt_tokens, None if cached == UNKNOWN else cached)
+            case EngineRecord.SCORED | EngineRecord.CONTROLLED | EngineRecord.PREFILLED:
                 self._publish_message(record.kind, bytes(data))
-            case HandedOver.FAILED:
+            case EngineRecord.FAILED:
                 key, code = FAILED.unpack_from(data)
-                self._emitter.failed(key, code, bytes(data[FAILED.size :]).decode())
-            case HandedOver.REFUSED:
+                self._engine_publisher.failed(key, code, bytes(data[FAILED.size :]).decode())
+            case EngineRecord.REFUSED:
                 count, begin = *IDS.unpack_from(data), IDS.size
                 keys, message = data[begin : begin + 8 * count], bytes(data[begin + 8 * count :]).decode()
-                self._emitter.refuse(np.frombuffer(bytes(keys), np.uint64).tolist(), message)
-            case HandedOver.LOST:
+                self._engine_publisher.refuse(np.frombuffer(bytes(keys), np.uint64).tolist(), message)
+            case EngineRecord.LOST:
                 if lost := np.frombuffer(data, np.uint64).tolist():
                     self.publisher.lose(lost)
                 else:
                     self.publisher.lose_all()
-            case HandedOver.NO_MORE:
+            case EngineRecord.NO_MORE:
                 self.publisher.take_no_more()
-            case HandedOver.LEAVE:
+            case EngineRecord.LEAVE:
                 self._leaves = True
 
     def _publish_message(self, kind: int, data: bytes) -> None:
         match kind:
-            case HandedOver.SCORED:
-                self._emitter.scored(PromptScoresChunk.FromString(data))
-            case HandedOver.CONTROLLED:
-                self._emitter.controlled(ControlAnswer.FromString(data))
-            case HandedOver.PREFILLED:
-                self._emitter.prefilled(Prefilled.FromString(data))
+            case EngineRecord.SCORED:
+                self._engine_publisher.scored(PromptScoresChunk.FromString(data))
+            case EngineRecord.CONTROLLED:
+                self._engine_publisher.controlled(ControlAnswer.FromString(data))
+            case EngineRecord.PREFILLED:
+                self._engine_publisher.prefilled(Prefilled.FromString(data))
 
     def _end_all(self) -> None:
         self.publisher.take_no_more()

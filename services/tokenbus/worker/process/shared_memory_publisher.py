@@ -1,4 +1,4 @@
-"""Handover: what an engine hands to a publisher in another process, and takes from it."""
+"""SharedMemoryPublisher: what an engine hands to a publisher in another process, and takes from it."""
 
 import contextlib
 import select
@@ -18,9 +18,18 @@ from tokenbus.worker.active import ActiveRequests
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.process import arrays
 from tokenbus.worker.process.memory import SharedMemory
-from tokenbus.worker.process.records import ADMITTED, FAILED, IDS, UNKNOWN, WAKE, Brought, HandedOver, SharedCounts
+from tokenbus.worker.process.records import (
+    ADMITTED,
+    FAILED,
+    IDS,
+    UNKNOWN,
+    WAKE,
+    EngineRecord,
+    PublisherRecord,
+    SharedCounts,
+)
 from tokenbus.worker.process.ring import RECORD_BYTES
-from tokenbus.worker.ragged import Host, keys_of
+from tokenbus.worker.ragged import Host, request_ids_of
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
@@ -34,7 +43,7 @@ _POLL_SECONDS = 0.05
 """After how long it looks again for room: the publisher, which would wake it, may have died."""
 
 
-class Handover:
+class SharedMemoryPublisher:
     """The engine's side of the memory that it shares with a publisher's process.
 
     What is handed over is copied once. One thread, the engine's, uses this, but for `take_no_more` and `leave`.
@@ -90,26 +99,28 @@ class Handover:
     def admitted(self, key: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
         """Hand over that the engine admitted a request."""
         cached = UNKNOWN if cached_tokens is None else cached_tokens
-        self._hand_over(HandedOver.ADMITTED, ADMITTED.pack(key, prompt_tokens, cached), (key,))
+        self._hand_over(EngineRecord.ADMITTED, ADMITTED.pack(key, prompt_tokens, cached), (key,))
 
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Hand over what the engine says of some of a prompt's tokens."""
-        self._hand_over(HandedOver.SCORED, chunk.SerializeToString(), (chunk.request_id,))
+        self._hand_over(EngineRecord.SCORED, chunk.SerializeToString(), (chunk.request_id,))
 
     def prefilled(self, prefilled: Prefilled) -> None:
         """Hand over a request's transfer state."""
-        self._hand_over(HandedOver.PREFILLED, prefilled.SerializeToString(), (prefilled.request_id,))
+        self._hand_over(EngineRecord.PREFILLED, prefilled.SerializeToString(), (prefilled.request_id,))
 
     def controlled(self, answer: ControlAnswer) -> None:
         """Hand over what became of a command; a later publisher's hello says how the engine is since."""
         if answer.HasField("state"):
             self._engine_state = answer.state.SerializeToString().hex()
-        self._hand_over(HandedOver.CONTROLLED, answer.SerializeToString(), ())
+        self._hand_over(EngineRecord.CONTROLLED, answer.SerializeToString(), ())
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Hand over that a request ended with an error."""
         self.active.end([key])
-        self._hand_over(HandedOver.FAILED, FAILED.pack(key, code) + brief(message, code).encode(), (key,), ends=(key,))
+        self._hand_over(
+            EngineRecord.FAILED, FAILED.pack(key, code) + brief(message, code).encode(), (key,), ends=(key,)
+        )
 
     def emit(self, step: StepArrays) -> None:
         """Hand over one batch of a step; the engine may reuse its arrays when this returns."""
@@ -120,13 +131,13 @@ class Handover:
         except ContractError as error:
             self._refuse(step, error)
             return
-        keys = keys_of(found.arrays[0][1])
+        keys = request_ids_of(found.arrays[0][1])
         if not self._has_room(found.size + RECORD_BYTES):  # and for a word that another thread may put between
             self._lose(keys.tolist())
             return
         with self._lock:
             arrays.write(step, self._number(step), found, self._steps.room(found.size))
-            number = self._steps.commit(HandedOver.STEP, found.size)
+            number = self._steps.commit(EngineRecord.STEP, found.size)
             if step.kind is BatchKind.TARGET:
                 self._note_rows(number, keys, found.get("statuses"))
         self._ring_bell()
@@ -140,11 +151,11 @@ class Handover:
     def _refuse(self, step: StepArrays, error: ContractError) -> None:
         """Hand over why a step's arrays are none: its requests end."""
         try:
-            keys = keys_of(step.request_ids)
+            keys = request_ids_of(step.request_ids)
         except ContractError:
             keys = _NO_KEYS
         message = str(error).encode()
-        self._hand_over(HandedOver.REFUSED, IDS.pack(keys.size) + keys.tobytes() + message, keys.tolist())
+        self._hand_over(EngineRecord.REFUSED, IDS.pack(keys.size) + keys.tobytes() + message, keys.tolist())
 
     def take_no_more(self) -> None:
         """Tell the processor that this worker finishes its requests and takes no new one."""
@@ -165,7 +176,7 @@ class Handover:
             self._say_what_waits()
             with self._lock:
                 if has_room := self._steps.has_room(0):
-                    self._steps.put(HandedOver.LEAVE)
+                    self._steps.put(EngineRecord.LEAVE)
             if has_room or time.monotonic() >= deadline:
                 break
             self._wait(_POLL_SECONDS)
@@ -178,7 +189,7 @@ class Handover:
         while len(self._steps) and (left := deadline - time.monotonic()) > 0:
             self._wait(min(left, _POLL_SECONDS))
 
-    def _hand_over(self, kind: HandedOver, data: bytes, keys: Collection[int], ends: Collection[int] = ()) -> None:
+    def _hand_over(self, kind: EngineRecord, data: bytes, keys: Collection[int], ends: Collection[int] = ()) -> None:
         self._check_running()
         self.counts.signs += 1
         if not self._has_room(len(data)):
@@ -225,13 +236,13 @@ class Handover:
             return
         with self._lock:
             if self._owes_no_more and self._steps.has_room(0):
-                self._steps.put(HandedOver.NO_MORE)
+                self._steps.put(EngineRecord.NO_MORE)
                 self._owes_no_more = False
             if not (self._lost or self._has_lost_all):
                 return
             lost = () if self._has_lost_all else sorted(self._lost)
             if self._steps.has_room(8 * len(lost)):
-                number = self._steps.put(HandedOver.LOST, np.array(lost, np.uint64).tobytes())
+                number = self._steps.put(EngineRecord.LOST, np.array(lost, np.uint64).tobytes())
                 self._note_ended(number, lost or list(self._open))
                 self._lost.clear()
                 self._has_lost_all = False
@@ -265,15 +276,15 @@ class Handover:
 
     def _take(self, kind: int, data: bytes) -> None:
         match kind:
-            case Brought.GENERATE:
+            case PublisherRecord.GENERATE:
                 generate = Generate.FromString(data)
                 self._open[generate.request_id] = [generate.owner]
                 self._arrived.append(generate)
-            case Brought.ABORT:
+            case PublisherRecord.ABORT:
                 self._arrived.append(Abort.FromString(data))
-            case Brought.CONTROL:
+            case PublisherRecord.CONTROL:
                 self._controls.append(Control.FromString(data))
-            case Brought.ENDED:
+            case PublisherRecord.ENDED:
                 keys = np.frombuffer(data, np.uint64).tolist()
                 self.active.end(keys)
                 self._aborts.extend(keys)

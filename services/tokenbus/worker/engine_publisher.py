@@ -1,4 +1,4 @@
-"""Emitter: publishes an engine's batches and request events, and ends the requests whose rows cannot be published."""
+"""EnginePublisher: publishes an engine's steps and events, and ends the requests whose rows cannot be published."""
 
 import contextlib
 from collections import deque
@@ -13,7 +13,7 @@ from tokenbus.worker.active import ActiveRequests
 from tokenbus.worker.assembler import StepAssembler
 from tokenbus.worker.errors import RetentionFullError
 from tokenbus.worker.publisher import Publisher
-from tokenbus.worker.ragged import keys_of
+from tokenbus.worker.ragged import request_ids_of
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer
@@ -31,7 +31,7 @@ _EMPTY_ROW = {
 """Replaces a row that breaks the contract, so that every other row keeps its batch index."""
 
 
-class Emitter:
+class EnginePublisher:
     """Publishes for one engine. One thread at a time uses it, which need not be the engine's.
 
     The engine must end the requests that this ends: `take_aborts` returns them.
@@ -94,10 +94,10 @@ class Emitter:
         try:
             batches = self._assembler.assemble(arrays)
         except ContractError as error:
-            self._end_refused(_keys_of(arrays), error)
+            self._end_refused(_request_ids_of(arrays), error)
             return
         except Exception as error:  # noqa: BLE001 - arrays of any kind end this step's requests alone
-            self.refuse(_keys_of(arrays), f"{type(error).__name__}: {error}")
+            self.refuse(_request_ids_of(arrays), f"{type(error).__name__}: {error}")
             return
         for batch in batches:
             try:
@@ -192,9 +192,9 @@ def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> Logpr
     return LogprobBatch.of_views(batch.header, columns)
 
 
-def _keys_of(arrays: StepArrays) -> list[int]:
+def _request_ids_of(arrays: StepArrays) -> list[int]:
     try:
-        keys: list[int] = keys_of(arrays.request_ids).tolist()
+        keys: list[int] = request_ids_of(arrays.request_ids).tolist()
     except ContractError:
         return []
     return keys

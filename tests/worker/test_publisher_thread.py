@@ -1,4 +1,4 @@
-"""Outbox: what an engine says is published in its order by another thread, and the engine learns what became of it."""
+"""PublisherThread: publishes what an engine says in its order, and tells the engine of an error."""
 
 import threading
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from tests.support.waiting import MOST
 from tests.worker.looped import running
 from tokenbus.testing import batch, row_shapes
 from tokenbus.worker import NotRunningError, Publisher, StepArrays
-from tokenbus.worker.emitter import Emitter
-from tokenbus.worker.outbox import Outbox
+from tokenbus.worker.engine_publisher import EnginePublisher
+from tokenbus.worker.publisher_thread import PublisherThread
 from tokenbus.worker.retention import Retained
 from tokenbus_contracts import decode
 from tokenbus_contracts.frames import read_frame
@@ -31,7 +31,7 @@ def said(publisher: Publisher) -> list[Any]:
 
 
 class Gated:
-    """An emitter that waits until it may go on, and may fail."""
+    """A publisher that waits until it may go on, and may fail."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -46,8 +46,8 @@ class Gated:
             raise self.errors.pop(0)
         self.emitted.append(np.asarray(arrays.token_ids).tolist())
 
-    def outbox(self, most: int = 8) -> Outbox:
-        return Outbox(cast("Emitter", self), most)
+    def thread(self, most: int = 8) -> PublisherThread:
+        return PublisherThread(cast("EnginePublisher", self), most)
 
 
 def step(*ids: int) -> StepArrays:
@@ -56,12 +56,12 @@ def step(*ids: int) -> StepArrays:
 
 def test_everything_is_published_in_order() -> None:
     publisher = running()
-    with Outbox(Emitter(publisher, 0), 8) as outbox:
-        outbox.admitted(8, 3)
-        outbox.emit(arrays_of(batch(row_shapes([8]))))
-        outbox.failed(8, ErrorCode.ERROR_CODE_ENGINE, "no")
-        outbox.emit(arrays_of(batch(row_shapes([9]), step=2)))
-        outbox.flush(MOST)
+    with PublisherThread(EnginePublisher(publisher, 0), 8) as thread:
+        thread.admitted(8, 3)
+        thread.emit(arrays_of(batch(row_shapes([8]))))
+        thread.failed(8, ErrorCode.ERROR_CODE_ENGINE, "no")
+        thread.emit(arrays_of(batch(row_shapes([9]), step=2)))
+        thread.flush(MOST)
         ids = [batch(row_shapes([key])).token_ids.tolist() for key in (8, 9)]
         assert said(publisher) == ["admitted", ids[0], "error", ids[1]]
 
@@ -69,9 +69,9 @@ def test_everything_is_published_in_order() -> None:
 def test_engine_may_use_its_arrays_again() -> None:
     """What the engine writes into its arrays after it handed them over is not in the batch (case 12)."""
     gated = Gated()
-    with gated.outbox() as outbox:
+    with gated.thread() as thread:
         mine = step(1, 2)
-        outbox.emit(mine)
+        thread.emit(mine)
         mine.token_ids[:] = 9
         gated.gate.set()
     assert gated.emitted == [[1, 2]]
@@ -84,19 +84,19 @@ def test_engine_waits_when_too_much_is_not_published() -> None:
     def engine() -> None:
         assert gated.began.wait(MOST)
         for number in range(1, 4):
-            outbox.emit(step(number))
+            thread.emit(step(number))
             handed.append(number)
         passed.set()
 
-    with gated.outbox(most=2) as outbox:
-        thread = threading.Thread(target=engine)
-        thread.start()
-        outbox.emit(step(0))
-        while not (outbox._is_waited_for or passed.is_set()):
+    with gated.thread(most=2) as thread:
+        other = threading.Thread(target=engine)
+        other.start()
+        thread.emit(step(0))
+        while not (thread._is_waited_for or passed.is_set()):
             threading.Event().wait(0.001)
         assert handed == [1, 2]
         gated.gate.set()
-        thread.join(MOST)
+        other.join(MOST)
         assert passed.is_set()
     assert gated.emitted == [[0], [1], [2], [3]]
 
@@ -107,17 +107,17 @@ def test_engine_learns_that_nothing_is_published_any_more(error: Exception) -> N
     gated = Gated()
     gated.errors.append(error)
     says: list[Callable[[], None]] = [
-        lambda: outbox.emit(step(2)),
-        lambda: outbox.admitted(7, 1),
-        lambda: outbox.failed(7, ErrorCode.ERROR_CODE_ENGINE, "no"),
-        lambda: outbox.flush(MOST),
+        lambda: thread.emit(step(2)),
+        lambda: thread.admitted(7, 1),
+        lambda: thread.failed(7, ErrorCode.ERROR_CODE_ENGINE, "no"),
+        lambda: thread.flush(MOST),
     ]
-    with gated.outbox(most=2) as outbox:
-        outbox.emit(step(1))
+    with gated.thread(most=2) as thread:
+        thread.emit(step(1))
         assert gated.began.wait(MOST)
-        outbox.emit(step(1))
+        thread.emit(step(1))
         gated.gate.set()
-        while outbox._error is None:
+        while thread._error is None:
             threading.Event().wait(0.001)
         for say in says:
             with pytest.raises(type(error)):
@@ -128,11 +128,11 @@ def test_engine_learns_that_nothing_is_published_any_more(error: Exception) -> N
 def test_what_is_no_array_is_refused_where_all_else_is() -> None:
     """A step whose arrays are none ends its own requests, as if the engine's thread had published it."""
     publisher = running()
-    emitter = Emitter(publisher, 0)
-    emitter.active.add(generate_of(7))
-    with Outbox(emitter, 8) as outbox:
-        outbox.emit(StepArrays(request_ids=[7], positions=[0], token_counts=[1], token_ids=[[1], [2, 3]]))
-        outbox.flush(MOST)
+    engine_publisher = EnginePublisher(publisher, 0)
+    engine_publisher.active.add(generate_of(7))
+    with PublisherThread(engine_publisher, 8) as thread:
+        thread.emit(StepArrays(request_ids=[7], positions=[0], token_counts=[1], token_ids=[[1], [2, 3]]))
+        thread.flush(MOST)
         assert said(publisher) == ["error"]
-        assert emitter.take_aborts() == [7]
-        assert emitter.active.end_all() == []
+        assert engine_publisher.take_aborts() == [7]
+        assert engine_publisher.active.end_all() == []

@@ -1,4 +1,4 @@
-"""Handover: the engine's side, while there is no publisher yet."""
+"""SharedMemoryPublisher: the engine's side, while there is no publisher yet."""
 
 import os
 import threading
@@ -8,9 +8,9 @@ from tests.in_process.builders import settings
 from tests.support.waiting import MOST
 from tokenbus.worker import StepArrays
 from tokenbus.worker.process import arrays
-from tokenbus.worker.process.handover import Handover
 from tokenbus.worker.process.memory import SharedMemory, shared_file
-from tokenbus.worker.process.records import HandedOver
+from tokenbus.worker.process.records import EngineRecord
+from tokenbus.worker.process.shared_memory_publisher import SharedMemoryPublisher
 from tokenbus_contracts import BatchKind
 
 
@@ -35,16 +35,16 @@ def test_word_that_finds_no_room_is_handed_over_later() -> None:
     given = settings({"worker.handover_items": 4})
     file = shared_file(given)
     of_engine, of_publisher = SharedMemory(file, given), SharedMemory(file, given)
-    handover = Handover(given, of_engine, epoch=7)
-    handover.is_running = True
+    publisher = SharedMemoryPublisher(given, of_engine, epoch=7)
+    publisher.is_running = True
     for key in range(1, 5):
-        handover.admitted(key, 1)
-    handover.take_no_more()
+        publisher.admitted(key, 1)
+    publisher.take_no_more()
     for record in list(of_publisher.steps.waiting()):
         of_publisher.steps.take(record)
-    assert not handover.take_requests()
-    assert not handover.take_requests()
-    assert [record.kind for record in of_publisher.steps.waiting()] == [HandedOver.NO_MORE]
+    assert not publisher.take_requests()
+    assert not publisher.take_requests()
+    assert [record.kind for record in of_publisher.steps.waiting()] == [EngineRecord.NO_MORE]
     os.close(file)
 
 
@@ -53,12 +53,12 @@ def test_last_word_waits_for_a_publisher_that_starts() -> None:
     given = settings({"worker.handover_items": 4})
     file = shared_file(given)
     of_engine, of_publisher = SharedMemory(file, given), SharedMemory(file, given)
-    handover = Handover(given, of_engine, epoch=7)
-    handover.is_running, handover.has_publisher = True, Starting(of_publisher)
+    publisher = SharedMemoryPublisher(given, of_engine, epoch=7)
+    publisher.is_running, publisher.has_publisher = True, Starting(of_publisher)
     for key in range(1, 5):
-        handover.admitted(key, 1)
-    handover.leave(MOST)
-    assert handover.has_publisher.waits == 1
+        publisher.admitted(key, 1)
+    publisher.leave(MOST)
+    assert publisher.has_publisher.waits == 1
     os.close(file)
 
 
@@ -67,10 +67,10 @@ def test_steps_are_numbered_before_a_publisher_takes_them() -> None:
     given = settings()
     file = shared_file(given)
     memory = SharedMemory(file, given)
-    handover = Handover(given, memory, epoch=7)
-    handover.is_running = True
+    publisher = SharedMemoryPublisher(given, memory, epoch=7)
+    publisher.is_running = True
     for kind, step in (("TARGET", 0), ("DRAFT", 0), ("TARGET", 0), ("TARGET", 9), ("DRAFT", 0), ("TARGET", 0)):
         rows: dict[str, Any] = {"request_ids": [1], "positions": [0], "token_counts": [1], "token_ids": [5]}
-        handover.emit(StepArrays(**rows, kind=BatchKind[kind], step=step))
+        publisher.emit(StepArrays(**rows, kind=BatchKind[kind], step=step))
     assert [arrays.read(record.data).step for record in memory.steps.waiting()] == [1, 1, 2, 9, 9, 10]
     os.close(file)

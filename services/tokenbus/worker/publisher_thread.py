@@ -1,4 +1,4 @@
-"""Outbox: runs an emitter in a thread of its own, so that the engine's thread only copies arrays."""
+"""PublisherThread: runs an EnginePublisher in a thread of its own, so that the engine's thread only copies arrays."""
 
 import contextlib
 import queue
@@ -9,7 +9,7 @@ from dataclasses import fields
 import numpy as np
 
 from tokenbus.logs import logger
-from tokenbus.worker.emitter import Emitter
+from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.ragged import on_host
 from tokenbus.worker.step import ARRAYS, StepArrays
@@ -21,15 +21,15 @@ _log = logger("worker")
 _OTHERS = [each.name for each in fields(StepArrays) if each.name not in ARRAYS]
 
 
-class Outbox:
-    """Queues an engine's batches and events, and has an emitter publish them in order, while `with` lasts.
+class PublisherThread:
+    """Queues an engine's batches and events, and has an EnginePublisher publish them in order, while `with` lasts.
 
-    The queue is bounded: the engine's thread blocks while it is full, as it would for room in retention. If the emitter
-    fails, the next call raises its exception.
+    The queue is bounded: the engine's thread blocks while it is full, as it would for room in retention. After an
+    error of the publisher every call raises that error.
     """
 
-    def __init__(self, emitter: Emitter, most: int) -> None:
-        self._emitter = emitter
+    def __init__(self, publisher: EnginePublisher, most: int) -> None:
+        self._publisher = publisher
         # queue.Queue, which has a bound, costs the engine's thread several times as much for each step.
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._most = most
@@ -37,9 +37,9 @@ class Outbox:
         self._is_waited_for = False
         self._error: Exception | None = None
         # A daemon, so that a process may end without leaving `with`; leaving it waits for the thread.
-        self._thread = threading.Thread(target=self._run, name="tokenbus-outbox", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tokenbus-publisher", daemon=True)
 
-    def __enter__(self) -> "Outbox":
+    def __enter__(self) -> "PublisherThread":
         self._thread.start()
         return self
 
@@ -55,28 +55,28 @@ class Outbox:
 
     def admitted(self, key: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
         """Queue the event that the engine admitted a request."""
-        self._put(lambda: self._emitter.admitted(key, prompt_tokens, cached_tokens))
+        self._put(lambda: self._publisher.admitted(key, prompt_tokens, cached_tokens))
 
     def scored(self, chunk: PromptScoresChunk) -> None:
         """Queue what the engine says of some of a prompt's tokens."""
-        self._put(lambda: self._emitter.scored(chunk))
+        self._put(lambda: self._publisher.scored(chunk))
 
     def prefilled(self, prefilled: Prefilled) -> None:
         """Queue a request's transfer state."""
-        self._put(lambda: self._emitter.prefilled(prefilled))
+        self._put(lambda: self._publisher.prefilled(prefilled))
 
     def controlled(self, answer: ControlAnswer) -> None:
         """Queue what became of a command."""
-        self._put(lambda: self._emitter.controlled(answer))
+        self._put(lambda: self._publisher.controlled(answer))
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Queue the event that a request ended with an error."""
-        self._put(lambda: self._emitter.failed(key, code, message))
+        self._put(lambda: self._publisher.failed(key, code, message))
 
     def emit(self, arrays: StepArrays) -> None:
         """Queue one batch of a step; the engine may reuse its arrays when this returns."""
         copied = _copied(arrays)
-        self._put(lambda: self._emitter.emit(copied))
+        self._put(lambda: self._publisher.emit(copied))
 
     def _put(self, task: Callable[[], None]) -> None:
         if self._waiting.qsize() >= self._most:
@@ -105,7 +105,7 @@ class Outbox:
             except Exception as error:  # noqa: BLE001 - a defect of ours, which the engine's thread raises
                 _log.exception("a step was not published")
                 self._error = error
-        self._error = self._error or NotRunningError("the outbox was closed")
+        self._error = self._error or NotRunningError("the publisher's thread was closed")
         with self._room:  # a thread that waits for room raises the error
             self._room.notify()
 
@@ -119,7 +119,7 @@ def _copied(arrays: StepArrays) -> StepArrays:
         if type(values) is np.ndarray:
             values = values.copy()
         elif values is not None:
-            # The emitter refuses what cannot become an array, as it does all else.
+            # The publisher refuses what cannot become an array, as it does all else.
             with contextlib.suppress(ContractError):
                 values = np.array(on_host(name, values))
         setattr(copy, name, values)
