@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from tests.metrics.running import FAMILIES
+from schema_tools.metrics import families
 from tests.pages import ROOT, blocks
 from tokenbus.cli.arguments import Parser
 from tokenbus.delivery.errors import code_name
@@ -26,7 +26,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Sampli
 PATH = ROOT / "docs" / "operations.md"
 PAGE = PATH.read_text()
 TOKENBUS = ROOT / "services" / "tokenbus"
-METRICS = {family.name for family in FAMILIES}
+METRICS = {family.name for family in families()}
 CODES = {code_name(code) for code in ErrorCode.values() if code}
 THEIR_OWN = {"invalid_request", "duplicate_request", "unknown_request"}
 """What a client is told of its own mistakes, which no operator need see."""

@@ -5,7 +5,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -17,10 +16,6 @@ from tests.support.waiting import MOST
 from tokenbus.bus.memory import MemoryTransport
 from tokenbus.client import Client
 from tokenbus.engines.synthetic import SyntheticEngine
-from tokenbus.gateway.metrics import GATEWAY
-from tokenbus.metrics.families import Family
-from tokenbus.metrics.processor import PROCESSOR
-from tokenbus.metrics.publisher import PUBLISHER
 from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 from tokenbus.worker import Publisher
@@ -28,9 +23,6 @@ from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
-_OF_ALL: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
-FAMILIES = list({family.name: family for family in _OF_ALL}.values())
-"""All metrics, in the order of docs/metrics.md."""
 _USUAL = {
     "bus.workers_address": "memory://workers",
     "bus.clients_address": "memory://clients",

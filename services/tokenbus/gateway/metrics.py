@@ -31,22 +31,31 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     Family(
         "tokenbus_gateway_connected_processors",
         "Processors that the gateway is connected to.",
+        "Below those of bus.clients_address: the log says why. At 0 requests end with deadline.",
         lambda view: sum(each.state is SessionState.OPEN for each in view.client.sessions),
     ),
     Family(
         "tokenbus_gateway_answers_total{route, status}",
         "Requests over HTTP; malformed HTTP counts as the route other.",
+        "429, 503: the gateway or the workers are overloaded; other 5xx: see the log.",
         lambda view: view.counts.requests,
     ),
     Family(
         "tokenbus_gateway_broken_answers_total{code}",
         "Answers with status 200 that ended with an error event.",
+        "slow_client: clients read too slowly; worker_lost, gap: check the workers.",
         lambda view: view.counts.broken_answers,
     ),
-    Family("tokenbus_gateway_tokens_total", "Tokens of this gateway's requests.", lambda view: view.feed.tokens),
+    Family(
+        "tokenbus_gateway_tokens_total",
+        "Tokens of this gateway's requests.",
+        "Low: few requests, or slow workers.",
+        lambda view: view.feed.tokens,
+    ),
     Family(
         "tokenbus_gateway_lost_clients_total{why}",
         "Clients that left early, read nothing (cut_off), sent too slowly (late), or found no place (refused).",
+        "cut_off, late: slow networks, or an attack; refused: raise gateway.max_requests.",
         lambda view: {
             "left": view.counts.left_clients,
             "cut_off": view.counts.cut_clients,
@@ -57,21 +66,27 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     Family(
         "tokenbus_gateway_refusals_total{why}",
         "Requests refused for their key, host or origin.",
+        "no_key, unknown_key: a wrong key, or a guess; the log names the peer. host, origin: gateway.hosts, "
+        "gateway.origins. rate, concurrency: the key's limits.",
         lambda view: view.counts.refusals,
     ),
     Family(
         "tokenbus_gateway_ignored_fields_total{field}",
         "Bodies with an unknown field, which was ignored, by its path; (others) beyond 256 of them.",
+        "A field that a client relies on: it has no effect. Routers and SDKs add some that are harmless.",
         lambda view: view.counts.ignored_fields,
     ),
     Family(
         "tokenbus_gateway_evicted_answers_total",
         "Answers that held the most while all together exceeded gateway.buffer_bytes.",
+        "Clients do not read (give their keys limits), or want more than this gateway can write.",
         lambda view: view.buffers.evicted,
     ),
     Family(
         "tokenbus_gateway_ended_encoders_total{lane, why}",
         "Encoders that ended before their text was encoded.",
+        "killed: its request got 503; often for want of memory. time, memory in the slow lane: costly texts, or "
+        "an attack.",
         lambda view: {
             (name, why): count for name, lane in view.encoders.lanes.items() for why, count in lane.ended.copy().items()
         },
@@ -79,11 +94,13 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     Family(
         "tokenbus_gateway_unread_files",
         "Files of keys or certificates that cannot be read; their last good contents hold.",
+        "Above 0: the log names the file; revoked keys may still be accepted.",
         lambda view: view.unread_files,
     ),
     Family(
         "tokenbus_gateway_socket_latency_seconds",
         "From a row's publication to its write to the client's socket.",
+        "High: the event loop, or clocks that differ; fewer alternatives, or columns, cost less.",
         lambda view: view.counts.to_socket,
         is_histogram=True,
     ),
@@ -117,31 +134,37 @@ VLLM: tuple[Family[Gateway], ...] = (
     Family(
         "vllm:num_requests_running{model_name}",
         "This gateway's open requests that had a token.",
+        "",
         lambda view: _open(view, 0),
     ),
     Family(
         "vllm:num_requests_waiting{model_name}",
         "This gateway's open requests that had no token yet: queued, or their prompt is computed.",
+        "",
         lambda view: _open(view, 1),
     ),
     Family(
         "vllm:kv_cache_usage_perc{engine, model_name}",
         "How much of a worker's KV cache is in use, from 0 to 1, where its engine tells.",
+        "",
         lambda view: view.cache_usage,
     ),
     Family(
         "vllm:prompt_tokens_total{model_name}",
         "Tokens of the prompts of requests that ended.",
+        "",
         _by_model(lambda counts: counts.prompt_tokens.sum),
     ),
     Family(
         "vllm:generation_tokens_total{model_name}",
         "Tokens of the answers of requests that ended.",
+        "",
         _by_model(lambda counts: counts.generation_tokens.sum),
     ),
     Family(
         "vllm:request_success_total{finished_reason, model_name}",
         "Requests that ended, by why: stop, length, abort, error.",
+        "",
         lambda view: {
             (reason, model): count
             for model, counts in view.counts.models.copy().items()
@@ -149,7 +172,7 @@ VLLM: tuple[Family[Gateway], ...] = (
         },
     ),
     *(
-        Family(f"vllm:{name}{{model_name}}", says, _by_model(read), is_histogram=True)
+        Family(f"vllm:{name}{{model_name}}", says, "", _by_model(read), is_histogram=True)
         for name, says, read in _HISTOGRAMS
     ),
 )

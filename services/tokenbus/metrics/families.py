@@ -64,7 +64,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Family(Generic[Subject]):
-    """One metric of a subject; docs/metrics.md says what to do about it."""
+    """One metric of a subject."""
 
     title: str
     """The name, as it is queried, and its labels in braces: few values, never a request, a client or an error's text.
@@ -72,6 +72,8 @@ class Family(Generic[Subject]):
     The last word of the name, or the one before `total`, is its unit.
     """
     help: str
+    advice: str
+    """What an operator does about it; empty for vLLM's own metrics. docs/metrics.md shows it."""
     read: Callable[[Subject], "float | Samples | Histogram | Mapping[str, Histogram]"]
     is_histogram: bool = False
 
@@ -115,12 +117,25 @@ _MAKERS: dict[str, Any] = {
 def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:
     """Make the family of a process's bounds."""
     meaning = "How full each bounded thing is, from 0 to 1; of several of a kind, the fullest."
-    return Family("tokenbus_fill_ratio{of}", meaning, read)
+    return Family(
+        "tokenbus_fill_ratio{of}",
+        meaning,
+        "Near 1: find what does not empty it. send_queue, buffers: clients do not read. pending, step_queue: a "
+        "client or an iterator. unread_bytes: the event loop is late. retention: no processor, or slow consumers. "
+        "log_buffer: the log is slow. Others: add processors or gateways.",
+        read,
+    )
 
 
 def event_loop_lag(read: Callable[[Subject], Histogram]) -> Family[Subject]:
     """Make the family of how late a process's event loop is."""
-    return Family("tokenbus_event_loop_lag_seconds", "How late its event loop answers.", read, is_histogram=True)
+    return Family(
+        "tokenbus_event_loop_lag_seconds",
+        "How late its event loop answers.",
+        "High: give it a core. Processor: add one. Worker: use `with Publisher`. Gateway: add one.",
+        read,
+        is_histogram=True,
+    )
 
 
 class FamilyCollector(Collector, Generic[Subject]):

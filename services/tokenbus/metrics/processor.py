@@ -103,30 +103,36 @@ def _most(values: Iterable[int]) -> int:
 # Each of the following makes a family of a title, a help text, and how a value is read of what it is of.
 
 
-def _of_counts(title: str, meaning: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
-    return Family(title, meaning, lambda view: {name: read(of) for name, of in view.counts.items()})
+def _of_counts(title: str, meaning: str, advice: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
+    return Family(title, meaning, advice, lambda view: {name: read(of) for name, of in view.counts.items()})
 
 
-def _of_outcomes(title: str, meaning: str, read: Callable[[StreamCounts], Samples]) -> Family[ProcessorView]:
+def _of_outcomes(
+    title: str, meaning: str, advice: str, read: Callable[[StreamCounts], Samples]
+) -> Family[ProcessorView]:
     """Make a family of each worker's counts by a second label."""
 
     def of_all(view: ProcessorView) -> Samples:
         return {(worker, label): value for worker, of in view.counts.items() for label, value in read(of).items()}
 
-    return Family(title, meaning, of_all)
+    return Family(title, meaning, advice, of_all)
 
 
-def _of_workers(title: str, meaning: str, read: Callable[[Worker], float]) -> Family[ProcessorView]:
-    return Family(title, meaning, lambda view: {of.stream.worker_id: read(of) for of in view.workers})
+def _of_workers(title: str, meaning: str, advice: str, read: Callable[[Worker], float]) -> Family[ProcessorView]:
+    return Family(title, meaning, advice, lambda view: {of.stream.worker_id: read(of) for of in view.workers})
 
 
-def _of_processor(title: str, meaning: str, read: Callable[[Processor], float | Samples]) -> Family[ProcessorView]:
-    return Family(title, meaning, lambda view: read(view.processor))
+def _of_processor(
+    title: str, meaning: str, advice: str, read: Callable[[Processor], float | Samples]
+) -> Family[ProcessorView]:
+    return Family(title, meaning, advice, lambda view: read(view.processor))
 
 
-def _of_log(title: str, meaning: str, read: "Callable[[ItemLog], float | Samples]") -> Family[ProcessorView]:
+def _of_log(
+    title: str, meaning: str, advice: str, read: "Callable[[ItemLog], float | Samples]"
+) -> Family[ProcessorView]:
     """Make a family that has no values where there is no durable log."""
-    return Family(title, meaning, lambda view: {} if (log := view.processor.item_log) is None else read(log))
+    return Family(title, meaning, advice, lambda view: {} if (log := view.processor.item_log) is None else read(log))
 
 
 def _by_state(processor: Processor) -> Samples:
@@ -190,6 +196,9 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_outcomes(
         "tokenbus_stream_items_total{worker, outcome}",
         "Items, and parts of steps that came twice, by what became of them.",
+        "lost: raise worker.retention_bytes, unless refused moves too. divergent: ranks disagree, or something "
+        "rewrites messages. damaged: hardware or a middlebox changes bytes. refused: `item refused` in the log "
+        "says why. duplicate without replays: let rank 0 alone publish.",
         lambda of: {
             "taken": of.taken,
             "duplicate": of.duplicates,
@@ -202,6 +211,8 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_outcomes(
         "tokenbus_stream_steps_total{worker, outcome}",
         "Steps that were handed out.",
+        "incomplete: their requests ended with gap; look at the ranks that send parts. missing_draft: drafts come "
+        "over 2 s late; tokens are not affected.",
         lambda of: {
             "complete": of.steps - of.incomplete_steps - of.missing_drafts,
             "incomplete": of.incomplete_steps,
@@ -209,46 +220,106 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         },
     ),
     _of_counts(
-        "tokenbus_stream_bytes_total{worker}", "Payload bytes that came, repeated ones too.", lambda of: of.bytes
+        "tokenbus_stream_bytes_total{worker}",
+        "Payload bytes that came, repeated ones too.",
+        "High for its tokens: lower limits.max_top_k.",
+        lambda of: of.bytes,
     ),
-    _of_counts("tokenbus_stream_tokens_total{worker}", "Tokens of a worker for requests.", lambda of: of.tokens),
-    _of_counts("tokenbus_stream_gaps_total{worker}", "Runs of lost items.", lambda of: of.gaps),
-    _of_counts("tokenbus_stream_replays_total{worker}", "Requests for missing items.", lambda of: of.replays),
+    _of_counts(
+        "tokenbus_stream_tokens_total{worker}",
+        "Tokens of a worker for requests.",
+        "Low with busy clients: see lag and credit.",
+        lambda of: of.tokens,
+    ),
+    _of_counts(
+        "tokenbus_stream_gaps_total{worker}",
+        "Runs of lost items.",
+        "Moves: requests ended with gap; see the items lost.",
+        lambda of: of.gaps,
+    ),
+    _of_counts(
+        "tokenbus_stream_replays_total{worker}",
+        "Requests for missing items.",
+        "Moves steadily: check the network to this worker.",
+        lambda of: of.replays,
+    ),
     Family(
-        "tokenbus_stream_lag_seconds{worker}", "Age of the last step that was handed out.", lambda view: view.lags()
+        "tokenbus_stream_lag_seconds{worker}",
+        "Age of the last step that was handed out.",
+        "High while it has requests: its engine is stuck, or clocks differ.",
+        lambda view: view.lags(),
     ),
-    _of_workers("tokenbus_stream_lag_items{worker}", "Items sent and not in order here yet.", lambda of: of.stream.lag),
-    _of_workers("tokenbus_stream_credit_items{worker}", "Items that it may send.", lambda of: of.stream.credit_left),
-    _of_counts("tokenbus_speculative_rows_total{worker}", "Rows that verified drafts.", lambda of: of.speculation.rows),
+    _of_workers(
+        "tokenbus_stream_lag_items{worker}",
+        "Items sent and not in order here yet.",
+        "High for long: with replays the network loses items; else the worker is away.",
+        lambda of: of.stream.lag,
+    ),
+    _of_workers(
+        "tokenbus_stream_credit_items{worker}",
+        "Items that it may send.",
+        "0 for long: its items are not taken; fill_ratio says where they wait.",
+        lambda of: of.stream.credit_left,
+    ),
+    _of_counts(
+        "tokenbus_speculative_rows_total{worker}",
+        "Rows that verified drafts.",
+        "That is load.",
+        lambda of: of.speculation.rows,
+    ),
     _of_outcomes(
         "tokenbus_speculative_draft_tokens_total{worker, head}",
         "Verified draft tokens by head: 1 is the token after the last known one.",
+        "High for few accepted: draft fewer.",
         lambda of: {str(head): drafted for head, drafted, _ in of.speculation.heads()},
     ),
     _of_outcomes(
         "tokenbus_speculative_accepted_tokens_total{worker, head}",
         "Accepted draft tokens by head.",
+        "Low: the draft model does not suit. Low for late heads: draft fewer.",
         lambda of: {str(head): accepted for head, _, accepted in of.speculation.heads()},
     ),
-    _of_processor("tokenbus_open_requests{state}", "Open requests.", _by_state),
     _of_processor(
-        "tokenbus_undispatched_requests", "Requests that wait for a worker to come.", lambda of: of.dispatch.waiting
+        "tokenbus_open_requests{state}",
+        "Open requests.",
+        "ended, resumed: clients went away, or processors restart.",
+        _by_state,
     ),
-    _of_processor("tokenbus_requests_total{outcome, code}", "Requests that began, and how they ended.", _requests),
-    _of_processor("tokenbus_settled_rows_total{outcome}", "Rows by what became of them.", _settled),
+    _of_processor(
+        "tokenbus_undispatched_requests",
+        "Requests that wait for a worker to come.",
+        "High: workers are slow to come back; then no_worker.",
+        lambda of: of.dispatch.waiting,
+    ),
+    _of_processor(
+        "tokenbus_requests_total{outcome, code}",
+        "Requests that began, and how they ended.",
+        "failed: operations.md has each code. refused: overloaded, no_worker: add workers. finished falls behind "
+        "opened: requests pile up. unclaimed: clients die, or cannot reach this processor.",
+        _requests,
+    ),
+    _of_processor(
+        "tokenbus_settled_rows_total{outcome}",
+        "Rows by what became of them.",
+        "late, unknown: workers go on with ended requests; foreign: two have the same.",
+        _settled,
+    ),
     _of_processor(
         "tokenbus_buffered_rows",
         "Rows that wait for the client that will resume their request.",
+        "High: requests are not claimed.",
         lambda of: of.registry.table.buffered_rows,
     ),
     _of_processor(
         "tokenbus_refused_messages_total{rule}",
         "Messages that break the contract, by the rule they break.",
+        "`item refused` and `frame refused` in the log name sender, field and value.",
         lambda of: of.refused_messages.by_rule,
     ),
     _of_processor(
         "tokenbus_refusals_total{side}",
         "Refusals of a worker, its step or a client, or by the transport.",
+        "The log names peer and reason. client, transport on an open network: a probe.",
         lambda of: {
             "worker": of.worker_connections.refused,
             "step": of.intake.refused,
@@ -259,64 +330,108 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     Family(
         "tokenbus_step_assembly_seconds",
         "From a step's first part to its hand-out.",
+        "High: other parts or drafts come late.",
         lambda view: view.times.assembly,
         is_histogram=True,
     ),
     Family(
         "tokenbus_delivery_latency_seconds",
         "From a step's making to its hand-out to requests.",
+        "High: credit, network, this event loop, or clocks that differ.",
         lambda view: view.times.delivery,
         is_histogram=True,
     ),
     Family(
         "tokenbus_peers{side, state}",
         "Workers and clients: connected; stalled, without progress; or away, and may come back.",
+        "stalled: its engine hangs, or a step is long. No connected worker: does its log say `refused by "
+        "processor`? away for long: its network, or clients crash.",
         lambda view: {**_by_presence("worker", view.workers), **_by_presence("client", view.sessions)},
     ),
-    Family("tokenbus_worker_assigned_requests{worker, role, model, epoch, state}", "Its open requests.", _assigned),
-    Family("tokenbus_worker_paused_since_seconds{worker, client}", "Since when who paused its engine.", _paused),
-    _of_processor("tokenbus_gone_workers_total", "Workers that left or were given up.", lambda of: of.workers.lost),
-    _of_processor("tokenbus_refused_peers_total{side, reason}", "Refused workers and clients.", _refused_peers),
+    Family(
+        "tokenbus_worker_assigned_requests{worker, role, model, epoch, state}",
+        "Its open requests.",
+        "Uneven: a worker is slow, or has a lower worker.max_requests.",
+        _assigned,
+    ),
+    Family(
+        "tokenbus_worker_paused_since_seconds{worker, client}",
+        "Since when who paused its engine.",
+        "Requests wait: has this client died? `POST /resume`. With `lease_s` a pause ends by itself.",
+        _paused,
+    ),
+    _of_processor(
+        "tokenbus_gone_workers_total",
+        "Workers that left or were given up.",
+        "Without a deployment: `worker gone` in the log has the reason.",
+        lambda of: of.workers.lost,
+    ),
+    _of_processor(
+        "tokenbus_refused_peers_total{side, reason}",
+        "Refused workers and clients.",
+        "A key lacks the role or name, or a live peer has that id; the log names the peer.",
+        _refused_peers,
+    ),
     _of_processor(
         "tokenbus_refused_resumes_total",
         "Resumed requests that are another client's.",
+        "Two programs have one request id, or an attack; `resume refused` in the log names it.",
         lambda of: of.registry.counts.refused_resumes,
     ),
     _of_processor(
         "tokenbus_evicted_clients_total",
         "Clients that lost their requests: too much waited for them.",
+        "It reads too slowly, or acknowledges nothing; `slow client` in the log names it.",
         lambda of: of.clients.evicted,
     ),
     _of_processor(
         "tokenbus_watch_skipped_items_total",
         "Items not shown to a client that watches and reads too slowly.",
+        "Show that client fewer workers. Requests are not affected.",
         lambda of: of.clients.watchers.skipped_items,
     ),
     _of_processor(
         "tokenbus_commands_total{command, outcome}",
         "Operators' commands: done, refused, or lost with their worker.",
+        "refused, lost: the worker's `command refused` has the reason.",
         lambda of: of.clients.commands.answers,
     ),
-    _of_processor("tokenbus_open_commands", "Commands without an answer yet.", lambda of: len(of.clients.commands)),
     _of_processor(
-        "tokenbus_failed_ticks_total", "Failed checks of one peer or request, a defect.", lambda of: of.failed_ticks
+        "tokenbus_open_commands",
+        "Commands without an answer yet.",
+        "Stays up: an engine waits for its requests to end, or loads weights.",
+        lambda of: len(of.clients.commands),
     ),
     _of_processor(
-        "tokenbus_unreachable_addresses", "Addresses where nothing new can connect.", lambda of: len(of.unreachable)
+        "tokenbus_failed_ticks_total",
+        "Failed checks of one peer or request, a defect.",
+        "Report it, with the traceback of `tick failed`.",
+        lambda of: of.failed_ticks,
+    ),
+    _of_processor(
+        "tokenbus_unreachable_addresses",
+        "Addresses where nothing new can connect.",
+        "Not 0: a socket's file was removed; restart the processor.",
+        lambda of: len(of.unreachable),
     ),
     Family(
         "tokenbus_bus_connections{state}",
         "Connections by whether their peer has introduced itself.",
+        "unadmitted near 4096: something connects and says nothing.",
         lambda view: {"admitted": view.usage.admitted, "unadmitted": view.usage.unadmitted},
     ),
     Family(
         "tokenbus_cut_connections_total{bound}",
         "Connections that were cut off, by the bound that they exceeded.",
+        "bytes: endless messages. silent: no introduction. id, key: no peer of ours. connections, accept: too "
+        "many. `connection refused` in the log says from where.",
         lambda view: view.usage.cut_off,
     ),
     _of_log(
         "tokenbus_log_items_total{outcome}",
         "Items, by what became of them; missing: those that the log names so.",
+        "missing: a buffer was full, or a processor was killed. refused: raise the servers' max_payload. "
+        "left_out: the log is too slow.",
         lambda of: {
             "written": of.writer.counts.items,
             "already_there": of.writer.counts.already_there,
@@ -328,19 +443,37 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_log(
         "tokenbus_log_failed_messages_total",
         "Messages that were not acknowledged, and are written again.",
+        "Again and again: `not written to the log yet` says why.",
         lambda of: of.writer.counts.failed_writes,
     ),
-    _of_log("tokenbus_log_waiting_items", "Items that are not in the log yet.", lambda of: of.writer.unwritten_items),
-    _of_log("tokenbus_log_lag_seconds", "How long the oldest of them has waited.", lambda of: of.writer.lag_seconds),
+    _of_log(
+        "tokenbus_log_waiting_items",
+        "Items that are not in the log yet.",
+        "High: the servers are slow or away.",
+        lambda of: of.writer.unwritten_items,
+    ),
+    _of_log(
+        "tokenbus_log_lag_seconds",
+        "How long the oldest of them has waited.",
+        "High: if log_writable_servers is 1, check the servers' disks.",
+        lambda of: of.writer.lag_seconds,
+    ),
     _of_log(
         "tokenbus_log_writable_servers",
         "1 while a server writes what comes to the log, else 0.",
+        "0 for long: /healthz says why; operations.md has what to do.",
         lambda of: not of.writer.problem,
     ),
-    _of_log("tokenbus_log_missing_replicas", "Replicas that are away.", lambda of: of.writer.missing_replicas),
+    _of_log(
+        "tokenbus_log_missing_replicas",
+        "Replicas that are away.",
+        "Above 0 for long: start them; without a quorum nothing is written.",
+        lambda of: of.writer.missing_replicas,
+    ),
     _of_log(
         "tokenbus_log_storage_ratio{server}",
         "Used share of JetStream's storage at each server of durable_log.monitors.",
+        "Near 1: delete streams, give it room, or lower durable_log.max_bytes.",
         lambda of: of.monitors.storage_ratios,
     ),
 )

@@ -18,8 +18,8 @@ class PublisherView(NamedTuple):
     watch: LoopWatch
 
 
-def _of_publisher(title: str, meaning: str, read: Callable[[Publisher], float]) -> Family[PublisherView]:
-    return Family(title, meaning, lambda view: {view.publisher.worker_id: read(view.publisher)})
+def _of_publisher(title: str, meaning: str, advice: str, read: Callable[[Publisher], float]) -> Family[PublisherView]:
+    return Family(title, meaning, advice, lambda view: {view.publisher.worker_id: read(view.publisher)})
 
 
 def _attributes(worker: str, subject: object, *names: str) -> dict[tuple[str, ...], float]:
@@ -32,16 +32,19 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     _of_publisher(
         "tokenbus_worker_connected_processors{worker}",
         "1 while a processor answers, else 0.",
+        "0 for long: is one at bus.workers_address? Its log says `refused by processor` or `handshake failed`.",
         lambda of: of.session.state is SessionState.OPEN,
     ),
     _of_publisher(
         "tokenbus_worker_handshakes_total{worker}",
         "Hellos that a processor answered.",
+        "Without a deployment: the processor restarts, or idle connections are cut.",
         lambda of: of.session.handshakes,
     ),
     Family(
         "tokenbus_worker_items_total{worker, outcome}",
         "Items that were published, and those that were sent again.",
+        "published low: few steps. replayed moves steadily: the network loses messages.",
         lambda view: {
             (view.publisher.worker_id, "published"): view.publisher.retention.next_sequence - 1,
             (view.publisher.worker_id, "replayed"): view.publisher.session.replayed,
@@ -50,36 +53,43 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     Family(
         "tokenbus_worker_policy_batches_total{worker, action}",
         "Batches: gated, not this rank's; shed, without alternatives; blocked, had to wait.",
+        "shed, blocked: retention fills; see the processor. gated is right on ranks other than 0.",
         lambda view: _attributes(view.publisher.worker_id, view.publisher, "gated", "shed", "blocked"),
     ),
     _of_publisher(
         "tokenbus_worker_blocked_seconds_total{worker}",
         "How long the engine waited for room in retention.",
+        "The engine computed nothing for so long; worker.policy = shed does not wait.",
         lambda of: of.blocked_seconds,
     ),
     _of_publisher(
         "tokenbus_worker_unpublished_rows_total{worker}",
         "Rows that found no room: their requests end with an error.",
+        "Find why nothing is acknowledged; then raise retention.",
         lambda of: of.failed,
     ),
     _of_publisher(
         "tokenbus_worker_waiting_requests{worker}",
         "Requests and aborts that the engine has not looked at yet.",
+        "High: the engine's steps take long.",
         lambda of: of.waiting_requests,
     ),
     _of_publisher(
         "tokenbus_worker_handed_over_items{worker}",
         "Steps and events of an engine's process that are not published yet.",
+        "Rises: retention is full, or the publisher lacks a core.",
         lambda of: of.waiting_records,
     ),
     _of_publisher(
         "tokenbus_worker_publisher_processes_total{worker}",
         "Publishers that this worker has had, one after the other.",
+        "Rises: its publisher's process dies; the log says why.",
         lambda of: of.starts,
     ),
     Family(
         "tokenbus_worker_engine_failures_total{worker, of}",
         "Exceptions of the engine: in a step, or as it took or aborted one request.",
+        "step: `step failed` in its log has the traceback. request: see `engine error`.",
         lambda view: {
             (view.publisher.worker_id, "step"): view.publisher.counts.failed_steps,
             (view.publisher.worker_id, "request"): view.publisher.counts.engine_errors,
@@ -88,6 +98,7 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     _of_publisher(
         "tokenbus_worker_refused_frames_total{worker}",
         "Frames of the processor that break the contract.",
+        "The processor is of another major version, or none.",
         lambda of: of.link.refused_frames,
     ),
 )
