@@ -1,11 +1,10 @@
-"""The AsyncAPI document: complete, consistent, and what its page shows."""
+"""The AsyncAPI document: complete and consistent."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from schema_tools.protocol import page
 from tests.pages import ROOT
 from tokenbus_contracts.published.asyncapi import asyncapi
 from tokenbus_contracts.published.descriptors import FRAMES, Schema, proto_files
@@ -62,11 +61,6 @@ def test_examples_are_valid() -> None:
     validator = Draft202012Validator(schemas | {"$ref": "#/components/schemas/LogprobBatch"})
     for example in examples:
         assert validator.is_valid(example["payload"]), example["name"]
-
-
-def test_page_is_what_the_schema_says() -> None:
-    """docs/protocol.md is what `python -m schema_tools.protocol` prints."""
-    assert (ROOT / "docs" / "protocol.md").read_text() == page()
 
 
 def test_proto_files_are_those_of_the_folder() -> None:
