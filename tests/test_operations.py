@@ -52,6 +52,7 @@ _STARTS = [
     r"repeated_log\.begin\(\s*[^\n]+?,\s+(?:[\w.]*log\.)?(?P<repeated>\w+),",  # its key, how it is logged
     r"_refused_messages\.add\(",
     r"_warn_once\(\(.+?\),",
+    r"self\._warn\(",
     r"(?<![\w.])log\(",  # at a level that was chosen just above
     r"\bevent = ",
 ]
@@ -97,11 +98,11 @@ def test_settings_that_it_names_can_be_set() -> None:
     assert set(re.findall(r"TOKENBUS_[A-Z_]+", PAGE)) <= variables
 
 
-def test_table_of_failures_names_what_is_there() -> None:
-    """In the table of failures, the client's column has error codes, the log's events, and the next one metrics."""
-    table = rows("When something fails")
+def test_runbook_names_what_is_there() -> None:
+    """In the runbook the log's column has events, the client's error codes, and the next one metrics."""
+    table = rows("Runbook")
     assert len(table) > 25
-    for _, client, log, shown, _ in table:
+    for log, _, client, shown, _ in table:
         assert set(quoted(client)) - ENTRIES.keys() <= CODES
         assert set(quoted(log)) - ENTRIES.keys() <= events().keys()
         assert set(quoted(shown)) - {"/healthz"} <= METRICS
@@ -109,7 +110,7 @@ def test_table_of_failures_names_what_is_there() -> None:
 
 def test_every_failure_that_can_be_seen_is_explained() -> None:
     """Every error code but those for a client's own mistakes is in the table, and every warning is on the page."""
-    assert {name for row in rows("When something fails") for name in quoted(row[1])} >= CODES - THEIR_OWN
+    assert {name for row in rows("Runbook") for name in quoted(row[2])} >= CODES - THEIR_OWN
     assert {event for event, is_worse in events().items() if is_worse} - set(quoted(PAGE)) == set()
 
 
