@@ -99,7 +99,7 @@ class DrivenPublisher(Publisher):
     @property
     def waiting_generates(self) -> int:
         """How many new requests the engine has not looked at yet."""
-        return sum(isinstance(request, Generate) for request in self._requests)
+        return sum(isinstance(request, Generate) for request in self.incoming._requests)
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return what is there without waiting: the engine has one turn at a time."""

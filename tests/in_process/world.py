@@ -333,7 +333,7 @@ class World:
             retention, settings = worker.publisher.retention, worker.settings.worker
             assert len(retention) <= settings.most_items
             assert retention.bytes <= settings.retention_bytes
-            assert worker.publisher.waiting_requests <= 2 * settings.max_requests
+            assert len(worker.publisher.incoming) <= 2 * settings.max_requests
             # Of a run that found no room, only the first item needs credit.
             assert worker.publisher.session.credit >= (0, 0) or worker.publisher.failed
         for core in self.cores:

@@ -67,7 +67,7 @@ def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate |
     publisher = Publisher(chosen, epoch=EPOCH)
     publisher.begin()
     for request in requests:
-        publisher.take_request(request)
+        publisher.incoming.put(request)
     return publisher
 
 
@@ -97,7 +97,7 @@ class Looped(Generic[E]):
     def turn(self, *requests: Generate | Abort) -> None:
         """Take these requests, and compute a step."""
         for request in requests:
-            self.publisher.take_request(request)
+            self.publisher.incoming.put(request)
         self.loop.serve(Once())
 
     def finish(self) -> None:

@@ -21,7 +21,7 @@ class Timed(Engine):
     def step(self) -> Sequence[StepArrays]:
         self.clock.advance(1)
         if self.is_asked:
-            self.publisher.take_request(generate_of(9))
+            self.publisher.incoming.put(generate_of(9))
         return super().step()
 
 

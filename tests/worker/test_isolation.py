@@ -187,7 +187,7 @@ def test_engine_may_say_anywhere_that_it_is_broken(method: str) -> None:
     elif method == "abort":
         made.turn(generate_of(POISON))
         made.engine.abort_error = EngineBrokenError("card gone")
-    made.publisher.take_request(Abort(request_id=POISON) if method == "abort" else generate_of(POISON))
+    made.publisher.incoming.put(Abort(request_id=POISON) if method == "abort" else generate_of(POISON))
     with pytest.raises(EngineBrokenError, match="card gone"):
         made.loop.serve(threading.Event())
     assert made.errors() == dict.fromkeys((1, 2, POISON), (ENGINE, "the engine is broken: card gone"))

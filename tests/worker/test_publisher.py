@@ -148,7 +148,9 @@ def test_event_says_which_turn_was_admitted_with_which_weights() -> None:
     publisher.connect()
     turn = Continuation(token_ids=[4, 5, 6], turn=2, reason=ErrorCode.ERROR_CODE_WORKER_LOST)
     publisher.hear(generate=generate_of(8, first_request_id=7, continuation=turn))
-    publisher.controlled(ControlAnswer(control_key=1, state=EngineState(weight_version=9)))
+    publisher.publish_event(
+        RequestEvent(control_answer=ControlAnswer(control_key=1, state=EngineState(weight_version=9)))
+    )
     publisher.admitted(8, prompt_tokens=3)
     admitted = read_frame(RequestEvent, publisher.kept(2).payload).admitted
     assert (admitted.first_request_id, admitted.turn, admitted.first_position) == (7, 2, 3)

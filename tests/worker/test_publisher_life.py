@@ -173,19 +173,19 @@ def test_requests_that_wait_are_bounded() -> None:
     """Twice as many requests as the worker takes may wait for the engine, as each may be aborted; more are an error."""
     publisher = Publisher(at_memory(max_requests=2))
     for key in range(1, 5):
-        publisher.take_request(generate_of(key))
+        publisher.incoming.put(generate_of(key))
     with pytest.raises(ContractError, match="at most 4 requests"):
-        publisher.take_request(generate_of(5))
+        publisher.incoming.put(generate_of(5))
     assert [request.request_id for request in publisher.take_requests()] == [1, 2, 3, 4]
 
 
 def test_aborts_of_what_is_only_shown_are_left() -> None:
     """A worker that takes no requests shows those that came elsewhere: they are not the processor's to end."""
     publisher = Publisher(at_memory(max_requests=0))
-    publisher.take_request(Abort(request_id=1))
+    publisher.incoming.put(Abort(request_id=1))
     assert publisher.take_requests() == []
     with pytest.raises(ContractError, match="at most 0 requests"):
-        publisher.take_request(generate_of(1))
+        publisher.incoming.put(generate_of(1))
 
 
 def test_thread_of_its_own() -> None:

@@ -92,7 +92,7 @@ def test_engine_waits_when_too_much_is_not_published() -> None:
         other = threading.Thread(target=engine)
         other.start()
         thread.emit(step(0))
-        while not (thread._is_waited_for or passed.is_set()):
+        while not (thread._engine_waits or passed.is_set()):
             threading.Event().wait(0.001)
         assert handed == [1, 2]
         gated.gate.set()

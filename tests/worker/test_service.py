@@ -100,7 +100,7 @@ def test_news_without_room_end_the_request_they_are_of() -> None:
     serve(publisher, engine, Once())
     assert (engine.admitted, engine.aborted) == ([8], [8])
     engine.refusal = ValueError("no")
-    publisher.take_request(generate_of(9))
+    publisher.incoming.put(generate_of(9))
     serve(publisher, engine, Once())
     gap = publisher.retention.find(2)
     assert isinstance(gap, Dropped)
@@ -147,7 +147,7 @@ def test_stop_is_looked_at_before_each_turn() -> None:
     engine = Engine([batch(row_shapes([1]))])
     serve(publisher, engine, stop)
     assert engine.has_work
-    assert publisher.waiting_requests == 1
+    assert len(publisher.incoming) == 1
 
 
 def test_zero_keys_end_nobody() -> None:

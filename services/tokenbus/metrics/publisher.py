@@ -72,7 +72,7 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         "tokenbus_worker_waiting_requests{worker}",
         "Requests and aborts that the engine has not looked at yet.",
         "High: the engine's steps take long.",
-        lambda of: of.waiting_requests,
+        lambda of: len(of.incoming),
     ),
     _of_publisher(
         "tokenbus_worker_handed_over_items{worker}",

@@ -51,7 +51,7 @@ class Worker:
         """Connect, and let the engine have its turns."""
         publisher = engine_publisher(self.engine, self._settings, self.line, self._clock)
         self.publisher = await self._stack.enter_async_context(publisher.publisher)
-        self.publisher.on_arrival = self._came.set
+        self.publisher.incoming.on_arrival = self._came.set
         self._loop = EngineLoop(self.engine, publisher, unix_ms=self._clock.unix_ms)
         self._running = asyncio.create_task(self._run())
 

@@ -1,4 +1,4 @@
-"""ActiveRequests: those that an engine has, with their deadlines."""
+"""ActiveRequests: the requests that an engine has, with their deadlines."""
 
 import math
 import threading
@@ -8,9 +8,9 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 
 
 class ActiveRequests:
-    """Keeps a request from its admission to its last row. Any thread may use it.
+    """The requests from their admission to their last row. Any thread may use this object.
 
-    `WorkerSession.requests` has more: those too that wait for the engine, as a processor that reconciles must know.
+    `WorkerSession.requests` also has the requests that still wait for the engine.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class ActiveRequests:
         self._deadlines: dict[int, float] = {}
         """By request id, in milliseconds since 1970-01-01 UTC; infinity: no deadline."""
         self._earliest = math.inf
-        """A lower bound of the deadlines: the request that had it may have ended."""
+        """A lower bound of all deadlines."""
 
     def add(self, generate: Generate) -> None:
         """Add a request that the engine admitted."""
@@ -27,28 +27,28 @@ class ActiveRequests:
             self._deadlines[generate.request_id] = deadline
             self._earliest = min(self._earliest, deadline)
 
-    def end(self, keys: Collection[int]) -> list[int]:
+    def end(self, request_ids: Collection[int]) -> list[int]:
         """Remove requests, and return those that were active."""
         with self._lock:
-            return [key for key in keys if self._deadlines.pop(key, None) is not None]
+            return [each for each in request_ids if self._deadlines.pop(each, None) is not None]
 
     @property
-    def keys(self) -> list[int]:
-        """Their ids."""
+    def request_ids(self) -> list[int]:
+        """The ids of all active requests."""
         with self._lock:
             return sorted(self._deadlines)
 
     def end_all(self) -> list[int]:
         """Remove all requests, and return their ids."""
-        return self.end(self.keys)
+        return self.end(self.request_ids)
 
     def end_overdue(self, unix_ms: int) -> list[int]:
-        """Remove the requests whose deadline has passed, and return their ids; one comparison where none can have."""
+        """Remove the requests whose deadlines have passed, and return their ids."""
         if unix_ms < self._earliest:
             return []
         with self._lock:
-            overdue = [key for key, deadline in self._deadlines.items() if deadline <= unix_ms]
-            for key in overdue:
-                del self._deadlines[key]
+            overdue = [each for each, deadline in self._deadlines.items() if deadline <= unix_ms]
+            for request_id in overdue:
+                del self._deadlines[request_id]
             self._earliest = min(self._deadlines.values(), default=math.inf)
         return overdue

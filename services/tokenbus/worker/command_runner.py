@@ -1,4 +1,4 @@
-"""CommandRunner: does what operators ask of an engine, between its steps."""
+"""CommandRunner: runs operators' commands on an engine, between its steps."""
 
 import json
 from collections import OrderedDict, deque
@@ -18,89 +18,88 @@ from tokenbus_contracts.generated.control_pb2 import (
     PauseMode,
     WeightTransferStage,
 )
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
-_KNOWN = 256
-"""How many commands are remembered: a client sends one again until it sees the answer."""
-_MOST_WAITING = 64
+_MAX_KNOWN = 256
+"""Commands that are remembered with their answers: a client repeats a command until it sees the answer."""
+_MAX_WAITING = 64
 _END_OF_VERSIONS = 2**63
-"""As many again are left for updates that give none."""
-_MOST_ADAPTERS = 200
-"""Their names fit into an answer, and into a worker's hello."""
-_MOST_RESULT_BYTES = bounds_in(ControlAnswer.DESCRIPTOR.fields_by_name["results"].GetOptions()).max_bytes
+"""The first version that an operator may not choose; later ones are left for updates that choose none."""
+_MAX_ADAPTERS = 200
+"""Adapters whose names fit into an answer and into a worker's hello."""
+_MAX_RESULT_BYTES = bounds_in(ControlAnswer.DESCRIPTOR.fields_by_name["results"].GetOptions()).max_bytes
 _DROPS_WEIGHTS = 2
-"""The level of a sleep that keeps no weights."""
-_NEEDS_NO_WORK = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
+"""The level of sleep that drops the weights."""
+_NEEDS_HALT = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
 _CHANGES = (WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE, WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH)
 
 
 class CommandRunner:
-    """What operators ask of one engine, one command after the other, on the engine's thread.
+    """Runs commands one after the other, on the engine's thread.
 
-    Those that change weights pause the engine for as long as they take, if it is not paused already. One that fails
-    half-way leaves it paused, and its weights damaged, until others are loaded.
+    A command that changes weights pauses the engine meanwhile. If it fails half-way, the engine stays paused with
+    damaged weights until other weights are loaded.
     """
 
     def __init__(
         self,
         engine: Engine,
         end_all: Callable[[], None],
-        answer: Callable[[ControlAnswer], None],
+        publish: Callable[[RequestEvent], None],
         unix_ms: Callable[[], int],
     ) -> None:
-        self._engine = cast("ControlledEngine", engine)
-        """It may lack any of these methods."""
+        self._engine = cast("ControlledEngine", engine)  # it may lack any of these methods
         self._end_all = end_all
-        self._answer = answer
+        self._publish = publish
         self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()
-        """The commands that came last, with their answers."""
+        """The latest commands with their answers; None: not answered yet."""
         self._waiting: deque[Control] = deque()
         self._begun: Control | None = None
-        """A command that is done once the engine has no work."""
+        """The command that runs when the engine has no work left."""
         self._is_paused = False
-        """Whether the engine computes nothing, or will not once it has no work."""
+        """Whether the engine computes nothing, or stops when it has no work left."""
         self._operator_paused = False
         self._paused_by, self._paused_since = "", 0
-        """Who paused it last, and when, in milliseconds since 1970-01-01 UTC."""
+        """The client that paused the engine last, and the time, in milliseconds since 1970-01-01 UTC."""
         self._lease_ends, self._lease_key = inf, 0
-        """When an operator's pause ends by itself, and the command that said so."""
+        """The time at which an operator's pause ends by itself, and the key of its command."""
         self._unix_ms = unix_ms
         self._is_sleeping = self._has_freed = False
-        """Whether it sleeps, and whether it freed memory for that: at level 0 it does not."""
+        """Whether the engine sleeps, and whether it freed memory (not at level 0)."""
         self._is_updating = self._is_damaged = self._has_updated = False
-        self._highest = self.weight_version
+        self._highest_version = self.weight_version
         self._results = ""
-        """What the command that is done now returns, as JSON."""
+        """The results of the running command, as JSON."""
 
     @property
     def weight_version(self) -> int:
-        """Which version the engine's weights are; 0: not known."""
+        """The version of the engine's weights; 0: unknown."""
         return int(getattr(self._engine, "weight_version", 0))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a command waits until the engine has no work."""
+        """Whether a command waits until the engine has no work left."""
         return self._begun is not None
 
     def take(self, controls: Iterable[Control]) -> None:
-        """Take commands that came; one that came before is not done again, and its answer is published again."""
+        """Queue commands; for a command that came before, publish its answer again."""
         for control in controls:
             if control.control_key in self._known:
                 if (answer := self._known[control.control_key]) is not None:
                     self._answer(answer)
                 continue
             self._known[control.control_key] = None
-            if len(self._known) > _KNOWN:
+            if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
-            if len(self._waiting) >= _MOST_WAITING:
-                self._refuse(control, f"at most {_MOST_WAITING} commands that wait, got one more")
+            if len(self._waiting) >= _MAX_WAITING:
+                self._refuse(control, f"at most {_MAX_WAITING} commands that wait, got one more")
             else:
                 self._waiting.append(control)
 
     def turn(self) -> None:
-        """Do what was asked, as far as the engine is ready for it; raises EngineBrokenError if it breaks."""
+        """Run the commands that the engine is ready for; raises EngineBrokenError if it breaks."""
         if self._operator_paused and self._unix_ms() >= self._lease_ends:
             self._end_lease()
         while True:
@@ -119,18 +118,19 @@ class CommandRunner:
             self._begin(self._waiting.popleft())
 
     def refuse_all(self, reason: str) -> None:
-        """Refuse what waits: the worker stops."""
-        begun, self._begun = self._begun, None
-        for control in [*([] if begun is None else [begun]), *self._waiting]:
-            self._refuse(control, reason)
-        self._waiting.clear()
+        """Refuse all commands that wait."""
+        if self._begun is not None:
+            self._waiting.appendleft(self._begun)
+            self._begun = None
+        while self._waiting:
+            self._refuse(self._waiting.popleft(), reason)
 
     def _begin(self, control: Control) -> None:
         name = _name(control)
         if not name:
             self._refuse(control, "command: one that this worker knows, got another")
             return
-        if name not in _NEEDS_NO_WORK:
+        if name not in _NEEDS_HALT:
             self._finish(control, _raised_by(getattr(self, f"_{name}"), control))
         elif error := _raised_by(self._pause_for, control):
             self._refuse(control, error)
@@ -138,7 +138,7 @@ class CommandRunner:
             self._begun = control
 
     def _pause_for(self, control: Control) -> None:
-        """Have the engine come to a halt for a command that needs one, if it can do it then."""
+        """Begin to halt the engine for a command, after checking that it can run then."""
         name = _name(control)
         pause = self._method("pause", name)
         if name in ("load_weights", "transfer_weights"):
@@ -164,13 +164,13 @@ class CommandRunner:
         return found
 
     def _do_without_work(self, control: Control) -> None:
-        # Those that run stay where they are, too, once those that were waited for have ended.
+        # A pause that waited for running requests holds later ones, too.
         error = _raised_by(self._method("pause", "pause"), running=True)
         error = error or _raised_by(getattr(self, f"_{_name(control)}"), control)
-        not_resumed = _raised_by(self._go_on)
+        not_resumed = _raised_by(self._resume_engine)
         self._finish(control, error or not_resumed)
 
-    def _go_on(self) -> None:
+    def _resume_engine(self) -> None:
         if self._is_paused and not (
             self._operator_paused or self._is_sleeping or self._is_updating or self._is_damaged
         ):
@@ -180,7 +180,7 @@ class CommandRunner:
     # The commands.
 
     def _describe(self, _: Control) -> None:
-        """Change nothing: the answer says how the engine is."""
+        """Do nothing: each answer has the engine's state."""
 
     def _pause(self, control: Control) -> None:
         lease, now = control.pause.lease_ms, self._unix_ms()
@@ -190,9 +190,8 @@ class CommandRunner:
         self._operator_paused = True
 
     def _end_lease(self) -> None:
-        """Go on after a pause that nobody renewed, and say so; else the engine is as it was."""
         self._operator_paused, self._lease_ends = False, inf
-        error = _raised_by(self._go_on)
+        error = _raised_by(self._resume_engine)
         _log.warning("pause ended: its lease was not renewed", client=self._paused_by, error=error)
         self._answer(ControlAnswer(control_key=self._lease_key, state=self.state))
 
@@ -204,7 +203,7 @@ class CommandRunner:
         if self._is_sleeping:
             raise ValueError("resume: an engine that is awake, got one that sleeps")
         self._operator_paused = False
-        self._go_on()
+        self._resume_engine()
 
     def _load_weights(self, control: Control) -> None:
         command = control.load_weights
@@ -238,7 +237,7 @@ class CommandRunner:
     def _changing(
         self, change: Callable[[], object], *, is_damage: bool, harmless: type[Exception] = EngineBrokenError
     ) -> None:
-        """Change weights; what fails leaves them damaged, but for an error that says that nothing was changed."""
+        """Change weights; a failure damages them, unless it is an error of type `harmless`."""
         try:
             change()
         except (EngineBrokenError, harmless):
@@ -256,9 +255,9 @@ class CommandRunner:
         self._set_version(control.set_weight_version.weight_version)
 
     def _next_version(self, version: int) -> int:
-        """Return which version an update makes of the weights; a ValueError says that one is too large."""
-        found = version or self._highest + 1
-        if found >= _END_OF_VERSIONS and found > self._highest + 1:
+        """Return the version of the weights after an update; raises ValueError for one that is too large."""
+        found = version or self._highest_version + 1
+        if found >= _END_OF_VERSIONS and found > self._highest_version + 1:
             raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {found}")
         return found
 
@@ -266,7 +265,7 @@ class CommandRunner:
         if not hasattr(self._engine, "weight_version"):
             raise ValueError("weight_version: none with this engine")
         self._engine.weight_version = self._next_version(version)
-        self._highest = max(self._highest, self.weight_version)
+        self._highest_version = max(self._highest_version, self.weight_version)
         _log.info("weights changed", weight_version=self.weight_version)
 
     def _sleep(self, control: Control) -> None:
@@ -281,9 +280,9 @@ class CommandRunner:
         if not self._is_sleeping:
             return
         if self._has_freed and not self._method("wake_up", "wake")(list(control.wake.tags)):
-            return  # parts of it sleep on
+            return  # some parts still sleep
         self._is_sleeping = self._has_freed = self._operator_paused = False
-        self._go_on()
+        self._resume_engine()
 
     def _reset_prefix_cache(self, control: Control) -> None:
         reset = self._method("reset_prefix_cache", "reset_prefix_cache")
@@ -295,26 +294,26 @@ class CommandRunner:
         kwargs = _parsed("collective_rpc.kwargs", command.kwargs or "{}", dict, "an object")
         call = self._method("collective_rpc", "collective_rpc")
         results = json.dumps(call(command.method, command.timeout_ms / 1000 or None, args, kwargs))
-        if len(results) > _MOST_RESULT_BYTES:
-            limit = f"results of at most {_MOST_RESULT_BYTES} bytes as JSON"
+        if len(results) > _MAX_RESULT_BYTES:
+            limit = f"results of at most {_MAX_RESULT_BYTES} bytes as JSON"
             raise ValueError(f"collective_rpc: {limit}, got {len(results)}, though it was done")
         self._results = results
 
     def _load_adapter(self, control: Control) -> None:
         command = control.load_adapter
         names = getattr(self._engine, "lora_adapters", ())
-        if len(names) >= _MOST_ADAPTERS and command.name not in names:
-            raise ValueError(f"load_adapter.name: one of at most {_MOST_ADAPTERS} adapters, got one more")
+        if len(names) >= _MAX_ADAPTERS and command.name not in names:
+            raise ValueError(f"load_adapter.name: one of at most {_MAX_ADAPTERS} adapters, got one more")
         self._method("load_adapter", "load_adapter")(command.name, Path(command.folder), replace=command.replace)
 
     def _unload_adapter(self, control: Control) -> None:
         self._method("unload_adapter", "unload_adapter")(control.unload_adapter.name)
 
-    # Their answers.
+    # Answers.
 
     @property
     def state(self) -> EngineState:
-        """How the engine is."""
+        """The engine's state, which each answer carries."""
         return EngineState(
             weight_version=self.weight_version,
             is_paused=self._is_paused,
@@ -322,7 +321,7 @@ class CommandRunner:
             paused_by=self._paused_by if self._is_paused else "",
             is_sleeping=self._is_sleeping,
             weights_are_damaged=self._is_damaged,
-            highest_weight_version=self._highest,
+            highest_weight_version=self._highest_version,
             world_size=getattr(self._engine, "world_size", 0),
             lora_adapters=getattr(self._engine, "lora_adapters", ()),
             **getattr(self._engine, "facts", {}),
@@ -333,22 +332,25 @@ class CommandRunner:
         if error is not None:
             self._refuse(control, error)
         else:
-            self._publish(ControlAnswer(control_key=control.control_key, state=self.state, results=results))
+            self._remember(ControlAnswer(control_key=control.control_key, state=self.state, results=results))
 
     def _refuse(self, control: Control, error: object) -> None:
-        said = str(error) if isinstance(error, ValueError | str) else f"{type(error).__name__}: {error}"
-        _log.warning("command refused", command=_name(control), reason=said)
-        error = brief(" ".join(said.split()), ErrorCode.ERROR_CODE_INTERNAL)
-        self._publish(ControlAnswer(control_key=control.control_key, error=error, state=self.state))
+        reason = str(error) if isinstance(error, ValueError | str) else f"{type(error).__name__}: {error}"
+        _log.warning("command refused", command=_name(control), reason=reason)
+        error = brief(" ".join(reason.split()), ErrorCode.ERROR_CODE_INTERNAL)
+        self._remember(ControlAnswer(control_key=control.control_key, error=error, state=self.state))
 
-    def _publish(self, answer: ControlAnswer) -> None:
+    def _remember(self, answer: ControlAnswer) -> None:
         if answer.control_key in self._known:
             self._known[answer.control_key] = answer
         self._answer(answer)
 
+    def _answer(self, answer: ControlAnswer) -> None:
+        self._publish(RequestEvent(control_answer=answer))
+
 
 def _raised_by(call: Callable[..., object], *arguments: object, **named: object) -> Exception | None:
-    """Return what a call raised, which refuses the command; an EngineBrokenError is raised again."""
+    """Return the exception of a call; raise an EngineBrokenError."""
     try:
         call(*arguments, **named)
     except EngineBrokenError:

@@ -24,9 +24,9 @@ class EngineStepError(RuntimeError):
     are none, all end. The engine computes the others' next step.
     """
 
-    def __init__(self, message: str, keys: Iterable[int] = ()) -> None:
+    def __init__(self, message: str, request_ids: Iterable[int] = ()) -> None:
         super().__init__(message)
-        self.keys = frozenset(keys)
+        self.request_ids = frozenset(request_ids)
 
 
 class Engine(Protocol):
@@ -57,7 +57,7 @@ class Engine(Protocol):
         request that is wrong.
         """
 
-    def abort(self, key: int) -> None:
+    def abort(self, request_id: int) -> None:
         """End a request at the next step, which computes nothing for it; an unknown id is ignored."""
 
     def step(self) -> Sequence[StepArrays]:

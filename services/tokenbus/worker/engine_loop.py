@@ -1,7 +1,8 @@
 """EngineLoop: admits requests, computes steps, publishes them, and ends the requests that fail."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -16,12 +17,18 @@ from tokenbus.worker.engine import (
     EngineStepError,
     ScoresTokens,
 )
+from tokenbus.worker.engine_output import EngineOutput
 from tokenbus.worker.errors import NotRunningError
-from tokenbus.worker.publisher_thread import PublisherThread
 from tokenbus.worker.publishing import PublisherClient
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, ErrorCode, Generate, Prefilled
+from tokenbus_contracts.generated.request_pb2 import (
+    ContinuationPolicy,
+    ErrorCode,
+    Generate,
+    Prefilled,
+    RequestEvent,
+)
 from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
@@ -39,23 +46,23 @@ class _RefusedError(Exception):
 
 
 class EngineLoop:
-    """Runs one engine, on the engine's own thread.
+    """Runs one engine on the engine's thread.
 
-    An exception of the engine ends requests, and the loop only if it is an EngineBrokenError. A request whose deadline
-    passes ends here, whether a processor is connected or not.
+    An exception of the engine ends requests; only an EngineBrokenError ends the loop. The loop also ends the requests
+    whose deadlines pass, even without a processor.
     """
 
     def __init__(
         self,
         engine: Engine,
         client: PublisherClient,
-        out: PublisherThread | PublisherClient | None = None,
+        out: EngineOutput | None = None,
         *,
         unix_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Take the engine, its publisher, and the thread that publishes, if any; the caller closes all.
+        """Make a loop over an engine and its publisher, which the caller closes.
 
-        Deadlines are compared with `unix_ms`, by default the system's clock.
+        Steps go to `out`, by default the publisher. `unix_ms` is the clock of deadlines, by default the system's.
         """
         self._engine = engine
         self._client = client
@@ -63,52 +70,48 @@ class EngineLoop:
         self._unix_ms = unix_ms or SystemClock().unix_ms
         self._cache = engine if isinstance(engine, CachesPrompts) else None
         self._note_cache()
-        self._commands = CommandRunner(engine, self._abort_all, self._out.controlled, self._unix_ms)
+        self._commands = CommandRunner(engine, self._abort_all, self._out.publish_event, self._unix_ms)
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
-        """The ids of the requests that were admitted since the last step that succeeded."""
+        """The requests admitted since the last step that succeeded."""
         self._failed_in_a_row = 0
         self._failed: dict[int, None] = {}
-        """Requests that ended with an error here, the oldest first, until the engine's last row of each."""
+        """The requests that ended with an error here, oldest first, until the engine's last row of each."""
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
-        """Admit requests, compute steps and publish them until `stop` is set; `pace` is called before each step.
+        """Admit requests, and compute and publish steps, until `stop` is set; call `pace` before each step.
 
-        Raises EngineBrokenError if the engine breaks, after its requests have ended.
+        Raises EngineBrokenError after it has ended the requests of a broken engine.
         """
-        while not stop.is_set() and self._client.is_running:
-            try:
+        with contextlib.suppress(NotRunningError):
+            while not stop.is_set() and self._client.is_running:
                 self.turn(0 if self._engine.has_work else _IDLE_SECONDS, pace)
-            except NotRunningError:
-                return
 
     def turn(self, seconds: float = 0, pace: Callable[[], None] | None = None) -> None:
-        """Take what has come, and wait at most so many seconds for some; then compute a step, if there is work."""
-        self._take_all(seconds)
-        self._do_as_told()
-        if not self._engine.has_work:
-            self._untried.clear()
-            return
-        if pace is not None:
-            pace()
-        self.compute()
-        if self._commands.is_waiting and not self._engine.has_work:
-            self._do_as_told()
+        """Take new requests and commands, waiting at most `seconds` for one; then compute a step if there is work."""
+        with self._ending_requests_if_broken():
+            self._take_requests(seconds)
+            self._run_commands()
+            if not self._engine.has_work:
+                self._untried.clear()
+                return
+            if pace is not None:
+                pace()
+            self.compute()
+            if self._commands.is_waiting and not self._engine.has_work:
+                self._run_commands()
 
     def finish(self, seconds: float, now: Callable[[], float]) -> None:
-        """Compute and publish steps until the engine has nothing left, for at most so many seconds.
+        """Compute and publish steps until the engine has no work, for at most `seconds`.
 
-        Requests that come meanwhile end with an error. Those that the engine has not finished in time end when the
-        publisher leaves.
+        New requests end with an error. Unfinished requests end when the publisher leaves.
         """
         deadline = now() + seconds
-        try:
+        with contextlib.suppress(NotRunningError), self._ending_requests_if_broken():
             self._refuse_new()
             while self._engine.has_work and now() < deadline:
                 self.compute()
                 self._refuse_new()
-        except NotRunningError:
-            return
 
     def compute(self) -> None:
         """Compute one step and publish its batches."""
@@ -119,18 +122,15 @@ class EngineLoop:
                     self._out.admitted(*prompt)
                 for scores in arrays.prompt_scores:
                     for chunk in scores.chunks():
-                        self._out.scored(chunk)
-                for key, state in arrays.transfer_states.items():
-                    self._pass_on(key, state)
+                        self._out.publish_event(RequestEvent(prompt_scores=chunk))
+                for request_id, state in arrays.transfer_states.items():
+                    self._publish_transfer_state(request_id, state)
                 if self._failed:
                     self._hide_last_rows(arrays)
                 self._out.emit(arrays)
-        except NotRunningError:
+        except (NotRunningError, EngineBrokenError):
             raise
-        except EngineBrokenError as error:
-            self._end_all_as_broken(error)
-            raise
-        except Exception as error:  # noqa: BLE001 - it ends the engine's requests, and not the worker
+        except Exception as error:  # noqa: BLE001 - it ends requests, not the worker
             self._step_failed(error)
             return
         self._failed_in_a_row = 0
@@ -142,20 +142,16 @@ class EngineLoop:
         if self._cache is not None:
             self._client.counts.kv_cache = 1 + min(1000, round(1000 * self._cache.kv_cache_usage))
 
-    def _do_as_told(self) -> None:
+    def _run_commands(self) -> None:
         self._commands.take(self._client.take_controls())
         self._client.counts.commands = 1
         try:
             self._commands.turn()
-        except EngineBrokenError as error:
-            self._end_all_as_broken(error)
-            raise
         finally:
             self._client.counts.commands = 0
 
-    def _take_all(self, seconds: float) -> None:
-        requests = self._client.take_requests(seconds)
-        for request in requests:
+    def _take_requests(self, seconds: float) -> None:
+        for request in self._client.take_requests(seconds):
             if isinstance(request, Generate):
                 self._admit(request)
             else:
@@ -163,16 +159,16 @@ class EngineLoop:
         self._end_aborted_and_overdue()
 
     def _admit(self, generate: Generate) -> None:
-        key = generate.request_id
+        request_id = generate.request_id
         try:
             prompt_tokens = self._admitted(generate)
         except _RefusedError as refused:
-            self._out.failed(key, refused.code, str(refused))
+            self._out.failed(request_id, refused.code, str(refused))
         else:
-            self._out.admitted(key, prompt_tokens, None if self._cache is None else 0)
+            self._out.admitted(request_id, prompt_tokens, None if self._cache is None else 0)
 
     def _admitted(self, generate: Generate) -> int:
-        key, deadline = generate.request_id, generate.deadline_unix_ms
+        request_id, deadline = generate.request_id, generate.deadline_unix_ms
         if deadline and (late := self._unix_ms() - deadline) >= 0:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
             raise _RefusedError(ErrorCode.ERROR_CODE_DEADLINE, message)
@@ -185,15 +181,14 @@ class EngineLoop:
         except ValueError as error:
             raise _RefusedError(ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)) from None
         except EngineBrokenError as error:
-            self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
-            self._end_all_as_broken(error)
+            self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
             raise
-        except Exception as error:  # noqa: BLE001 - it ends this request, and no other
-            message = self._engine_error("admit", key, error)
-            self._abort(key)  # an engine that kept a part of the request must not compute it
+        except Exception as error:  # noqa: BLE001 - it ends this request alone
+            message = self._engine_error("admit", request_id, error)
+            self._abort(request_id)  # the engine may have kept a part of the request
             raise _RefusedError(ErrorCode.ERROR_CODE_ENGINE, message) from None
         self._client.active.add(generate)
-        self._untried.append(key)
+        self._untried.append(request_id)
         return min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
 
     def _check_weights(self, generate: Generate) -> None:
@@ -203,7 +198,7 @@ class EngineLoop:
             raise ValueError(f"continuation.weight_version: the worker's, {found}, got {asked.weight_version}")
 
     def _check_token_scoring(self, generate: Generate) -> None:
-        """Raise a ValueError for what the engine does not say of tokens: it might ignore what it does not know."""
+        """Raise a ValueError for a field that the engine might ignore because it does not know it."""
         if not generate.HasField("token_scoring"):
             return
         if not generate.HasField("top_logprobs"):
@@ -213,29 +208,30 @@ class EngineLoop:
             if field.name not in offered:
                 raise ValueError(f"token_scoring.{field.name}: none with this engine")
         most = self._engine.vocabulary_size
-        for place, token_id in enumerate(generate.token_scoring.token_ids):
+        for index, token_id in enumerate(generate.token_scoring.token_ids):
             if token_id >= most:
-                raise ValueError(f"token_scoring.token_ids[{place}]: below {most}, got {token_id}")
+                raise ValueError(f"token_scoring.token_ids[{index}]: below {most}, got {token_id}")
 
-    def _abort(self, key: int) -> None:
+    def _abort(self, request_id: int) -> None:
         try:
-            self._engine.abort(key)
-        except EngineBrokenError as error:
-            self._end_all_as_broken(error)
+            self._engine.abort(request_id)
+        except EngineBrokenError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            message = self._engine_error("abort", key, error)
-            for known in self._client.active.end([key]):
+            message = self._engine_error("abort", request_id, error)
+            for known in self._client.active.end([request_id]):
                 self._out.failed(known, ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _abort_all(self) -> None:
-        for key in self._client.active.keys:
-            self._abort(key)
+        for request_id in self._client.active.request_ids:
+            self._abort(request_id)
 
-    def _engine_error(self, doing: str, key: int, error: Exception) -> str:
+    def _engine_error(self, method: str, request_id: int, error: Exception) -> str:
         self._client.counts.engine_errors += 1
         kind = type(error).__name__
-        self._repeated_log.begin((doing, kind), _log.error, "engine error", doing=doing, request_id=key, reason=error)
+        self._repeated_log.begin(
+            (method, kind), _log.error, "engine error", doing=method, request_id=request_id, reason=error
+        )
         return f"the engine failed: {kind}: {error}"
 
     def _refuse_new(self) -> None:
@@ -249,22 +245,22 @@ class EngineLoop:
         self._end_aborted_and_overdue()
 
     def _end_aborted_and_overdue(self) -> None:
-        for key in self._client.take_aborts():
-            self._abort(key)
+        for request_id in self._client.take_aborts():
+            self._abort(request_id)
         overdue = self._client.active.end_overdue(self._unix_ms())
         self._end(overdue, ErrorCode.ERROR_CODE_DEADLINE, "its deadline came before its last token")
 
     def _step_failed(self, error: Exception) -> None:
-        """End the requests that a failed step may be the fault of; raise EngineBrokenError after too many failures.
+        """End the requests that may have made a step fail; raise EngineBrokenError after too many failures.
 
-        A request may be at fault if the error names it, or if it has not been in a step that succeeded. Only a step
-        that fails without such a request counts towards a broken engine, which keeps failing when they have ended.
+        These are the requests that the error names, or else those that were in no successful step. A step that fails
+        without any such request counts towards a broken engine.
         """
         self._client.counts.failed_steps += 1
         self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)
         active = self._client.active
         is_whole = isinstance(error, EngineStepError)
-        ended = active.end(error.keys) if isinstance(error, EngineStepError) else []
+        ended = active.end(error.request_ids) if isinstance(error, EngineStepError) else []
         if not ended:
             ended = active.end(self._untried)
             self._untried.clear()
@@ -275,31 +271,36 @@ class EngineLoop:
         if self._failed_in_a_row >= self._client.settings.worker.failed_steps:
             raise EngineBrokenError(f"{self._failed_in_a_row} steps failed one after the other, the last with: {error}")
 
-    def _end(self, keys: Iterable[int], code: ErrorCode, message: str) -> None:
-        for key in keys:
-            self._out.failed(key, code, message)
-            self._abort(key)
-            self._failed[key] = None
+    def _end(self, request_ids: Iterable[int], code: ErrorCode, message: str) -> None:
+        for request_id in request_ids:
+            self._out.failed(request_id, code, message)
+            self._abort(request_id)
+            self._failed[request_id] = None
         while len(self._failed) > _MOST_FAILED:
             del self._failed[next(iter(self._failed))]
 
-    def _pass_on(self, key: int, state: bytes) -> None:
-        """Publish a request's transfer state; end the request if the state is too large."""
+    def _publish_transfer_state(self, request_id: int, state: bytes) -> None:
         if len(state) <= _MOST_STATE:
-            self._out.prefilled(Prefilled(request_id=key, transfer_state=state))
+            prefilled = Prefilled(request_id=request_id, transfer_state=state)
+            self._out.publish_event(RequestEvent(prefilled=prefilled))
         else:
             message = f"prefilled.transfer_state: at most {_MOST_STATE} bytes, got {len(state)}"
-            self._end(self._client.active.end([key]), ErrorCode.ERROR_CODE_ENGINE, message)
+            self._end(self._client.active.end([request_id]), ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _hide_last_rows(self, arrays: StepArrays) -> None:
-        """Replace ABORTED in rows of requests that have failed: a processor that missed the error would believe it."""
-        keys, statuses = np.asarray(arrays.request_ids), np.array(arrays.statuses)
-        is_last = np.isin(keys, np.fromiter(self._failed, np.uint64)) & (statuses == RowStatus.ABORTED)
+        """Replace ABORTED in the last rows of failed requests: a processor that missed the error would believe it."""
+        request_ids, statuses = np.asarray(arrays.request_ids), np.array(arrays.statuses)
+        is_last = np.isin(request_ids, np.fromiter(self._failed, np.uint64)) & (statuses == RowStatus.ABORTED)
         statuses[is_last] = RowStatus.UNRECOVERABLE
         arrays.statuses = statuses
-        for key in keys[is_last].tolist():
-            del self._failed[key]
+        for request_id in request_ids[is_last].tolist():
+            del self._failed[request_id]
 
-    def _end_all_as_broken(self, error: EngineBrokenError) -> None:
-        for key in self._client.active.end_all():
-            self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
+    @contextlib.contextmanager
+    def _ending_requests_if_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineBrokenError as error:
+            for request_id in self._client.active.end_all():
+                self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
+            raise

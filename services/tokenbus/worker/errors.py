@@ -8,7 +8,7 @@ class PublishError(RuntimeError):
 
 
 class NotRunningError(PublishError):
-    """The publisher was not started, was closed by its owner, or has a process that cannot start."""
+    """The publisher was not started, was closed by its owner, or cannot start its process."""
 
 
 class WouldWaitError(PublishError):
@@ -16,10 +16,10 @@ class WouldWaitError(PublishError):
 
 
 class RetentionFullError(PublishError):
-    """Retention is full, and stayed full for as long as the policy waits: the batch's requests end with an error."""
+    """Retention stayed full for as long as the policy waits: the batch's requests end with an error."""
 
-    def __init__(self, keys: Iterable[int], items: int, size: int, why: str) -> None:
-        self.request_ids = frozenset(keys)
+    def __init__(self, request_ids: Iterable[int], items: int, size: int, why: str) -> None:
+        self.request_ids = frozenset(request_ids)
         self.items = items
         self.bytes = size
         super().__init__(

@@ -1,4 +1,4 @@
-"""PublisherThread: runs an EnginePublisher in a thread of its own, so that the engine's thread only copies arrays."""
+"""PublisherThread: publishes in the background, so that the engine's thread only copies arrays."""
 
 import contextlib
 import queue
@@ -9,34 +9,34 @@ from dataclasses import fields
 import numpy as np
 
 from tokenbus.logs import logger
+from tokenbus.worker.engine_output import EngineOutput
 from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.ragged import on_host
 from tokenbus.worker.step import ARRAYS, StepArrays
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.control_pb2 import ControlAnswer
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Prefilled, PromptScoresChunk
+from tokenbus_contracts.generated.request_pb2 import RequestEvent
 
 _log = logger("worker")
-_OTHERS = [each.name for each in fields(StepArrays) if each.name not in ARRAYS]
+_OTHER_FIELDS = [each.name for each in fields(StepArrays) if each.name not in ARRAYS]
 
 
-class PublisherThread:
-    """Queues an engine's batches and events, and has an EnginePublisher publish them in order, while `with` lasts.
+class PublisherThread(EngineOutput):
+    """Queues an engine's steps and events while `with` lasts, and has its thread publish them in order.
 
-    The queue is bounded: the engine's thread blocks while it is full, as it would for room in retention. After an
-    error of the publisher every call raises that error.
+    The queue is bounded: the engine's thread blocks while it is full. After an error of the publisher, every call
+    raises that error.
     """
 
     def __init__(self, publisher: EnginePublisher, most: int) -> None:
         self._publisher = publisher
-        # queue.Queue, which has a bound, costs the engine's thread several times as much for each step.
+        # Not queue.Queue with its bound: that costs the engine's thread several times as much for each step.
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._most = most
         self._room = threading.Condition()
-        self._is_waited_for = False
+        self._engine_waits = False
         self._error: Exception | None = None
-        # A daemon, so that a process may end without leaving `with`; leaving it waits for the thread.
+        # A daemon, so that a process may end without leaving `with`.
         self._thread = threading.Thread(target=self._run, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherThread":
@@ -48,30 +48,14 @@ class PublisherThread:
         self._thread.join()
 
     def flush(self, seconds: float) -> None:
-        """Block until all that was queued is published, for at most so many seconds."""
+        """Block until everything queued is published, for at most `seconds`."""
         done = threading.Event()
         self._put(done.set)
         done.wait(seconds)
 
-    def admitted(self, key: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
-        """Queue the event that the engine admitted a request."""
-        self._put(lambda: self._publisher.admitted(key, prompt_tokens, cached_tokens))
-
-    def scored(self, chunk: PromptScoresChunk) -> None:
-        """Queue what the engine says of some of a prompt's tokens."""
-        self._put(lambda: self._publisher.scored(chunk))
-
-    def prefilled(self, prefilled: Prefilled) -> None:
-        """Queue a request's transfer state."""
-        self._put(lambda: self._publisher.prefilled(prefilled))
-
-    def controlled(self, answer: ControlAnswer) -> None:
-        """Queue what became of a command."""
-        self._put(lambda: self._publisher.controlled(answer))
-
-    def failed(self, key: int, code: ErrorCode, message: str) -> None:
-        """Queue the event that a request ended with an error."""
-        self._put(lambda: self._publisher.failed(key, code, message))
+    def publish_event(self, event: RequestEvent) -> None:
+        """Queue an event."""
+        self._put(lambda: self._publisher.publish_event(event))
 
     def emit(self, arrays: StepArrays) -> None:
         """Queue one batch of a step; the engine may reuse its arrays when this returns."""
@@ -87,17 +71,17 @@ class PublisherThread:
 
     def _wait_for_room(self) -> None:
         with self._room:
-            self._is_waited_for = True
+            self._engine_waits = True
             self._room.wait_for(lambda: self._error is not None or self._waiting.qsize() < self._most)
-            self._is_waited_for = False
+            self._engine_waits = False
 
     def _run(self) -> None:
         while (task := self._waiting.get()) is not None:
-            if self._is_waited_for:
+            if self._engine_waits:
                 with self._room:
                     self._room.notify()
             if self._error is not None:
-                continue  # drop what is queued, so that the engine's thread does not block for room
+                continue  # drop what is queued, so that the engine's thread does not block
             try:
                 task()
             except NotRunningError as error:
@@ -106,20 +90,20 @@ class PublisherThread:
                 _log.exception("a step was not published")
                 self._error = error
         self._error = self._error or NotRunningError("the publisher's thread was closed")
-        with self._room:  # a thread that waits for room raises the error
+        with self._room:  # the engine's thread, if it waits for room, raises the error
             self._room.notify()
 
 
 def _copied(arrays: StepArrays) -> StepArrays:
-    copy = object.__new__(StepArrays)  # copy.copy() takes longer than all that follows
-    for name in _OTHERS:
+    copy = object.__new__(StepArrays)  # copy.copy() takes longer than the rest of this function
+    for name in _OTHER_FIELDS:
         setattr(copy, name, getattr(arrays, name))
     for name in ARRAYS:
         values = getattr(arrays, name)
         if type(values) is np.ndarray:
             values = values.copy()
         elif values is not None:
-            # The publisher refuses what cannot become an array, as it does all else.
+            # EnginePublisher refuses values that cannot become an array.
             with contextlib.suppress(ContractError):
                 values = np.array(on_host(name, values))
         setattr(copy, name, values)

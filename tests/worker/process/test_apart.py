@@ -335,7 +335,7 @@ async def test_what_finds_no_room_is_named() -> None:
 
 
 async def test_what_finds_no_room_and_is_too_much_to_name_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory_publisher, "_MOST_LOST", 2)
+    monkeypatch.setattr(shared_memory_publisher, "_MAX_LOST", 2)
     async with apart(policy="fail", handover_items=16) as worker:
         requests = await asked(worker, tokens=10_000)
         await worker.lose_publisher()

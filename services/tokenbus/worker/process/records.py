@@ -1,62 +1,50 @@
-"""What an engine's process and its publisher's tell each other: records, and words that outlive a publisher."""
+"""The records and words that an engine's process and its publisher's process exchange."""
 
 import struct
-from dataclasses import fields
 from enum import IntEnum
 
 from tokenbus.worker.publisher import WorkerCounts
 
 READY, WAKE = b"R", b"W"
-"""What goes over their socket: that the publisher has started, and that there is something to take, or room."""
-UNKNOWN = -1
-ADMITTED = struct.Struct("<QQq")
-"""A request's id, the length of its prompt, and how many tokens of it were cached, or UNKNOWN."""
-FAILED = struct.Struct("<QI")
-"""A request's id, and the error's code; its message follows."""
-IDS = struct.Struct("<I")
-"""How many ids follow, and then the message."""
+"""The bytes on their socket: the publisher has started; there is a record to read, or room for one."""
+ID_COUNT = struct.Struct("<I")
+"""The head of a REFUSED record, before the ids and the message."""
 
 
 class Word(IntEnum):
-    """A number that one side writes, and that a new publisher reads."""
+    """A number that one process writes, and that a new publisher reads."""
 
     NEXT_SEQUENCE = 0
-    """Of the stream's next item."""
+    """Sequence of the stream's next item."""
     EMITTED = 1
-    """The record that is being published, and how many items it has made so far."""
+    """The record that is being published, and the number of items it has made."""
     FAILED_STEPS = 2
     ENGINE_ERRORS = 3
-    """As `WorkerCounts` has both; the engine's process writes them."""
+    """As in `WorkerCounts`; written by the engine's process."""
     STARTS = 4
-    """How many publishers there were."""
+    """Publishers that have started."""
     SIGNS = 5
     COMMANDS = 6
     KV_CACHE = 7
-    """As `WorkerCounts` has the three; the engine's process writes them."""
+    """As in `WorkerCounts`; written by the engine's process."""
     EPOCH = 8
-    """The stream's, once a publisher has begun another one."""
+    """The stream's epoch, once a publisher has begun another one; else 0."""
 
 
 class EngineRecord(IntEnum):
     """The kinds of records that the engine's process writes."""
 
     STEP = 1
-    ADMITTED = 2
-    FAILED = 3
-    REFUSED = 4
-    """A step whose arrays are none: why, and its requests."""
-    LOST = 5
-    """The requests of steps that found no room."""
-    NO_MORE = 6
-    """It takes no new requests."""
-    LEAVE = 7
-    """It hands nothing more over: the publisher is to leave when all is acknowledged."""
-    SCORED = 8
-    """A chunk of a prompt's scores, as the message that it is."""
-    CONTROLLED = 9
-    """What became of a command, as the message that it is."""
-    PREFILLED = 10
-    """A request's transfer state, as the message that it is."""
+    EVENT = 2
+    """A RequestEvent."""
+    REFUSED = 3
+    """The requests of a step with invalid arrays, and the reason."""
+    LOST = 4
+    """The requests of steps that found no room; none: all requests."""
+    NO_MORE = 5
+    """The worker takes no new requests."""
+    LEAVE = 6
+    """The last record: the publisher leaves when everything is acknowledged."""
 
 
 class PublisherRecord(IntEnum):
@@ -64,13 +52,13 @@ class PublisherRecord(IntEnum):
 
     GENERATE = 1
     ABORT = 2
-    """A request that its client, or the processor, ends."""
+    """A request that its client, or the processor, aborts."""
     ENDED = 3
     """Requests that ended because their rows could not be published."""
     CONTROL = 4
 
 
-class _Shared:
+class _SharedCount:
     """An attribute that is a word of the shared memory."""
 
     def __init__(self, word: Word) -> None:
@@ -84,14 +72,10 @@ class _Shared:
 
 
 class SharedCounts(WorkerCounts):
-    """A worker's counters, of which those of the engine's loop are where the publisher's metrics find them."""
+    """The counters of the engine's loop in shared memory, where the publisher's heartbeats and metrics read them."""
 
-    failed_steps, engine_errors = _Shared(Word.FAILED_STEPS), _Shared(Word.ENGINE_ERRORS)
-    signs, commands, kv_cache = _Shared(Word.SIGNS), _Shared(Word.COMMANDS), _Shared(Word.KV_CACHE)
+    failed_steps, engine_errors = _SharedCount(Word.FAILED_STEPS), _SharedCount(Word.ENGINE_ERRORS)
+    signs, commands, kv_cache = _SharedCount(Word.SIGNS), _SharedCount(Word.COMMANDS), _SharedCount(Word.KV_CACHE)
 
     def __init__(self, words: memoryview) -> None:
-        """Use the words as they are, since the engine's process writes them too, and begin all other counts at zero."""
         self.words = words
-        for count in fields(WorkerCounts):
-            if not isinstance(vars(SharedCounts).get(count.name), _Shared):
-                setattr(self, count.name, 0)

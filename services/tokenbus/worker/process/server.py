@@ -1,4 +1,4 @@
-"""PublisherServer: what the publisher's process does, on one event loop."""
+"""PublisherServer: the publisher's process, on one event loop."""
 
 import asyncio
 import contextlib
@@ -22,11 +22,8 @@ from tokenbus.worker.process import arrays
 from tokenbus.worker.process.journal import JournaledRetention
 from tokenbus.worker.process.memory import SharedMemory
 from tokenbus.worker.process.records import (
-    ADMITTED,
-    FAILED,
-    IDS,
+    ID_COUNT,
     READY,
-    UNKNOWN,
     WAKE,
     EngineRecord,
     PublisherRecord,
@@ -35,20 +32,20 @@ from tokenbus.worker.process.records import (
 )
 from tokenbus.worker.process.ring import Record
 from tokenbus.worker.publisher import Publisher
+from tokenbus.worker.request_queue import RequestQueue
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer, EngineState
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, Prefilled, PromptScoresChunk
+from tokenbus_contracts.generated.control_pb2 import Control, EngineState
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
 
 _log = logger("worker")
-_AT_ONCE = 8
-"""How many records are published before the event loop sends and receives."""
+_RECORDS_AT_ONCE = 8
+"""Records that are published before the event loop sends and receives."""
 _HEADER_BYTES = 1024
-_ENGINE_DIED = "the engine's process died"
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What the engine's process says to a publisher that it starts."""
+    """The facts that the engine's process gives to a publisher that it starts."""
 
     settings: Settings
     vocabulary_size: int
@@ -56,22 +53,22 @@ class Introduction:
     epoch: int
     proof: bytes
     requests: list[tuple[int, int]]
-    """The ids and owners of the requests that the worker has, but for those that wait in the ring."""
+    """The ids and owners of the worker's requests, except those that wait in the ring."""
     requests_tail: int
-    """Where the ring of requests began when that was said."""
+    """The reader's position in the ring of requests at that time."""
     takes_no_more: bool
     leaves: bool
-    """Whether the engine hands nothing more over."""
+    """Whether the engine writes no more records."""
     takes_control: bool = False
     continues_requests: bool = False
     engine: int = 0
-    """The engine's process, which started this one; 0: they are one."""
+    """The id of the engine's process; 0: this process."""
     engine_state: str = ""
-    """An EngineState in hexadecimal digits, once an operator has asked for anything."""
+    """An EngineState in hexadecimal digits, after an operator's first command."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Introduction":
-        """Return what the engine's process wrote as JSON."""
+        """Return the introduction in a JSON document."""
         sections = {name: maker(**given["settings"][name]) for name, maker in SECTIONS.items()}
         model = given["model"]
         if model is not None:
@@ -80,14 +77,56 @@ class Introduction:
         return cls(**{**given, "settings": Settings(**sections), "model": model, "proof": proof})
 
 
-class _Publisher(Publisher):
-    """A publisher whose requests go into the ring, and that never blocks its event loop for room."""
+class _RequestRing(RequestQueue):
+    """Writes requests, aborts and commands for the engine into shared memory."""
 
-    def __init__(self, memory: SharedMemory, bell: socket.socket, given: Introduction, **others: Any) -> None:  # noqa: ANN401
+    def __init__(self, memory: SharedMemory, bell: socket.socket, max_requests: int) -> None:
+        super().__init__(max_requests)
+        self._ring, self._bell = memory.requests, bell
+        self.engine_is_gone = False
+        self.on_arrival = self.ring_bell
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def put(self, request: Generate | Abort) -> None:
+        if not self.engine_is_gone:  # after the goodbye, the processor gives the request to another worker
+            super().put(request)
+
+    def _append(self, request: Generate | Abort, limit: str) -> None:
+        kind = PublisherRecord.GENERATE if isinstance(request, Generate) else PublisherRecord.ABORT
+        self._write(kind, request, limit)
+
+    def put_control(self, control: Control) -> None:
+        self._write(PublisherRecord.CONTROL, control, "a command that the engine has room for")
+        self.ring_bell()
+
+    def _write(self, kind: PublisherRecord, message: Generate | Abort | Control, limit: str) -> None:
+        data = message.SerializeToString()
+        if not self._ring.has_room(len(data)):
+            raise ContractError(kind.name.lower(), limit, f"{len(data)} bytes")
+        self._ring.put(kind, data)
+
+    def put_ended(self, request_ids: deque[int]) -> None:
+        """Tell the engine which requests ended here, and clear the queue, if there is room."""
+        if request_ids and self._ring.has_room(8 * len(request_ids)):
+            self._ring.put(PublisherRecord.ENDED, np.array(request_ids, np.uint64).tobytes())
+            request_ids.clear()
+            self.ring_bell()
+
+    def ring_bell(self) -> None:
+        """Wake the engine: there is a record to read, or room for one."""
+        with contextlib.suppress(OSError):  # the socket is full of wake-ups, or the engine died
+            self._bell.send(WAKE)
+
+
+class _SharedPublisher(Publisher):
+    """A publisher whose state is in shared memory, and that never blocks its event loop for room."""
+
+    def __init__(self, memory: SharedMemory, incoming: RequestQueue, given: Introduction, **others: Any) -> None:  # noqa: ANN401
         worker = given.settings.worker
         self.made_room = asyncio.Event()
-        self.engine_is_gone = False
-        self._steps, self._ring, self._bell = memory.steps, memory.requests, bell
+        self._steps, self._words = memory.steps, memory.words
         self.journal = JournaledRetention(
             worker.most_items,
             worker.retention_bytes,
@@ -104,14 +143,14 @@ class _Publisher(Publisher):
             takes_control=given.takes_control,
             continues_requests=given.continues_requests,
             retention=self.journal,
+            incoming=incoming,
             **others,
         )
-        self._words = memory.words
         memory.words[Word.STARTS] += 1
         self.starts = memory.words[Word.STARTS]
         self.counts = SharedCounts(memory.words)
-        for key, owner in given.requests:
-            self.session.add_request(Generate(request_id=key, owner=owner))
+        for request_id, owner in given.requests:
+            self.session.add_request(Generate(request_id=request_id, owner=owner))
         for record in memory.requests.waiting(given.requests_tail):
             if record.kind == PublisherRecord.GENERATE:
                 self.session.add_request(Generate.FromString(bytes(record.data)))
@@ -122,66 +161,26 @@ class _Publisher(Publisher):
 
     @property
     def waiting_records(self) -> int:
-        """How many records of the engine's wait."""
         return self._steps.waiting_count
 
     @property
-    def waiting_requests(self) -> int:
-        return len(self._ring)
-
-    @property
-    def _is_blocked(self) -> bool:
+    def _engine_waits(self) -> bool:
         return not self._steps.is_empty
 
-    def take_request(self, request: Generate | Abort) -> None:
-        """Bring a request or an abort to the engine; a ContractError says that there is no room for it."""
-        most = 2 * self.settings.worker.max_requests
-        if self.engine_is_gone or (not most and isinstance(request, Abort)):
-            return  # with the goodbye the processor gives what was not admitted to another worker
-        limit = f"at most {most} requests that the engine has not taken yet"
-        if len(self._ring) >= most:
-            raise ContractError("generate", limit, len(self._ring) + 1)
-        self._bring(
-            PublisherRecord.GENERATE if isinstance(request, Generate) else PublisherRecord.ABORT, request, limit
-        )
-
-    def take_control(self, control: Control) -> None:
-        """Bring a command to the engine; a ContractError says that there is no room for it."""
-        self._bring(PublisherRecord.CONTROL, control, "a command that the engine has room for")
-
-    def _bring(self, kind: PublisherRecord, message: Generate | Abort | Control, limit: str) -> None:
-        data = message.SerializeToString()
-        if not self._ring.has_room(len(data)):
-            raise ContractError(kind.name.lower(), limit, f"{len(data)} bytes")
-        self._ring.put(kind, data)
-        self.ring_bell()
-
-    def bring_ended(self, keys: deque[int]) -> None:
-        """Tell the engine which requests have ended here, as soon as there is room to."""
-        if keys and self._ring.has_room(8 * len(keys)):
-            self._ring.put(PublisherRecord.ENDED, np.array(keys, np.uint64).tobytes())
-            keys.clear()
-            self.ring_bell()
-
-    def ring_bell(self) -> None:
-        """Tell the engine that something was brought, or taken."""
-        with contextlib.suppress(OSError):  # it has many bells to hear, or it died
-            self._bell.send(WAKE)
-
     def _begin_epoch(self, epoch: int) -> None:
-        self._words[Word.EPOCH] = epoch  # before the journal is empty: what it has is not the next epoch's
+        self._words[Word.EPOCH] = epoch  # before the journal is empty: its items do not belong to the next epoch
         super()._begin_epoch(epoch)
 
     def _made_room(self) -> None:
         super()._made_room()
         self.made_room.set()
 
-    def _wait_for_room(self, size: int) -> bool:  # noqa: ARG002 - who calls it has waited already
+    def _wait_for_room(self, size: int) -> bool:  # noqa: ARG002 - PublisherServer has waited already
         return False
 
 
 class PublisherServer:
-    """Publishes what an engine's process hands over, and brings it what comes for it, until one of the two leaves."""
+    """Publishes the records of an engine's process until one of the two processes leaves."""
 
     def __init__(
         self,
@@ -194,27 +193,28 @@ class PublisherServer:
     ) -> None:
         self._steps, self._bell = memory.steps, bell
         self._settings = given.settings
-        self.publisher = _Publisher(memory, bell, given, transport=transport, clock=clock)
+        self._requests = _RequestRing(memory, bell, given.settings.worker.max_requests)
+        self.publisher = _SharedPublisher(memory, self._requests, given, transport=transport, clock=clock)
         self._clock = self.publisher.clock
         self._engine_publisher = EnginePublisher(self.publisher, given.vocabulary_size)
         self._ended: deque[int] = deque()
-        """The requests that ended here, of which the engine has not heard yet."""
+        """The requests that ended here, until the engine is told."""
         self._leaves = given.leaves
         self._engine = given.engine
         self._waits_since: float | None = None
 
     async def run(self) -> None:
-        """Publish until the engine's process leaves or dies, and all is acknowledged."""
+        """Publish until the engine's process leaves or dies, and everything is acknowledged."""
         publisher = self.publisher
-        # What was handed over before is in the first hello, as far as there is room for it.
+        # The first hello then has the records that wait already, as far as retention has room.
         publisher.begin()
         while self._publish_some() == 0:
             pass
         with serve_publisher(publisher):
             async with publisher:
                 loop = asyncio.get_running_loop()
-                loop.add_reader(self._bell, self._heard)
-                with contextlib.suppress(OSError):  # it died meanwhile, which the reader hears
+                loop.add_reader(self._bell, self._on_bell)
+                with contextlib.suppress(OSError):  # the engine died; the reader notices
                     self._bell.send(READY)
                 try:
                     await self._publish_all()
@@ -222,7 +222,6 @@ class PublisherServer:
                     loop.remove_reader(self._bell)
 
     async def _publish_all(self) -> None:
-        """Publish what is handed over until there will be nothing more."""
         wake = self.publisher.made_room
         while True:
             wake.clear()
@@ -230,12 +229,12 @@ class PublisherServer:
                 return  # its connection failed, which is raised next
             # The bell says it at once, unless a child of the engine's holds its other end.
             if self._engine and os.getppid() != self._engine:
-                self.publisher.engine_is_gone = True
+                self._requests.engine_is_gone = True
             seconds = self._publish_some()
             if self._steps.is_empty:
                 if self._leaves:
                     return
-                if self.publisher.engine_is_gone:
+                if self._requests.engine_is_gone:
                     self._end_all()
                     return
             if seconds:
@@ -243,8 +242,7 @@ class PublisherServer:
             else:
                 await asyncio.sleep(0)
 
-    def _heard(self) -> None:
-        """Hear the engine's bell, or that its process is gone."""
+    def _on_bell(self) -> None:
         with contextlib.suppress(BlockingIOError):
             try:
                 is_gone = not self._bell.recv(65536)
@@ -252,15 +250,15 @@ class PublisherServer:
                 is_gone = True
             if is_gone:
                 asyncio.get_running_loop().remove_reader(self._bell)
-                self.publisher.engine_is_gone = True
+                self._requests.engine_is_gone = True
         self.publisher.made_room.set()
 
     def _publish_some(self) -> float:
-        """Publish some of what is handed over; return for how long to wait at most, or 0 where there is more."""
+        """Publish some records; return how long to wait for more at most, in seconds; 0: there are more."""
         number = self._steps.taken
         seconds = self._settings.bus.heartbeat_interval_ms / 1000
-        for place, record in enumerate(self._steps.waiting()):
-            if place == _AT_ONCE:
+        for count, record in enumerate(self._steps.waiting()):
+            if count == _RECORDS_AT_ONCE:
                 seconds = 0
                 break
             if wait := self._seconds_for_room(record):
@@ -276,15 +274,15 @@ class PublisherServer:
                 self.publisher.lose_all()
             self.publisher.journal.begin(0)
             self._ended.extend(self._engine_publisher.take_aborts())
-            self.publisher.bring_ended(self._ended)
+            self._requests.put_ended(self._ended)
             self._steps.take(record)
-        self.publisher.bring_ended(self._ended)
+        self._requests.put_ended(self._ended)
         if self._steps.taken > number:
-            self.publisher.ring_bell()
+            self._requests.ring_bell()
         return seconds
 
     def _seconds_for_room(self, record: Record) -> float:
-        """Return for how long a record waits for room in retention, at most: 0 where there is some, or it must not."""
+        """Return how long a record may still wait for room in retention; 0: it is published now."""
         retention, worker, data = self.publisher.retention, self._settings.worker, record.data
         messages = self._messages_of(record)
         if not messages:
@@ -302,14 +300,14 @@ class PublisherServer:
         return max(0.0, self._waits_since + worker.block_timeout_ms / 1000 - now)
 
     def _messages_of(self, record: Record) -> int:
-        """Return how many messages are made of a record, as far as can be said before it is published."""
+        """Estimate the number of messages that a record becomes."""
         match record.kind:
             case EngineRecord.STEP:
                 step, limits = arrays.read(record.data), self._settings.limits
                 by_rows: int = step.request_ids.size // limits.max_rows
                 return max(step.parts, 1 + by_rows, 1 + len(record.data) // limits.max_message_bytes)
             case EngineRecord.REFUSED:
-                return int(IDS.unpack_from(record.data)[0])
+                return int(ID_COUNT.unpack_from(record.data)[0])
             case EngineRecord.LOST | EngineRecord.NO_MORE | EngineRecord.LEAVE:
                 return 0
         return 1
@@ -319,18 +317,12 @@ class PublisherServer:
         match record.kind:
             case EngineRecord.STEP:
                 self._engine_publisher.emit(arrays.read(data))
-            case EngineRecord.ADMITTED:
-                key, prompt_tokens, cached = ADMITTED.unpack(data)
-                self._engine_publisher.admitted(key, prompt_tokens, None if cached == UNKNOWN else cached)
-            case EngineRecord.SCORED | EngineRecord.CONTROLLED | EngineRecord.PREFILLED:
-                self._publish_message(record.kind, bytes(data))
-            case EngineRecord.FAILED:
-                key, code = FAILED.unpack_from(data)
-                self._engine_publisher.failed(key, code, bytes(data[FAILED.size :]).decode())
+            case EngineRecord.EVENT:
+                self._engine_publisher.publish_event(RequestEvent.FromString(bytes(data)))
             case EngineRecord.REFUSED:
-                count, begin = *IDS.unpack_from(data), IDS.size
-                keys, message = data[begin : begin + 8 * count], bytes(data[begin + 8 * count :]).decode()
-                self._engine_publisher.refuse(np.frombuffer(bytes(keys), np.uint64).tolist(), message)
+                end = ID_COUNT.size + 8 * ID_COUNT.unpack_from(data)[0]
+                request_ids = np.frombuffer(bytes(data[ID_COUNT.size : end]), np.uint64).tolist()
+                self._engine_publisher.refuse(request_ids, bytes(data[end:]).decode())
             case EngineRecord.LOST:
                 if lost := np.frombuffer(data, np.uint64).tolist():
                     self.publisher.lose(lost)
@@ -341,20 +333,11 @@ class PublisherServer:
             case EngineRecord.LEAVE:
                 self._leaves = True
 
-    def _publish_message(self, kind: int, data: bytes) -> None:
-        match kind:
-            case EngineRecord.SCORED:
-                self._engine_publisher.scored(PromptScoresChunk.FromString(data))
-            case EngineRecord.CONTROLLED:
-                self._engine_publisher.controlled(ControlAnswer.FromString(data))
-            case EngineRecord.PREFILLED:
-                self._engine_publisher.prefilled(Prefilled.FromString(data))
-
     def _end_all(self) -> None:
         self.publisher.take_no_more()
         requests = sorted(self.publisher.session.requests)
         ended = {"worker": self.publisher.worker_id, "requests_ended": len(requests)}
         _log.error("the engine's process died: its requests end", **ended)
-        for key in requests:
+        for request_id in requests:
             with contextlib.suppress(RetentionFullError):  # then a gap names it
-                self.publisher.failed_request(key, ErrorCode.ERROR_CODE_ENGINE, _ENGINE_DIED)
+                self.publisher.failed_request(request_id, ErrorCode.ERROR_CODE_ENGINE, "the engine's process died")

@@ -1,0 +1,43 @@
+"""EngineOutput: the interface through which an engine's loop publishes steps and request events."""
+
+from abc import ABC, abstractmethod
+
+from tokenbus.delivery.errors import brief
+from tokenbus.worker.step import StepArrays
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent
+
+
+class EngineOutput(ABC):
+    """Takes the steps and events of one engine, in order."""
+
+    @abstractmethod
+    def emit(self, arrays: StepArrays) -> None:
+        """Publish one batch of a step; the engine may reuse its arrays when this returns."""
+
+    @abstractmethod
+    def publish_event(self, event: RequestEvent) -> None:
+        """Publish an event; the publisher sets its sequence."""
+
+    def admitted(self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
+        """Publish that the engine admitted a request."""
+        self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
+
+    def failed(self, request_id: int, code: ErrorCode, message: str) -> None:
+        """Publish that a request ended with an error."""
+        self.publish_event(error_event(request_id, code, message))
+
+
+def admitted_event(request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> RequestEvent:
+    """Return the event of an admission; the publisher sets the worker and the turn."""
+    return RequestEvent(
+        admitted=Admitted(request_id=request_id, prompt_tokens=max(1, prompt_tokens), cached_tokens=cached_tokens)
+    )
+
+
+def error_event(request_id: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> RequestEvent:
+    """Return the event of a request that ended with an error; a long message is cut."""
+    return RequestEvent(
+        error=RequestError(
+            request_id=request_id, code=code, message=brief(message, code), emitted_tokens=emitted_tokens
+        )
+    )
