@@ -68,7 +68,7 @@ SERVICES = {
 }
 """What stays until it is stopped, and the line that says that it works; the port is a free one."""
 SCENARIOS = {
-    "README.md": ["tokenbus processor", "tokenbus worker"],
+    "README.md": ["tokenbus processor", "tokenbus worker", "tokenbus ask", "python client.py", "kill", ". .venv"],
     "docs/contract.md": ["tokenbus check"],
     "docs/first-hour.md": [
         *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus inspect", "kill")

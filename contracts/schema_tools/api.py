@@ -24,14 +24,14 @@ All are in `tokenbus`. A client begins with [connect](#connect), an engine with 
 """
 _GROUPS = {
     "Clients": "connect Client Generation Token TokenExtras RequestParameters StructuredOutput Stream StepRows "
-    "RequestEnd Generate PromptScores Turn WeightSpan Operator ControlError",
-    "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
+    "RequestEnd Generate PromptScores Turn WeightSpan Operator ControlError load_tokenizer",
+    "Engines": "run_engine BaseEngine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
     "Recordings and the durable log": "read_recording read_log StreamItem",
     "Messages": "LogprobBatch BatchHeader Row Extras Extra encode decode Limits BatchKind RowStatus Scoring "
     "SpeculativeMethod StepPhase ValueKind",
     "Errors": "ContractError Rule RequestFailedError AddressError LogError RecordingError SettingsError PublishError "
-    "RetentionFullError NotRunningError WouldWaitError EngineStepError EngineBrokenError",
+    "RetentionFullError NotRunningError WouldWaitError EngineStepError EngineBrokenError PluginError",
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[a-z0-9`)\"']\.)\s+(?=[A-Z`])|\n\n")

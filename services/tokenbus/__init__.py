@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from tokenbus.client.weight_spans import WeightSpan as WeightSpan
     from tokenbus.delivery import RequestFailedError as RequestFailedError, Step as Step
     from tokenbus.delivery.step import TokenExtras as TokenExtras
+    from tokenbus.engines.base import BaseEngine as BaseEngine
+    from tokenbus.plugins import PluginError as PluginError, load_tokenizer as load_tokenizer
     from tokenbus.processor import Processor as Processor
     from tokenbus.recordings.durable_log.reader import read_log as read_log
     from tokenbus.recordings.durable_log.stream import LogError as LogError
@@ -100,6 +102,8 @@ _HOMES = {
     "tokenbus.recordings.durable_log.reader": "read_log",
     "tokenbus.recordings.durable_log.stream": "LogError",
     "tokenbus.recordings.items": "RecordingError StreamItem read_recording",
+    "tokenbus.engines.base": "BaseEngine",
+    "tokenbus.plugins": "PluginError load_tokenizer",
     "tokenbus.processor": "Processor",
     "tokenbus.settings": "Settings SettingsError",
     "tokenbus.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "

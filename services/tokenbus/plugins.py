@@ -4,6 +4,7 @@ Only the one that is asked for is imported, so that a broken one does no harm to
 """
 
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 ENGINES = "tokenbus.engines"
@@ -57,9 +58,35 @@ def load(group: str, name: str, kind: type[T]) -> T:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer of that name; a PluginError of one line says why there is none."""
+    """Load a tokenizer: an object with `encode(text)`, `token_bytes(token_id)` and `vocabulary_size`.
+
+    Args:
+        name: Of an installed tokenizer: `ngram` or `bytes`, as the engines ngram and paddle have them; or the path of a
+            model's folder, with a slash.
+
+    Raises:
+        PluginError: There is no such tokenizer, or it cannot be loaded.
+
+    Example:
+        tokenizer = tokenbus.load_tokenizer("ngram")
+        token_ids = tokenizer.encode("Once upon a time")
+        print(b"".join(map(tokenizer.token_bytes, token_ids)).decode())
+    """
+    if "/" in name:
+        return _model_tokenizer(name)
     factory = load(TOKENIZERS, name, object)
     tokenizer = factory() if callable(factory) else factory
     if not isinstance(tokenizer, Tokenizer):
         raise PluginError(f"{TOKENIZERS}: {name!r} must give a Tokenizer, got {type(tokenizer).__name__}")
     return tokenizer
+
+
+def _model_tokenizer(folder: str) -> Tokenizer:
+    try:
+        from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
+    except ImportError as error:
+        raise PluginError(f"a model's own tokenizer needs the extra models: {error}") from None
+    try:
+        return ModelTokenizer(Path(folder))
+    except ValueError as error:
+        raise PluginError(str(error)) from None

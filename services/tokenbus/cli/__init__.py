@@ -28,6 +28,7 @@ _GROUPS = {
         "gateway": "serve OpenAI's API and the inspector's page over HTTP",
     },
     "look": {
+        "ask": "send one prompt, and print the answer coloured by probability",
         "tap": "show workers' streams as they pass, or a durable log",
         "record": "write workers' streams to files, or to a durable log in NATS JetStream",
         "inspect": "show a recording's tokens by probability",

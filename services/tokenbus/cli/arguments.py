@@ -14,7 +14,10 @@ _ID_DIGITS = 16
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser for a command whose positional arguments, if it has any, are `files`."""
+    """An argparse parser for a command with options and, perhaps, one list of positional arguments."""
+
+    positional = "files"
+    """The name of that list."""
 
     declare_later: Callable[[Sequence[str]], None] | None = None
     """Called with the command line before it is read, to declare options that depend on another option's value."""
@@ -22,18 +25,18 @@ class Parser(argparse.ArgumentParser):
     """Whether what follows `--` is not read at all, and returned as `options.rest`."""
 
     def options(self, given: Sequence[str]) -> argparse.Namespace:
-        """Return the options; they may stand between the files, and all that follows `--` is a file, or the rest."""
+        """Return the options; they may stand between the positional arguments, and none stands after `--`."""
         if self.declare_later is not None:
             self.declare_later(given)
         cut = given.index("--") if "--" in given else len(given)
         names = given[cut + 1 :]
         if self.keeps_rest:
             return self.parse_args(given[:cut], argparse.Namespace(rest=names))
-        # Python 3.11 forgets the `--` before it looks for files, and would take -name for an option again.
+        # Python 3.11 forgets the `--` before it reads positional arguments, and would take -name for an option again.
         stand_ins = [f"./{name}" if name.startswith("-") else name for name in names]
         options = self.parse_intermixed_args([*given[:cut], *stand_ins])
         if names:
-            options.files[-len(names) :] = names
+            getattr(options, self.positional)[-len(names) :] = names
         return options
 
     def error(self, message: str) -> NoReturn:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.cli.arguments import request_id, whole
-from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.cli.errors import CommandError
 from tokenbus.cli.export import lacking
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Values, token_text
-from tokenbus.plugins import PluginError, Tokenizer, load_tokenizer
+from tokenbus.cli.values import Texts, Values, text_of_tokens, token_text
 from tokenbus.printable import printable
 from tokenbus.recordings.items import RecordingError, read_recording
 from tokenbus.recordings.token_columns import TokenBuffer, TokenKind
@@ -44,7 +42,6 @@ _MOST_LOG_RATIO = 80.0
 _PARQUET = b"PAR1"
 
 Array = npt.NDArray[Any]
-Texts = Callable[[int], str]
 
 
 class _Tokens(NamedTuple):
@@ -82,13 +79,15 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs=1, metavar="FILE", help="a recording, or Parquet of one")
     parser.add_argument("--request", type=request_id, metavar="ID", help="show this request alone")
     parser.add_argument("--count", type=whole(0), default=10, metavar="N", help="show so many requests (10)")
-    parser.add_argument("--tokenizer", metavar="NAME", help="show texts: an engine's tokenizer, or a model's folder")
+    parser.add_argument(
+        "--tokenizer", default="numbers", metavar="NAME", help="show texts: an engine's tokenizer, or a model's folder"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the requests; return 1 if the recording is broken."""
-    text = _texts(options.tokenizer)
+    text = text_of_tokens(options.tokenizer)
     try:
         tokens, fault = _loaded(Path(options.files[0]), options.request)
     except ImportError as error:
@@ -105,27 +104,6 @@ def run(options: argparse.Namespace) -> int:
         if fault:
             print(f"{styled('BROKEN', 'red')} {printable(fault)}")
     return 1 if fault else 0
-
-
-def _texts(name: str | None) -> Texts:
-    if name is None:
-        return str
-    try:
-        tokenizer = _tokenizer(name)
-    except (PluginError, ValueError) as error:
-        raise CommandError(printable(str(error)), WRONG_USE) from None
-    size = tokenizer.vocabulary_size
-    return lambda token: tokenizer.token_bytes(token).decode(errors="replace") if token < size else str(token)
-
-
-def _tokenizer(name: str) -> Tokenizer:
-    if "/" not in name:
-        return load_tokenizer(name)
-    try:
-        from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
-    except ImportError as error:
-        raise ValueError(f"a model's own tokenizer needs the extra models: {error}") from None
-    return ModelTokenizer(Path(name))
 
 
 # What a file has.

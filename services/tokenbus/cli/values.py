@@ -1,13 +1,17 @@
 """What `tap`, `check` and `inspect` show alike of batches, rows and tokens: as values for JSON, and as text."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
+from tokenbus.plugins import PluginError, load_tokenizer
 from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
 
 Values = dict[str, Any]
 """What JSON holds of something."""
+Texts = Callable[[int], str]
+"""From a token's id to its text."""
 _LIKELY, _UNLIKELY = -0.7, -2.3
 """Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
 
@@ -56,7 +60,23 @@ def token_text(token: str, logprob: float | None) -> str:
     """Return a token with its logprob, coloured by it."""
     if logprob is None:
         return f"{token}(-)"
-    text = f"{token}({logprob:.3f})"
-    if logprob >= _LIKELY:
-        return styled(text, "green")
-    return styled(text, "red") if logprob < _UNLIKELY else text
+    return coloured(f"{token}({logprob:.3f})", logprob)
+
+
+def coloured(text: str, logprob: float | None) -> str:
+    """Return a token's text, coloured by its probability."""
+    if logprob is None or _UNLIKELY <= logprob < _LIKELY:
+        return text
+    return styled(text, "green" if logprob >= _LIKELY else "red")
+
+
+def text_of_tokens(tokenizer: str) -> Texts:
+    """Return the function from a token's id to its text; with the tokenizer `numbers`, the text is the id."""
+    if tokenizer == "numbers":
+        return str
+    try:
+        found = load_tokenizer(tokenizer)
+    except PluginError as error:
+        raise CommandError(str(error), WRONG_USE) from None
+    size = found.vocabulary_size
+    return lambda token_id: found.token_bytes(token_id).decode(errors="replace") if token_id < size else str(token_id)

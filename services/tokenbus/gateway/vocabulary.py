@@ -1,7 +1,6 @@
 """Vocabulary: the text of each token id, and the JSON that is written for it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -176,30 +175,14 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
     """Return the vocabulary of a tokenizer by its name in the settings; a SettingsError says why there is none."""
     if tokenizer == "numbers":
         return Vocabulary(Numbers())
-    if is_folder(tokenizer):
-        return Vocabulary(_tokenizer_in(tokenizer))
     installed = names(TOKENIZERS)
-    if tokenizer not in installed:
+    if not is_folder(tokenizer) and tokenizer not in installed:
         expected = f"one of {', '.join((*installed, 'numbers'))}, or the path of a model's folder, with a slash"
         raise SettingsError("gateway.tokenizer", expected, tokenizer)
     try:
         return Vocabulary(load_tokenizer(tokenizer))
     except PluginError as error:
         raise SettingsError("gateway.tokenizer", f"a tokenizer that can be loaded ({error})", tokenizer) from None
-
-
-def _tokenizer_in(folder: str) -> Tokenizer:
-    try:
-        from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
-    except ImportError as error:
-        expected = f"a tokenizer that can be loaded (a model's own needs the extra models: {error})"
-        raise SettingsError("gateway.tokenizer", expected, folder) from None
-    try:
-        return ModelTokenizer(Path(folder))
-    except ValueError as error:  # a ModelFilesError
-        raise SettingsError(
-            "gateway.tokenizer", f"a model's folder with its tokenizer ({error})", str(folder)
-        ) from None
 
 
 def _name(token_id: int, piece: bytes, special: str) -> bytes:

@@ -1,0 +1,149 @@
+"""BaseEngine: an engine whose subclass computes logits, and nothing else."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus.engines.continuation import ModelTokenizer
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Scores
+from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, scored
+from tokenbus.engines.requests import Request, Requests
+from tokenbus.engines.sampling import FINAL, Ids, Logits, distribution, drawn, uniforms
+from tokenbus.engines.scheduler import Plan
+from tokenbus.plugins import load_tokenizer
+from tokenbus.worker.step import Array
+from tokenbus_contracts import SpeculativeMethod
+from tokenbus_gpu_ops import token_logprobs
+
+
+class _Sequences(Requests):
+    """The requests, with the token ids of each: its prompt and its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_ids: dict[int, list[int]] = {}
+
+    def _write(self, slot: int, request: Request) -> None:
+        self.token_ids[slot] = request.prompt + request.output
+
+    def remove(self, slots: Ids) -> None:
+        super().remove(slots)
+        for slot in slots.tolist():
+            del self.token_ids[slot]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _SampledBlock(Block):
+    """The tokens of a step, with the logits that they were sampled from."""
+
+    logits: Logits
+
+
+class BaseEngine(BatchEngine[_SampledBlock]):
+    """An engine to derive from: a subclass has one method, `logits`.
+
+    It runs requests in continuous batches, samples their tokens (temperature, top-k, top-p, seed), and ends them
+    (length, end token, stop strings, abort). It scores tokens and prompts, and goes on with a request that lost its
+    worker. It refuses a request with any other parameter, and names that.
+
+    Example:
+        import numpy as np
+
+        class Parrot(tokenbus.BaseEngine):
+            def logits(self, sequences):
+                logits = np.full((len(sequences), self.vocabulary_size), -99, np.float32)
+                for row, token_ids in zip(logits, sequences):
+                    row[token_ids] = 0
+                return logits
+
+        engine = Parrot()
+        engine.admit(tokenbus.Generate(request_id=7, text={"text": "to be or not to be"}, sampling={"max_tokens": 4}))
+        (step,) = engine.step()
+    """
+
+    _requests: _Sequences
+    _method = SpeculativeMethod.NONE
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer | str = "ngram",
+        *,
+        max_model_tokens: int = 2048,
+        max_running: int = 64,
+        max_top_logprobs: int = 20,
+    ) -> None:
+        """Make an engine without requests.
+
+        Args:
+            tokenizer: An object with the members of `tokenbus.load_tokenizer`'s and an `end_token`, or the name of an
+                installed one: `ngram` has words, `bytes` has the 256 bytes.
+            max_model_tokens: The most tokens of a request's prompt and output together.
+            max_running: The most sequences in a step; further requests wait.
+            max_top_logprobs: The most alternatives per token that a request may ask for.
+
+        Raises:
+            ValueError: A number is out of its range.
+            PluginError: There is no such tokenizer.
+        """
+        options = EngineOptions(
+            speculate=0, context=max_model_tokens, max_running=max_running, max_top_logprobs=max_top_logprobs
+        )
+        found = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        super().__init__(options, found, _Sequences())  # type: ignore[arg-type] # both installed ones have an end token
+
+    @abstractmethod
+    def logits(self, sequences: Sequence[Sequence[int]]) -> Array:
+        """Return the logits of the next token of each sequence: an array [sequences, vocabulary_size].
+
+        Args:
+            sequences: The token ids of some requests so far, each its prompt and its output.
+        """
+
+    def _compute(self, plan: Plan) -> _SampledBlock:
+        requests = self._requests
+        slots = np.concatenate([plan.decode, plan.first])
+        logits = self._checked_logits([requests.token_ids[slot] for slot in slots.tolist()])
+        params = requests.params(slots)
+        tokens = drawn(distribution(logits, params), uniforms(params.seeds, requests.positions[slots], FINAL))
+        decoding = plan.decode.size
+        return _SampledBlock(
+            slots=slots,
+            tokens=tokens[:, None],
+            counts=np.ones(slots.size, np.int64),
+            drafts=np.zeros((decoding, 0), np.int64),
+            draft_counts=np.zeros(decoding, np.int64),
+            logits=logits,
+        )
+
+    def _checked_logits(self, sequences: list[list[int]]) -> Logits:
+        shape = (len(sequences), self.vocabulary_size)
+        if not sequences:
+            return np.zeros(shape, np.float32)
+        found: npt.NDArray[np.float32] = np.asarray(self.logits(sequences), np.float32)
+        if found.shape != shape:
+            raise ValueError(f"logits: an array of shape {shape}, got {found.shape}")
+        if not np.isfinite(found).all():
+            raise ValueError("logits: finite numbers, got others")
+        return found
+
+    def _propose(self, block: _SampledBlock, result: Outcome) -> None:
+        """Draft nothing."""
+
+    def _scores(self, block: _SampledBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
+        del counts, are_drafts  # each row has one token, and no draft
+        found = token_logprobs(block.logits[rows], block.tokens[rows, 0], top_ks)
+        return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
+
+    def _piece_scores(self, block: _SampledBlock, piece: PromptPiece) -> PieceScores:
+        del block
+        text = [*piece.context, *piece.tokens.tolist()]
+        begin = len(piece.context)
+        return scored(self._checked_logits([text[:end] for end in range(begin, len(text))]), piece)
+
+    def _keep(self, block: _SampledBlock, result: Outcome) -> None:
+        for slot, token_id, kept in zip(block.slots.tolist(), block.tokens[:, 0].tolist(), result.kept, strict=True):
+            if kept:
+                self._requests.token_ids[slot].append(token_id)

@@ -1,0 +1,49 @@
+"""tokenbus ask: one request, its tokens as they come, and how it ended."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenbus
+from tokenbus import testing
+from tokenbus.cli import main
+from tokenbus.cli.ask import show_answer
+from tokenbus.cli.values import text_of_tokens
+from tokenbus.engines.synthetic import true_tokens
+
+
+async def test_each_token_is_shown_then_the_end() -> None:
+    shown: list[dict[str, Any]] = []
+    async with testing.bus() as bus, tokenbus.connect(bus.address) as client:
+        generation = client.generate([1, 2], max_tokens=5, top_logprobs=2)
+        await show_answer(generation, text_of_tokens("numbers"), shown.append)
+    *tokens, end = json.loads(json.dumps(shown, allow_nan=False))
+    true = true_tokens(generation.request_id, 0, 5)
+    assert [each["token_id"] for each in tokens] == true.ids.tolist()
+    assert [each["text"] for each in tokens] == [str(each) for each in true.ids]
+    assert [each["logprob"] for each in tokens] == true.logprobs.tolist()
+    assert [len(each["alternatives"]) for each in tokens] == [2] * 5
+    assert (end["status"], end["tokens"], end["request_id"]) == (
+        *("FINISHED_LENGTH", 5),
+        f"{generation.request_id:016x}",
+    )
+    assert end["mean_logprob"] == pytest.approx(true.logprobs.mean())
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--temperature", "-1"], "temperature: at least 0, got -1.0"),
+        (["--tokenizer", "none"], "tokenbus.tokenizers: one of bytes, ngram, got 'none'"),
+        (["--max-tokens", "0"], "argument --max-tokens: a whole number of at least 1, got '0'"),
+        (["--alternatives", "200"], "top_logprobs: at most 127, got 200"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    options: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENBUS_BUS_CLIENTS_ADDRESS", f"ipc://{tmp_path}/c")
+    assert main(["ask", "Once", *options]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(line)
