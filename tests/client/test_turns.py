@@ -204,7 +204,7 @@ def test_turn_with_the_same_weights_is_not_asked_for_again() -> None:
 
 
 def test_prompt_and_tokens_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenbus.client.requests._MOST_TOKENS", 4)
+    monkeypatch.setattr("tokenbus.client.open_request._MOST_TOKENS", 4)
     peer, source = begun()
     end(peer, LOST)
     assert code_of(source) == LOST

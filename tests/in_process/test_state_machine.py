@@ -34,5 +34,5 @@ def test_no_fault_makes_a_token_wrong(machine: type[RuleBasedStateMachine]) -> N
 
 def test_requests_outlive_their_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often workers die, fail, stand still and come back: no request ends with an error, no turns are mixed."""
-    monkeypatch.setattr("tokenbus.client.requests._MOST_LOSSES", 1_000_000)
+    monkeypatch.setattr("tokenbus.client.open_request._MOST_LOSSES", 1_000_000)
     run(ContinuingBus)

@@ -1,4 +1,4 @@
-"""AcceptedTokens: the token ids that open requests have accepted, with which a client continues them elsewhere."""
+"""AcceptedTokens: the accepted token ids of open requests, with which a client continues lost turns."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,13 @@ import numpy.typing as npt
 _MERGED = 256
 """The number of steps that are merged into one array."""
 _SPARE = 65_536
-"""Tokens of ended requests that may stay until the arrays are compacted."""
+"""The number of tokens of ended requests above which the arrays are compacted."""
 Ids = npt.NDArray[np.uint32]
 Serials = npt.NDArray[np.int64]
 
 
 class _Rows(NamedTuple):
-    """The tokens of some rows: `counts` of them for the request of each serial."""
+    """The tokens of some rows: `counts` tokens for the request of each serial."""
 
     serials: Serials
     counts: npt.NDArray[np.intp]
@@ -24,7 +24,7 @@ class _Rows(NamedTuple):
 class AcceptedTokens:
     """Keeps steps as they come, so that adding one costs about the same for one row and for hundreds.
 
-    A request is known by its serial, a number that no other request of this client ever has.
+    Each request has a serial, which no later request of the client reuses.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,9 @@ class AcceptedTokens:
         self._size = self._dead = 0
 
     def open(self, serial: int) -> None:
-        """Keep the tokens of a request."""
         self._open.add(serial)
 
     def add(self, serials: Serials, counts: npt.NDArray[np.integer], token_ids: Ids) -> None:
-        """Add the tokens of a step's rows."""
         self._steps.append(_Rows(serials, counts.astype(np.intp), token_ids.copy()))
         self._size += token_ids.size
         if len(self._steps) >= _MERGED:
@@ -58,7 +56,7 @@ class AcceptedTokens:
         return rows.token_ids[begin : begin + int(rows.counts[place])]
 
     def close(self, serial: int, tokens: int) -> None:
-        """Forget a request and the number of tokens that it has here."""
+        """Forget a request, which has that number of tokens."""
         self._open.remove(serial)
         self._dead += tokens
         if self._dead > _SPARE and 2 * self._dead > self._size:

@@ -14,7 +14,7 @@ from tokenbus.bus import Transport, clock_for, transport_for
 from tokenbus.bus.link import PROOF_BYTES, Link, SessionState
 from tokenbus.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus.client.requests import OpenRequests
-from tokenbus.client.session import ClientSession, TakeItem
+from tokenbus.client.session import ClientSession, ReceiveItem
 from tokenbus.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
 from tokenbus.client.tokens import Generation, RequestTokens
 from tokenbus.clock import Clock
@@ -120,7 +120,7 @@ class Client:
         self.sessions = self.requests.sessions
         """The state of the connection to each processor, in the order of the list."""
         self._clock = clock or clock_for(addresses[0])
-        self._watched: tuple[str, TakeItem] | None = None
+        self._watched: tuple[str, ReceiveItem] | None = None
         self._transport = transport
         self._links: dict[str, tuple[ClientSession, Link]] = {}
         self._carrying: list[asyncio.Task[None]] = []

@@ -1,4 +1,4 @@
-"""Progress: how far each open request has come, in arrays, so that a step's rows are compared all at once."""
+"""Progress: the next position of each open request, in arrays, so that a step's rows are compared all at once."""
 
 from collections import deque
 
@@ -17,7 +17,7 @@ _ACTIVE = int(RowStatus.ACTIVE)
 
 
 class Progress:
-    """For each open request its next position, the session of its rows, and where they wait."""
+    """For each open request its next position, the session that sends its rows, and their buffer."""
 
     def __init__(self) -> None:
         self._slots = SlotMap()
@@ -27,10 +27,10 @@ class Progress:
         self._opened = 0
         self._accepted = AcceptedTokens()
         self.waiting: list[deque[tuple[Step, int]]] = []
-        """By slot."""
+        """The buffers of unread rows, by slot."""
 
     def open(self, request_id: int, position: int, waiting: deque[tuple[Step, int]]) -> None:
-        """Add a request; no session sends its rows yet."""
+        """Add a request; its rows are accepted once `set_sender` names a session."""
         slot = self._slots.add(request_id)
         if slot == len(self.waiting):
             self.waiting.append(waiting)
@@ -45,7 +45,7 @@ class Progress:
         self._accepted.open(self._opened)
 
     def close(self, request_id: int) -> int:
-        """Forget a request and what waits for it, and return its next position."""
+        """Forget a request and its buffer, and return its next position."""
         position = self.next_position(request_id)
         slot = self._slots[request_id]
         self.waiting[slot] = deque(maxlen=0)
@@ -54,7 +54,6 @@ class Progress:
         return position
 
     def next_position(self, request_id: int) -> int:
-        """Return a request's next position."""
         return int(self._positions[self._slots[request_id]])
 
     def go_on(self, request_id: int, token_ids: Ids) -> None:
@@ -64,17 +63,17 @@ class Progress:
         self._accepted.add(self._serials[slot : slot + 1].copy(), np.array([token_ids.size]), token_ids)
 
     def accepted(self, request_id: int) -> Ids:
-        """Return the tokens that a request has had since it was opened."""
+        """Return the tokens of a request since it was opened."""
         return self._accepted.of(int(self._serials[self._slots[request_id]]))
 
     def set_sender(self, request_id: int, sender: int) -> None:
-        """Learn which session has a request and has answered for it; NO_SENDER: none that is known."""
+        """Accept the rows of a request from one session; NO_SENDER: from none."""
         self._senders[self._slots[request_id]] = sender
 
     def advance(self, sender: int, target: LogprobBatch) -> tuple[Slots, npt.NDArray[np.bool_]]:
-        """Count the rows that are next and not last for their requests; return every row's slot, and which those are.
+        """Count the rows that are next for their requests and not last; return each row's slot, and whether it counted.
 
-        The others change nothing: what they mean is looked at one by one.
+        The other rows change nothing: the caller looks at them one by one.
         """
         slots = self._slots.find(target.request_ids)
         ends = target.positions + target.token_counts

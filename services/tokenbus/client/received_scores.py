@@ -1,4 +1,4 @@
-"""ReceivedScores: what has come of a prompt's scores, each chunk once and in order."""
+"""ReceivedScores: the received chunks of a prompt's scores, each once and in order."""
 
 from dataclasses import replace
 
@@ -9,19 +9,19 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
 
 
 class ReceivedScores:
-    """The chunks of one request; those that come again, as after a restart of a processor, are left out."""
+    """The chunks of one request; a repeated chunk, as after a restart of a processor, is left out."""
 
     def __init__(self, generate: Generate) -> None:
         self._next = max(1, generate.prompt_scoring.first_position)
         self._prompt = np.array(generate.tokens.token_ids, np.uint32)
         self._chunks: list[PromptScores] = []
 
-    def take(self, message: PromptScoresChunk) -> bool:
-        """Take a chunk, and return whether it was the last one; a ContractError says why it cannot be the next."""
+    def add(self, message: PromptScoresChunk) -> bool:
+        """Add a chunk, and return whether it was the last one; a ContractError says why it cannot be the next."""
         chunk = PromptScores.of(message)
         if chunk.end <= self._next and self._chunks:
             return False
-        expected = min(self._next, chunk.prompt_tokens)  # a first position behind the prompt is its end
+        expected = min(self._next, chunk.prompt_tokens)  # a first position behind the prompt counts as its end
         if chunk.position != expected:
             raise ContractError("prompt_scores.position", f"{expected}, as the next", chunk.position, rule=Rule.MIN)
         if self._prompt.size and not self._is_of_prompt(chunk):
@@ -39,12 +39,12 @@ class ReceivedScores:
         return chunk.prompt_tokens == self._prompt.size and np.array_equal(chunk.token_ids, own)
 
     def scores(self, request_id: int) -> PromptScores:
-        """Return all of it, under the request's own id."""
+        """Return all scores, under the id of the request's first turn."""
         whole = self._chunks[0] if len(self._chunks) == 1 else PromptScores.joined(self._chunks)
         self._chunks = [whole]
         return replace(whole, request_id=request_id)
 
 
 def _alternatives(chunk: PromptScores) -> tuple[int, bytes]:
-    """Return how many alternatives each token has, and which, if the request named them."""
+    """Return the number of alternatives of each token, and their ids if the request named them."""
     return chunk.alternative_logprobs.shape[1], chunk.alternative_token_ids[:1].tobytes() if chunk.are_named else b""

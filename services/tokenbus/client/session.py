@@ -1,13 +1,12 @@
-"""The client's side of the client protocol, without sockets and without a clock of its own."""
+"""ClientSession: the client's side of the client protocol, without sockets and clocks."""
 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from tokenbus.bus.link import ReconnectingSession, SessionState
-from tokenbus.client.requests import OpenRequests
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
@@ -24,81 +23,98 @@ from tokenbus_contracts.generated.client_pb2 import (
     WatchedStream,
 )
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoresChunk, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item
 
+T = TypeVar("T")
 _MOST_COMMANDS = 1024
 _ACK_SECONDS = 0.05
 """How long a frame may wait for its ack, while requests are open."""
 _ACK_SHARE = 8
 """An ack is sent at the latest for this part of the window: it costs the processor as much as a frame does."""
-TakeItem = Callable[[WatchedStream, Item, bytes], None]
-"""Takes an item of a watched stream, with its payload."""
+ReceiveItem = Callable[[WatchedStream, Item, bytes], None]
+"""Receives an item of a watched stream, with its payload."""
+
+
+class RequestHandler(Protocol):
+    """The open requests of a client, which handle what its sessions receive."""
+
+    is_paused: bool
+    repeated: int
+
+    def __len__(self) -> int: ...
+    def join(self, session: "ClientSession", /) -> int: ...
+    def welcomed(self, session: "ClientSession", /, *, resumed: bool) -> None: ...
+    def has_room(self, session: "ClientSession", /) -> None: ...
+    def receive_step(self, session: "ClientSession", target: LogprobBatch, draft: LogprobBatch | None, /) -> None: ...
+    def admitted(self, session: "ClientSession", admitted: Admitted, /) -> None: ...
+    def scored(self, session: "ClientSession", chunk: PromptScoresChunk, /) -> None: ...
+    def failed(self, session: "ClientSession", error: RequestError, /) -> None: ...
+    def end_all(self, code: ErrorCode, message: str, at: "ClientSession", /) -> None: ...
 
 
 class ClientSession(ReconnectingSession):
-    """A client's connection to one processor, or to the next life of it: the frames that they exchange."""
+    """A client's connection to one processor, through its restarts: the frames that they exchange."""
 
     def __init__(
-        self, hello: ClientHello, requests: OpenRequests, limits: Limits, *, interval: float, timeout: float
+        self, hello: ClientHello, requests: RequestHandler, limits: Limits, *, interval: float, timeout: float
     ) -> None:
         super().__init__(interval, timeout)
         self._introduction = hello
         self._limits = limits
         self._requests = requests
         self._commands: dict[int, tuple[Control, asyncio.Future[ControlAnswer]]] = {}
-        """The commands that were not answered; each is sent again after a welcome, and a worker does it once."""
+        """Unanswered commands: each is sent again after a welcome, and a worker executes it once."""
         self.ordinal = requests.join(self)
         self._outgoing: deque[bytes] = deque()
         self._number = 0
         self._acked = 0
         self._unacked_bytes = 0
         self._ack_at = inf
-        """When what has come is acked at the latest."""
+        """The latest time of the next ack."""
         self._is_ack_due = False
-        self._watched: tuple[str, TakeItem] | None = None
+        self._watched: tuple[str, ReceiveItem] | None = None
         self._watched_stream: WatchedStream | None = None
-        """The stream that the processor announced last: the items that follow are its."""
+        """The stream that the processor announced last: the next items belong to it."""
         self._status: asyncio.Future[ProcessorStatus] | None = None
         self._room: dict[str, ModelRoom] = {}
         self._used: Counter[str] = Counter()
-        """How many requests were sent for each model since the processor said how much room it has."""
+        """Number of requests sent for each model since the processor's last Room."""
         self.is_closing = False
-        """Whether the processor has said that it closes: its workers go to another one."""
+        """Whether the processor closes: its workers go to another one."""
         self._away_since: float | None = None
         self.is_silent = False
-        """Whether it has been silent for so long that requests go on elsewhere."""
+        """Whether its silence is so long that requests go on elsewhere."""
         self.away = inf
-        """For how many seconds it had been away at the last hello, of a processor that is; else infinity."""
+        """Seconds since the first unanswered hello, at the last one; infinity while the processor answers."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called when there is something to send."""
+        """Called when a frame is queued."""
         self.lost_since: float | None = None
-        """Since when there has been no processor, while there are open requests."""
+        """The time of the first unanswered hello while there are open requests."""
 
     @property
     def outstanding(self) -> int:
-        """How many requests have not ended, without closed ones."""
         return len(self._requests)
 
     @property
     def interval(self) -> float:
-        """How often each side must be heard, in seconds."""
+        """The interval of heartbeats, in seconds."""
         return self._interval
 
     @property
     def timeout(self) -> float:
-        """After how much silence the processor is lost, in seconds."""
+        """The silence after which the processor is lost, in seconds."""
         return self._timeout
 
-    # How much room the processor has.
+    # The room of the processor.
 
     @property
     def is_here(self) -> bool:
-        """Whether the processor takes requests."""
+        """Whether the processor accepts requests."""
         return self.state is SessionState.OPEN and not self.is_silent
 
     def room_for(self, model: str) -> float:
-        """Return how many more requests each of its workers takes, as far as is known; -inf: none serves the model."""
+        """Return the known room for requests per worker; -inf: no worker serves the model."""
         rooms = [room for name, room in self._room.items() if model in ("", name)]
         workers = sum(room.workers for room in rooms)
         used = sum(self._used[room.model] for room in rooms) + (0 if "" in self._room else self._used[""])
@@ -108,31 +124,31 @@ class ClientSession(ReconnectingSession):
         """Count a request that was sent to it."""
         self._used[model] += 1
 
-    def _take_room(self, room: Room) -> None:
+    def _set_room(self, room: Room) -> None:
         self._room = {each.model: each for each in room.models}
         self._used.clear()
         self._requests.has_room(self)
 
     # Calls of the application.
 
-    def watch(self, worker_id: str, take: TakeItem) -> None:
-        """Ask to be shown a worker's streams, or every worker's."""
+    def watch(self, worker_id: str, receive: ReceiveItem) -> None:
+        """Ask for the items of a worker's streams, or of every worker's."""
         self.say(ClientFrame(watch=Watch(worker_id=worker_id)))
-        self._watched = worker_id, take
+        self._watched = worker_id, receive
 
     def unwatch(self) -> None:
-        """Drop what a watched worker publishes from now on; the next connection does not ask for it again."""
+        """Drop watched items from now on; the next connection does not ask for them."""
         self._watched = None
 
     def ask_status(self) -> asyncio.Future[ProcessorStatus]:
-        """Ask for the processor's status; all that ask before it comes share one future."""
+        """Ask for the processor's status; callers before the answer share one future."""
         self.say(ClientFrame(status=StatusRequest()))  # each time: an answer may have been lost
         if self._status is None:
             self._status = asyncio.get_running_loop().create_future()
         return self._status
 
     def control(self, control: Control) -> asyncio.Future[ControlAnswer]:
-        """Send a command to a worker of the processor; it is forgotten once the future is done or cancelled."""
+        """Send a command to a worker of the processor, repeatedly until the future is done or cancelled."""
         key, count = control.control_key, len(self._commands) + 1
         if count > _MOST_COMMANDS:
             raise ContractError("commands that are not answered", _MOST_COMMANDS, count)
@@ -143,18 +159,18 @@ class ClientSession(ReconnectingSession):
         return answer
 
     def say(self, frame: ClientFrame) -> bool:
-        """Queue a frame, and return whether it will be sent; a ContractError says which bound it breaks.
+        """Queue a frame, and return whether there is a connection; a ContractError says which bound it breaks.
 
-        Without a connection the next welcome sends what is still wanted.
+        Without a connection the frame is dropped: after the next welcome, `welcomed` sends the current state.
         """
         data = write_frame(frame)
-        if self.state is SessionState.OPEN:
-            self._outgoing.append(data)
-            self.on_news()
-            return True
-        return False
+        if self.state is not SessionState.OPEN:
+            return False
+        self._outgoing.append(data)
+        self.on_news()
+        return True
 
-    # Frames that come in.
+    # Received frames.
 
     def _decode(self, parts: list[bytes]) -> ServerFrame:
         if not parts:
@@ -167,7 +183,7 @@ class ClientSession(ReconnectingSession):
             self._unacked_bytes += sum(map(len, parts))
             self._ack_at = min(self._ack_at, now + _ACK_SECONDS)
             return True
-        if number > self._number:  # one was lost on the way: say hello, and all that is not acked comes again
+        if number > self._number:  # a frame was lost: after a hello the processor repeats unacked frames
             self._greet_again(now)
         else:
             self._requests.repeated += 1
@@ -178,22 +194,23 @@ class ClientSession(ReconnectingSession):
             return
         match body:
             case "outputs":
-                self._outputs(parts, has_draft=frame.outputs.has_draft)
+                self._receive_outputs(parts, has_draft=frame.outputs.has_draft)
             case "admitted" | "prompt_scores" | "error":
-                self._of_request(frame, body)
+                self._receive_of_request(frame, body)
             case "control_answer":
-                self._answer_control(frame.control_answer)
-            case "room":
-                self._take_room(frame.room)
+                _settle(self._commands.get(frame.control_answer.control_key, (None, None))[1], frame.control_answer)
             case "status":
-                self._answer_status(frame.status)
+                _settle(self._status, frame.status)
+                self._status = None
+            case "room":
+                self._set_room(frame.room)
             case "watched_stream":
                 self._watched_stream = frame.watched_stream
             case "watched_item":
                 if self._watched is not None and self._watched_stream is not None:
                     self._watched[1](self._watched_stream, frame.watched_item, parts[0] if parts else b"")
 
-    def _of_request(self, frame: ServerFrame, body: str) -> None:
+    def _receive_of_request(self, frame: ServerFrame, body: str) -> None:
         if body == "admitted":
             self._requests.admitted(self, frame.admitted)
         elif body == "prompt_scores":
@@ -201,27 +218,17 @@ class ClientSession(ReconnectingSession):
         else:
             self._requests.failed(self, frame.error)
 
-    def _answer_control(self, answer: ControlAnswer) -> None:
-        _, asked = self._commands.get(answer.control_key, (None, None))
-        if asked is not None and not asked.done():
-            asked.set_result(answer)
-
-    def _answer_status(self, status: ProcessorStatus) -> None:
-        asked, self._status = self._status, None
-        if asked is not None and not asked.done():
-            asked.set_result(status)
-
-    def _outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
+    def _receive_outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
         try:
-            target, draft = _read(parts, self._limits, has_draft=has_draft)
+            target, draft = _decoded(parts, self._limits, has_draft=has_draft)
         except ContractError as error:
-            # The same bytes would come again, and any request may have tokens in them.
+            # A repeated frame would have the same bytes, and any request may have tokens in them.
             self._requests.end_all(ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be read: {error}", self)
             raise
-        self._requests.take_step(self, target, draft)
+        self._requests.receive_step(self, target, draft)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
-        # Several hellos may be answered at once, after an outage: only the first answer is news.
+        # After an outage several hellos may be answered at once: only the first answer is news.
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
         self._welcomed(welcome)
         self.lost_since = self._away_since = None
@@ -231,7 +238,7 @@ class ClientSession(ReconnectingSession):
         if not resumed:
             self._outgoing.clear()
             self._room.clear()
-            self.is_closing = False  # what closed was the life before, if the connection came back before it was missed
+            self.is_closing = False  # the life before may have said so, if the connection was back at once
         self._requests.welcomed(self, resumed=resumed)
         if self._watched is not None:
             self.say(ClientFrame(watch=Watch(worker_id=self._watched[0])))
@@ -241,17 +248,15 @@ class ClientSession(ReconnectingSession):
             self.say(ClientFrame(control=control))
 
     def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next message to send, or None: there is none."""
         self._is_ack_due |= now >= self._ack_at
         return super().next_message(now)
 
     def seconds_to_wait(self, now: float) -> float:
-        """Return after how long `next_message` has something to do even if nothing happens."""
         may_ack = self.state is SessionState.OPEN and not self._requests.is_paused
         ack_at = self._ack_at if may_ack else inf
         return max(0.0, min(super().seconds_to_wait(now), ack_at - now))
 
-    # Frames that go out.
+    # Sent frames.
 
     def _encode(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
         return write_frame(ClientFrame(**body))
@@ -266,7 +271,7 @@ class ClientSession(ReconnectingSession):
         return None
 
     def _may_ack(self) -> bool:
-        """Tell whether what has come is worth an ack, or has waited for one, or nothing more is to come."""
+        """Tell whether received frames are worth an ack, or have waited for one, or no more are expected."""
         frames, size = self._number - self._acked, self._unacked_bytes
         is_much = frames * _ACK_SHARE >= self._introduction.window_frames or (
             size * _ACK_SHARE >= self._introduction.window_bytes
@@ -287,7 +292,12 @@ class ClientSession(ReconnectingSession):
         return self._introduction
 
 
-def _read(parts: list[bytes], limits: Limits, *, has_draft: bool) -> tuple[LogprobBatch, LogprobBatch | None]:
+def _settle(future: "asyncio.Future[T] | None", answer: T) -> None:
+    if future is not None and not future.done():
+        future.set_result(answer)
+
+
+def _decoded(parts: list[bytes], limits: Limits, *, has_draft: bool) -> tuple[LogprobBatch, LogprobBatch | None]:
     if len(parts) != 1 + has_draft:
         raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)
     return decode(parts[0], limits), decode(parts[1], limits) if has_draft else None

@@ -1,10 +1,13 @@
-"""Stream: what `Client.steps` returns, an iterator over whole steps from a bounded queue; and its items."""
+"""Stream: the iterator that `Client.steps` and `Client.watch` return; and the items of `Client.steps`."""
 
 import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.delivery import RequestFailedError
@@ -16,17 +19,17 @@ T = TypeVar("T")
 class StepRows(NamedTuple):
     """A client's rows of one step, as columns: an item of `Client.steps`.
 
-    Each row and each token comes once, in the order in which its request had it. Compare `isinstance(item, StepRows)`,
-    or match as in the example of `Client.steps`.
+    Each row and each token comes once, and a request's tokens come in order. Compare `isinstance(item, StepRows)`, or
+    match as in the example of `Client.steps`.
 
     Example:
         assert tokenbus.StepRows._fields == ("target", "draft")
     """
 
     target: LogprobBatch
-    """The tokens that were accepted."""
+    """The accepted tokens."""
     draft: LogprobBatch | None
-    """What the draft model proposed for the same step, where a request asked for that; else None."""
+    """The proposals of the draft model for the same step, for requests that asked for them; None: there are none."""
 
 
 class RequestEnd(NamedTuple):
@@ -42,21 +45,77 @@ class RequestEnd(NamedTuple):
     status: RowStatus | None
     """The status of its last row; None: it ended with an error."""
     error: RequestFailedError | None
-    """The error that it ended with, and how many tokens came before; None: it has a status."""
+    """The error that it ended with, and the number of tokens before it; None: it has a status."""
     stop: int | str | None = None
     """The stop token or the stop text that ended it, as `Generation.stop`."""
     prompt_scores: PromptScores | None = None
-    """What the model says of its prompt's tokens, as `Generation.prompt_scores`."""
+    """The logprobs of its prompt's tokens, as `Generation.prompt_scores`."""
     weight_spans: tuple[WeightSpan, ...] = ()
-    """Which versions of the weights computed its tokens, as `Generation.weight_spans`."""
+    """The versions of the weights that computed its tokens, as `Generation.weight_spans`."""
     cached_tokens: int | None = None
-    """How many of its prompt's tokens the engine had in its cache, as `Generation.cached_tokens`."""
+    """The number of its prompt's tokens that the engine had in its cache, as `Generation.cached_tokens`."""
+
+
+def drafts_of(target: LogprobBatch, draft: LogprobBatch) -> LogprobBatch:
+    """Return the rows of a draft batch whose requests are in a target batch."""
+    return draft.select(np.flatnonzero(np.isin(draft.request_ids, target.request_ids)))
+
+
+class StepOutput:
+    """The consumer of the rows and ends of all requests, if there is one; an end follows its request's rows."""
+
+    def __init__(self) -> None:
+        self._consume: Callable[[StepRows | RequestEnd], None] | None = None
+        self._held: list[RequestEnd] | None = None
+        """The ends that wait until the rows of their step are there; None: an end is passed on at once."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a consumer."""
+        return self._consume is not None
+
+    def open(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
+        """Pass rows and ends to a function; RuntimeError: another one gets them."""
+        if self._consume is not None:
+            raise RuntimeError("steps() is being iterated over already: close that iterator first")
+        self._consume = consume
+
+    def close(self) -> None:
+        """Pass on nothing more."""
+        self._consume = None
+
+    def hold_ends(self) -> None:
+        """Keep the ends until `release_ends`."""
+        self._held = []
+
+    def release_ends(self) -> None:
+        """Pass the kept ends on."""
+        held, self._held = self._held, None
+        for end in held or ():
+            self.put_end(end)
+
+    def put_end(self, end: RequestEnd) -> None:
+        """Pass the end of a request on, behind its rows."""
+        if self._held is not None:
+            self._held.append(end)
+        elif self._consume is not None:
+            self._consume(end)
+
+    def put_rows(self, target: LogprobBatch, draft: LogprobBatch | None, skips: npt.NDArray[np.intp]) -> None:
+        """Pass the rows of a step on, each without its first `skips` tokens; -1 leaves the row out."""
+        if self._consume is None or not (skips >= 0).any():
+            return
+        if skips.any():
+            begins = np.maximum(skips, 0)
+            target = target.between(begins, target.token_counts).select(np.flatnonzero(skips >= 0))
+            draft = None if draft is None or begins.any() else drafts_of(target, draft)
+        self._consume(StepRows(target, draft))
 
 
 class StreamQueue(Generic[T]):
-    """Items in order, on one event loop. `on_length` hears each new length, and bounds it."""
+    """Items in order, on one event loop. `on_length` is called with each new length, and bounds it."""
 
-    def __init__(self, on_length: Callable[[int], None] | None = None) -> None:
+    def __init__(self, on_length: Callable[[int], None] = lambda _: None) -> None:
         self._items: deque[T] = deque()
         self._arrived = asyncio.Event()
         self._on_length = on_length
@@ -69,11 +128,10 @@ class StreamQueue(Generic[T]):
         """Add an item behind the others."""
         self._items.append(item)
         self._arrived.set()
-        if self._on_length is not None:
-            self._on_length(len(self._items))
+        self._on_length(len(self._items))
 
     def close(self) -> None:
-        """Drop what waits, and let a consumer that waits end."""
+        """Drop the items, and end the iteration."""
         self.is_closed = True
         self._items.clear()
         self._arrived.set()
@@ -86,16 +144,15 @@ class StreamQueue(Generic[T]):
             self._arrived.clear()
             await self._arrived.wait()
         item = self._items.popleft()
-        if self._on_length is not None:
-            self._on_length(len(self._items))
+        self._on_length(len(self._items))
         return item
 
 
 class Stream(Generic[T]):
-    """What `Client.steps` and `Client.watch` return: an async iterator that can be closed.
+    """An async iterator that can be closed: `Client.steps` and `Client.watch` return one.
 
-    It takes items from the moment it is made until it is closed: by `aclose`, by leaving `async with`, or by dropping
-    the last reference to it. One task iterates over it. Once it is closed, iterating ends.
+    It collects items from its creation until it is closed: by `aclose`, by leaving `async with`, or by dropping the
+    last reference to it. One task iterates over it. Closing it ends the iteration.
 
     Example:
         async with tokenbus.connect(address) as client, client.steps() as steps:
@@ -122,7 +179,7 @@ class Stream(Generic[T]):
         return await self._queue.get()
 
     async def aclose(self) -> None:
-        """Close it, and drop what was not taken."""
+        """Close it, and drop the remaining items."""
         if not self._queue.is_closed:
             self._queue.close()
             self._unregister()

@@ -1,4 +1,4 @@
-"""One request's tokens: the buffer that a deliverer fills, and the iterator that a consumer takes them from."""
+"""One request's tokens: the buffer that a client's session fills, and the iterator over it."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ from tokenbus_contracts.generated.request_pb2 import RequestError
 
 
 def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:
-    """Return the stop token or the stop text that ended a row's request, whose stop texts are given.
+    """Return the stop token, or the stop text among `texts`, that ended a row's request.
 
-    None where neither did, as where the model's own end token or the length ended it, and where it is not known.
+    None: neither did, as with the model's own end token or the length; or it is not known.
     """
     stop = batch.stop(row)
     if stop == STOP_TOKEN and batch.token_counts[row]:
@@ -30,7 +30,7 @@ def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | 
 
 
 class Turn(NamedTuple):
-    """A part of a request that one worker computed; after the first, the client continued what was lost.
+    """A part of a request that one worker computed; each turn after the first continues a lost one.
 
     Example:
         turn = tokenbus.Turn(begin=12, request_id=7, reason="worker_lost")
@@ -43,13 +43,13 @@ class Turn(NamedTuple):
     reason: str = ""
     """Why the turn before it stopped, as an error's name; empty: this is the first one."""
     worker_id: str = ""
-    """Its worker; of a prefill and a decode worker the latter. Empty: none has admitted it yet."""
+    """Its worker: the decode worker, if another one did the prefill. Empty: none has admitted it yet."""
     weight_version: int = 0
     """The version of the worker's weights when it was admitted."""
 
 
 class RequestTokens:
-    """The buffer of one request's rows that were not taken yet, for `Generation`; who adds them bounds their number."""
+    """The buffer between a client's session, which bounds it, and one request's `Generation`."""
 
     def __init__(self, request_id: int, position: int = 0, *, wake_ups: WakeUps | None = None) -> None:
         self.request_id = request_id
@@ -63,9 +63,9 @@ class RequestTokens:
         self.cached_tokens: int | None = None
         self.weight_spans: tuple[WeightSpan, ...] = ()
         self.generated_tokens = 0
-        """How many tokens its error says were generated, which may be more than came here."""
+        """Number of generated tokens according to its error: some may not have come here."""
         self.waiting: deque[tuple[Step, int]] = deque()
-        """The rows that were not taken yet, as a step and a place in it; after adding to it, call `wake_ups.look`."""
+        """Unread rows, each as a step and the row's index; after adding to it, call `wake_ups.look`."""
         self._tokens: deque[Token] = deque()
         self._waiter = Waiter(wake_ups or WakeUps(), self.waiting)
 
@@ -77,21 +77,15 @@ class RequestTokens:
         """Whether nothing more will come."""
         return self.status is not None or self.error is not None
 
-    @property
-    def turn_id(self) -> int:
-        """The request id of its current turn."""
-        return self.turns[-1].request_id
-
-    # For the deliverer.
+    # For the session.
 
     def begin_turn(self, turn: Turn) -> None:
-        """Add a turn; one that gave no token is forgotten."""
-        while self.turns and self.turns[-1].begin == turn.begin and len(self.turns) > 1:
+        """Add a turn; a later turn without a token is forgotten."""
+        while self.turns[-1].begin == turn.begin and len(self.turns) > 1:
             self.turns.pop()
         self.turns.append(turn)
 
     def admitted(self, worker_id: str, weight_version: int) -> None:
-        """Learn which worker has the turn that runs."""
         self.turns[-1] = self.turns[-1]._replace(worker_id=worker_id, weight_version=weight_version)
 
     def put(self, step: Step, row: int) -> int:
@@ -101,19 +95,19 @@ class RequestTokens:
         return len(self.waiting)
 
     def finish(self, status: RowStatus, stop: int | str | None = None) -> None:
-        """End it without an error: the last row has come, perhaps with a stop of the request's own."""
+        """End it without an error."""
         self.status = status
         self.stop = stop
         self.wake()
 
     def fail(self, error: RequestError, generated_tokens: int = 0) -> None:
-        """End it with an error; rows that wait can still be taken."""
+        """End it with an error; unread rows can still be read."""
         self.error = error
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.wake()
 
     def close(self) -> None:
-        """Drop what was not taken."""
+        """Drop unread rows."""
         self.waiting.clear()
         self._tokens.clear()
 
@@ -129,7 +123,7 @@ class RequestTokens:
     async def __anext__(self) -> Token:
         while not self._tokens:
             if self.waiting:
-                self._take_tokens()
+                self._read_tokens()
             elif self._is_over():
                 raise StopAsyncIteration
             else:
@@ -138,9 +132,9 @@ class RequestTokens:
 
     async def rows(self, _kept: object = None) -> AsyncGenerator[Row, None]:
         """Yield each step's tokens of this request, as arrays."""
-        # One generator and nothing beneath it but the waiter: every frame more is paid for by each row.
+        # One generator and nothing beneath it but the waiter: each row pays for every further frame.
         while True:
-            row = self._taken()
+            row = self._next_row()
             if row is not None:
                 yield row
             elif self._is_over():
@@ -149,24 +143,24 @@ class RequestTokens:
                 await self._waiter
 
     def _is_over(self) -> bool:
-        """Tell whether nothing more will come, once what waited was taken; raises the error that it ended with."""
+        """Tell whether it has ended; raises its error. For a consumer that has read everything."""
         if self.error is not None:
             raise RequestFailedError(self.error, self.generated_tokens)
         return self.status is not None
 
-    def _take_tokens(self) -> None:
-        step, place = self.waiting.popleft()
-        tokens = step.token_lists.tokens_of(place)
+    def _read_tokens(self) -> None:
+        step, index = self.waiting.popleft()
+        tokens = step.token_lists.tokens_of(index)
         if tokens and tokens[0].position < self.position:
             tokens = [token for token in tokens if token.position >= self.position]
         if tokens:
             self.position = tokens[-1].position + 1
             self._tokens.extend(tokens)
 
-    def _taken(self) -> Row | None:
+    def _next_row(self) -> Row | None:
         while self.waiting:
-            step, place = self.waiting.popleft()
-            row = step.rows.row(place)
+            step, index = self.waiting.popleft()
+            row = step.rows.row(index)
             position, tokens = row.position, len(row.token_ids)
             skip = self.position - position
             if tokens > skip and tokens:
@@ -176,14 +170,14 @@ class RequestTokens:
 
 
 class Generation:
-    """What `Client.generate` returns: an async iterator over one request's tokens that ends its request when closed.
+    """An async iterator over one request's tokens, which `Client.generate` returns; closing it ends the request.
 
     Iterate over it for tokens, or over `rows()` for a step's tokens at a time; one task, one of the two. Each token
     comes once and in order, through restarts of the processor; then the iteration ends, or raises RequestFailedError.
 
     `aclose`, leaving `async with`, or dropping the last reference ends a request that is still running: its worker
-    aborts it, tokens that were not taken are dropped, and closing the client does not wait for it. A request that is
-    only left by `break` while a variable still refers to it goes on: use `async with`.
+    aborts it, unread tokens are dropped, and closing the client does not wait for it. After a mere `break`, a request
+    goes on while a variable refers to it: use `async with`.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -213,55 +207,55 @@ class Generation:
 
     @property
     def status(self) -> RowStatus | None:
-        """How it ended, as the status of its last row; None while it runs, and if it ended with an error."""
+        """The status of its last row; None while it runs, and if it ended with an error."""
         return self._tokens.status
 
     @property
     def stop(self) -> int | str | None:
-        """Which of its own stops ended it: the id of a stop token, or a text of `stop`.
+        """The stop that ended it: the id of a stop token, or a text of `stop`.
 
-        None while it runs, and where neither did: the model's own end token or the length, an abort or an error. Of a
-        request that was resumed only a stop token is known.
+        None while it runs, and if something else ended it: the model's own end token, the length, an abort or an error.
+        For a resumed request only a stop token is known.
         """
         return self._tokens.stop
 
     @property
     def prompt_scores(self) -> PromptScores | None:
-        """What the model says of the prompt's tokens, as arrays: before the first token, where it was asked for.
+        """The logprobs of the prompt's tokens, as arrays, before the first token, if the request asked for them.
 
-        None: not yet, not asked for, or a request that was resumed.
+        None: not yet, not asked for, or the request was resumed.
         """
         return self._tokens.prompt_scores
 
     @property
     def cached_tokens(self) -> int | None:
-        """How many of the prompt's tokens the engine had in its cache: before the first token.
+        """The number of the prompt's tokens that the engine had in its cache; known before the first token.
 
-        None: not known, as with an engine that does not count them, or of a request that was resumed.
+        None: not known, as with an engine that does not count them, or for a resumed request.
         """
         return self._tokens.cached_tokens
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The parts of the request that different workers computed, in order; mostly one."""
+        """The parts of the request that different workers computed, in order; usually one."""
         return tuple(self._tokens.turns)
 
     @property
     def weight_spans(self) -> tuple[WeightSpan, ...]:
-        """Which versions of the weights computed its tokens, in order, once it has ended; empty: no worker counts them.
+        """The versions of the weights that computed its tokens, in order, once it has ended.
 
-        The version of tokens from before the request was resumed is not known.
+        Empty: its workers count no versions. For tokens before a resumed position the version is not known.
         """
         return self._tokens.weight_spans
 
     @property
     def error(self) -> RequestError | None:
-        """The error that it ended with, which iterating raises as RequestFailedError; None: there is none."""
+        """The error that ended it, which iterating raises as RequestFailedError; None: there is none."""
         return self._tokens.error
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come from its worker; what has come can still be taken."""
+        """Whether its last token is here, or its error; unread tokens can still be read."""
         return self._tokens.has_ended
 
     def __len__(self) -> int:
@@ -271,7 +265,7 @@ class Generation:
         return self
 
     def __anext__(self) -> Coroutine[Any, Any, Token]:
-        """Return the next token; raises RequestFailedError once what came before the error was taken."""
+        """Return the next token; raises RequestFailedError after the last token before an error."""
         return self._tokens.__anext__()
 
     def rows(self) -> AsyncGenerator[Row, None]:
@@ -291,7 +285,7 @@ class Generation:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the request, if it runs, and drop the tokens that were not taken; it does not wait for the worker."""
+        """End the request, if it runs, and drop unread tokens; it does not wait for the worker."""
         if not self._tokens.has_ended:
             self._discard(self._tokens.request_id)
         self._tokens.close()

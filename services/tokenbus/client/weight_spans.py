@@ -1,4 +1,4 @@
-"""WeightSpans: which versions of the weights computed which tokens of a request that lived through an update."""
+"""WeightSpans: the versions of the weights that computed a request's tokens, across updates."""
 
 from collections.abc import Container, Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _NOTHING = (b"", 0)
 
 
 class WeightSpan(NamedTuple):
-    """Some tokens of a request, one after the other, that one version of the weights computed.
+    """Consecutive tokens of a request that one version of the weights computed.
 
     Example:
         span = tokenbus.WeightSpan(weight_version=7, begin=0, end=12)
@@ -20,13 +20,13 @@ class WeightSpan(NamedTuple):
     weight_version: int
     """The version; 0: not known."""
     begin: int
-    """The position of the first of them."""
+    """The position of its first token."""
     end: int
-    """The position behind the last of them."""
+    """The position behind its last token."""
 
 
 class WeightSpans:
-    """Notes where the version changes in each request's tokens; while no step names a version, nothing is noted."""
+    """Notes the positions at which each request's version changes; nothing while no step names a version."""
 
     def __init__(self) -> None:
         self._starts: dict[int, list[tuple[int, int]]] = {}
@@ -36,46 +36,44 @@ class WeightSpans:
     def note(
         self,
         version: int,
-        keys: npt.NDArray[np.uint64],
+        request_ids: npt.NDArray[np.uint64],
         positions: npt.NDArray[np.uint32],
         known: Container[int] | None = None,
     ) -> None:
-        """Note a step's rows, each new to its request, or those of the requests that are known.
+        """Note a step's rows, each new to its request; with `known`, only rows of known requests.
 
-        Most steps have the requests and the version of the one before.
+        Most steps have the requests and the version of the step before.
         """
         if not version and not self._starts:
             return
-        rows = keys.tobytes(), version
+        rows = request_ids.tobytes(), version
         if rows == self._last:
             return
         self._last = rows
-        found = zip(keys.tolist(), positions.tolist(), strict=True)
+        found = zip(request_ids.tolist(), positions.tolist(), strict=True)
         self._note(version, found if known is None else (each for each in found if each[0] in known))
 
-    def note_row(self, version: int, key: int, position: int) -> None:
-        """Note one row."""
+    def note_row(self, version: int, request_id: int, position: int) -> None:
         if version or self._starts:
-            self._note(version, [(key, position)])
+            self._note(version, [(request_id, position)])
 
     def _note(self, version: int, rows: Iterable[tuple[int, int]]) -> None:
-        for key, position in rows:
-            starts = self._starts.setdefault(key, [])
+        for request_id, position in rows:
+            starts = self._starts.setdefault(request_id, [])
             if starts and starts[-1][1] == position:
-                starts.pop()  # no token came of that version
+                starts.pop()  # that version computed no token
             if not starts or starts[-1][0] != version:
                 starts.append((version, position))
 
-    def of(self, key: int, end: int) -> tuple[WeightSpan, ...]:
-        """Return the spans of a request's tokens before a position; none where no step named a version."""
-        starts = self._starts.get(key, [])
+    def of(self, request_id: int, end: int) -> tuple[WeightSpan, ...]:
+        """Return the spans of a request's tokens before a position; none if no step named a version."""
+        starts = self._starts.get(request_id, [])
         if starts and starts[0][1]:
-            starts = [(0, 0), *starts]  # before any step named a version, or this side took the request up
+            starts = [(0, 0), *starts]  # from before a step named a version, or before a resumed position
         ends = [begin for _, begin in starts[1:]] + [end] * bool(starts)
         spans = (WeightSpan(version, begin, until) for (version, begin), until in zip(starts, ends, strict=True))
         return tuple(span for span in spans if span.end > span.begin)
 
-    def forget(self, key: int) -> None:
-        """Note nothing of a request any more."""
-        if self._starts.pop(key, None) is not None:
+    def forget(self, request_id: int) -> None:
+        if self._starts.pop(request_id, None) is not None:
             self._last = _NOTHING

@@ -1,0 +1,173 @@
+"""OpenRequest: one request that has not ended, its turns, and the processor that it is at."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tokenbus.client.progress import NO_SENDER, Progress
+from tokenbus.client.received_scores import ReceivedScores
+from tokenbus.client.session import ClientSession
+from tokenbus.client.tokens import RequestTokens, Turn
+from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, request_error
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
+from tokenbus_contracts.generated.request_pb2 import (
+    ContinuationPolicy,
+    ErrorCode,
+    Generate,
+    RequestError,
+    TokenPrompt,
+)
+from tokenbus_contracts.schema import bounds_in
+
+_CONTINUED = frozenset(
+    {
+        ErrorCode.ERROR_CODE_WORKER_LOST,
+        ErrorCode.ERROR_CODE_ENGINE,
+        ErrorCode.ERROR_CODE_UNKNOWN_REQUEST,
+        ErrorCode.ERROR_CODE_GAP,
+    }
+)
+"""The errors of a turn after which another turn may go on."""
+_MOST_LOSSES = 3
+"""Losses in a row without a new token that end a request: it may kill its workers."""
+_MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
+"""The most tokens of a prompt and a continuation together."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request that has not ended."""
+
+    tokens: RequestTokens
+    progress: Progress
+    """The next positions of the requests in the table."""
+    generate: Generate | None
+    """The message of the current turn, until a processor is known to have received it."""
+    include_drafts: bool
+    origin: Generate = field(default_factory=Generate)
+    """The request as the application asked for it; empty for a resumed one."""
+    is_resumed: bool = False
+    """Whether `resume` took it up: it cannot be continued, because its prompt is not known."""
+    scoring: ReceivedScores | None = None
+    """The received scores of its prompt, if it asked for them."""
+    deadline_unix_ms: int = 0
+    """The latest moment of its end, in milliseconds since 1970-01-01 UTC; zero: none is known."""
+    home: ClientSession | None = None
+    """The processor that it was sent to; None: it waits for one."""
+    sent_to: str = ""
+    """The id of the processor's life that may have received it; empty: none."""
+    is_answered: bool = False
+    """Whether that processor has answered its last Generate or Resume."""
+    turn: int = 0
+    """The number of its current turn; the first is 0."""
+    losses: int = 0
+    """Losses in a row without a new token."""
+    loss: RequestError | None = None
+    """The error that ended the last turn."""
+    is_aborted: bool = False
+    is_submitted: bool = False
+    """Whether only the output stream gives its rows: it has no iterator."""
+    refused_by: set[ClientSession] = field(default_factory=set)
+    refusal: RequestError | None = None
+    """The error of the last processor that refused it."""
+    waits_since: float | None = None
+    """When the client first saw it wait for a processor."""
+    closed_at: int | None = None
+    """Its next position while it is not in the table; None: `progress` knows it."""
+
+    @property
+    def request_id(self) -> int:
+        """The id of its first turn, under which the application knows it."""
+        return self.tokens.request_id
+
+    @property
+    def turn_id(self) -> int:
+        """The request id of its current turn."""
+        return self.tokens.turns[-1].request_id
+
+    @property
+    def next_position(self) -> int:
+        """The position of the next token from a processor."""
+        return self.progress.next_position(self.request_id) if self.closed_at is None else self.closed_at
+
+    @property
+    def was_never_sent(self) -> bool:
+        """Whether no processor can have it."""
+        return self.generate is not None and not self.sent_to
+
+    def error(self, code: ErrorCode, message: str) -> RequestError:
+        """Return an error that ends it."""
+        return request_error(self.request_id, code, message)
+
+    def frame(self) -> ClientFrame:
+        """Return the frame that asks a processor for it: a Generate until one has received it, then a Resume."""
+        return self.resume_frame() if self.generate is None else ClientFrame(generate=self.generate)
+
+    def resume_frame(self) -> ClientFrame:
+        """Return the frame that asks for the rows from its next position on."""
+        resume = Resume(
+            request_id=self.turn_id,
+            next_position=self.next_position,
+            include_draft_logprobs=self.include_drafts,
+            deadline_unix_ms=self.deadline_unix_ms,
+        )
+        return ClientFrame(resume=resume)
+
+    def answered_by(self, session: ClientSession) -> None:
+        """Note that a processor has it: its rows are accepted."""
+        if self.is_answered:
+            return
+        self.generate, self.is_answered = None, True
+        self.refusal = self.waits_since = None
+        self.refused_by.clear()
+        if self.closed_at is None:
+            self.progress.set_sender(self.request_id, session.ordinal)
+
+    def forget_answer(self) -> None:
+        """Accept no rows until a processor answers again."""
+        self.is_answered = False
+        if self.closed_at is None:
+            self.progress.set_sender(self.request_id, NO_SENDER)
+
+    def may_go_elsewhere(self, code: ErrorCode, *, has_several: bool) -> bool:
+        """Tell whether the processor that answered with an error never had it, so that another one may."""
+        if self.generate is not None:
+            return code in NOT_TAKEN and (has_several or self.loss is not None)
+        is_searched = self.is_resumed and not self.is_answered
+        return has_several and is_searched and code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
+
+    def may_continue(self, code: ErrorCode) -> bool:
+        """Tell whether another turn may follow a turn that ended with an error, and count the loss."""
+        if self.is_resumed:
+            return False
+        is_unanswered = self.generate is not None
+        if self.is_aborted:
+            return is_unanswered and code in NOT_HERE  # it has ended then
+        is_off = self.origin.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_OFF
+        if code not in _CONTINUED or (is_off and not (is_unanswered and code in NOT_HERE)):
+            return False
+        if self.next_position > self.tokens.turns[-1].begin:
+            self.losses = 0
+        self.losses += code != ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
+        size = len(self.origin.tokens.token_ids) + self.next_position
+        return self.losses < _MOST_LOSSES and size <= _MOST_TOKENS
+
+    def begin_turn(self, turn_id: int, reason: ErrorCode, accepted: Iterable[int], weight_version: int) -> None:
+        """Write the message of the next turn, which goes on behind the accepted tokens."""
+        self.turn += 1
+        generate = Generate()
+        generate.CopyFrom(self.origin)
+        generate.request_id, generate.first_request_id = turn_id, self.request_id
+        if self.deadline_unix_ms:
+            generate.deadline_unix_ms = self.deadline_unix_ms
+            generate.ClearField("deadline_ms")
+        generate.continuation.turn, generate.continuation.reason = self.turn, reason
+        if self.next_position:
+            generate.ClearField("prompt_scoring")
+            generate.continuation.token_ids.extend(accepted)
+            generate.continuation.weight_version = weight_version
+        elif self.scoring is not None:
+            self.scoring, self.tokens.prompt_scores = ReceivedScores(generate), None
+        self.tokens.begin_turn(Turn(self.next_position, turn_id, CODE_NAMES[reason]))
+        self.generate, self.home, self.sent_to = generate, None, ""
+        self.refused_by.clear()
+        self.refusal = self.waits_since = None
