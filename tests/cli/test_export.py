@@ -114,10 +114,10 @@ def test_wrong_uses(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     taken, nowhere = tmp_path / "taken", tmp_path / "nowhere" / "p"
     taken.write_text("mine")
     for arguments, reason in (
-        ([source], "--to FILE: where to write"),
-        ([source, "--to", taken], f"{taken}: exists already, and is not written over"),
-        ([source, "--to", nowhere], f"{nowhere.parent}: no directory"),
-        ([tmp_path, "--rows", "requests"], "--to, --rows: with a recording, not with a folder to complete"),
+        ([source], "--to FILE is missing"),
+        ([source, "--to", taken], f"{taken}: exists already; nothing is overwritten"),
+        ([source, "--to", nowhere], f"{nowhere.parent}: not a directory"),
+        ([tmp_path, "--rows", "requests"], "--to, --rows: only with a recording, not with a folder to complete"),
     ):
         assert main(["export", *map(str, arguments)]) == 2
         assert capsys.readouterr().err == f"tokenbus: {reason}\n"
@@ -132,7 +132,7 @@ def test_without_pyarrow(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(command) == 1
     complaints = capsys.readouterr().err.splitlines()
-    assert complaints == ["tokenbus: Parquet needs pyarrow: install the extra, tokenbus[parquet]"]
+    assert complaints == ["tokenbus: Parquet needs pyarrow: pip install 'tokenbus[parquet]'"]
 
 
 # Folders of parts.
@@ -220,6 +220,6 @@ def test_folder_that_is_still_written_is_not_completed(tmp_path: Path, capsys: p
     with left.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as a recorder does
         assert main(["export", str(folder)]) == 2
-        assert f"{folder}: a recorder writes it" in capsys.readouterr().err
+        assert f"{folder}: a recorder is writing it" in capsys.readouterr().err
     assert main(["export", str(folder)]) == 0
     assert rows_of(folder) == tokens_of(ITEMS[:13])

@@ -106,54 +106,22 @@ def test_entropies_and_importance_ratios(tmp_path: Path, inspect: Inspect, capsy
     entropies, others = extras_in(rows, "entropies"), extras_in(rows, "other_logprobs")
     logprobs = [float(value) for row in rows for value in row.logprobs]
     ratios = [math.exp(own - other) for own, other in zip(logprobs, others, strict=True)]
-    assert main(["export", str(path), "--to", str(tmp_path / "b.parquet")]) == 0
-    capsys.readouterr()
-    for file in (path, tmp_path / "b.parquet"):
-        _, found = inspect(file)
-        (request,) = (each for each in found["requests"] if each["request_id"] == f"{2:016x}")
-        assert [each["entropy"] for each in request["values"]] == pytest.approx(entropies)
-        assert [each["importance_ratio"] for each in request["values"]] == pytest.approx(ratios, rel=1e-4)
-        for summary in (found["summary"], request):  # the only request that has any
-            assert summary["mean_entropy"] == pytest.approx(mean(entropies))
-            assert summary["importance_ratio_mean"] == pytest.approx(mean(ratios), rel=1e-4)
-            assert summary["importance_ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
-        others_values = [value for each in found["requests"] if each is not request for value in each["values"]]
-        assert not any({"entropy", "importance_ratio"} & value.keys() for value in others_values)
+    _, found = inspect(path)
+    (request,) = (each for each in found["requests"] if each["request_id"] == f"{2:016x}")
+    assert [each["entropy"] for each in request["values"]] == pytest.approx(entropies)
+    assert [each["importance_ratio"] for each in request["values"]] == pytest.approx(ratios, rel=1e-4)
+    for summary in (found["summary"], request):  # the only request that has any
+        assert summary["mean_entropy"] == pytest.approx(mean(entropies))
+        assert summary["importance_ratio_mean"] == pytest.approx(mean(ratios), rel=1e-4)
+        assert summary["importance_ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
+    others_values = [value for each in found["requests"] if each is not request for value in each["values"]]
+    assert not any({"entropy", "importance_ratio"} & value.keys() for value in others_values)
     main(["inspect", str(path), "--request", "2"])
     shown = capsys.readouterr().out.splitlines()[1].split()
     assert [each.partition("[")[2] for each in shown] == [f"{entropy:.2f}]" for entropy in entropies]
 
 
-# Parquet.
-
-
-def test_parquet_of_a_recording(tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]) -> None:
-    source, folder = tmp_path / "a", tmp_path / "folder"
-    source.write_bytes(recording(payloads(requests=3, tokens=12, drafts=True)))
-    folder.mkdir()
-    assert main(["export", str(source), "--to", str(folder / "part.parquet")]) == 0
-    capsys.readouterr()
-    for request in ([], ["--request", "2"]):
-        (status, found), *others = (inspect(path, *request) for path in (source, folder, folder / "part.parquet"))
-        assert (status, found["summary"]["tokens"]) == (0, 12 if request else 36)
-        for other_status, other in others:
-            assert (other_status, other["summary"], other["requests"]) == (0, found["summary"], found["requests"])
-
-
-def test_long_name_of_many_rows_is_held_once(
-    tmp_path: Path, inspect: Inspect, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file of some kilobytes that says so asked for sixteen gigabytes."""
-    (tmp_path / "a").write_bytes(recording(payloads(requests=1, tokens=4)))
-    assert main(["export", str(tmp_path / "a"), "--to", str(tmp_path / "b.parquet")]) == 0
-    capsys.readouterr()
-    table = pq.read_table(tmp_path / "b.parquet").take([0] * 2**18)
-    place = table.schema.get_field_index("value_kind")
-    names = pa.DictionaryArray.from_arrays(pa.array([0] * 2**18, pa.int8()), ["x" * 16_000])
-    pq.write_table(table.set_column(place, "value_kind", names), tmp_path / "c.parquet")
-    status, found = inspect(tmp_path / "c.parquet")
-    assert (status, found["error"].count("\n")) == (1, 1)
-    assert f"{tmp_path / 'c.parquet'}: one of UNSPECIFIED, " in found["error"]
+# Two recordings.
 
 
 def test_two_exports_are_compared_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,13 +164,12 @@ def test_wrong_uses(path: Path, tmp_path: Path, inspect: Inspect) -> None:
     status, found = inspect(path, "--tokenizer", "nobody")
     assert status == 2
     assert found["error"].startswith("tokenbus: tokenbus.tokenizers: one of ")
-    (folder := tmp_path / "folder").mkdir()
-    os.mkfifo(folder / "pipe.parquet")
+    os.mkfifo(pipe := tmp_path / "pipe")
     (text := tmp_path / "text").write_text("root:x:0:0:root:/root:/bin/sh\n")
     for wrong, line in (
         (tmp_path / "nowhere", "no such file or directory"),
-        (folder / "pipe.parquet", "a file or a folder, got neither"),
-        (folder, "no rows for each token, as `tokenbus export` writes them"),
+        (pipe, "not a file"),
+        (tmp_path, "not a file"),
         (text, "byte 0: no recording, which begins with a hello: "),
     ):
         status, found = inspect(wrong)

@@ -52,7 +52,7 @@ def test_key_is_never_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "keys", "make", "w0") == (
         2,
         "",
-        _complaint("keys/w0.key_secret: there already; a key is never replaced"),
+        _complaint("keys/w0.key_secret: exists already; a key is never replaced"),
     )
     Path("keys/w0.key_secret").rename("keys/kept")
     assert said(capsys, "keys", "make", "w0")[0] == 2
@@ -102,7 +102,7 @@ def test_revoked_key_does_not_come_back(capsys: pytest.CaptureFixture[str]) -> N
     said(capsys, "keys", "make", "w0")
     add = ("keys", "add", "w0", "keys/w0.key", "--role", "worker")
     said(capsys, *add)
-    assert said(capsys, *add) == (2, "", _complaint("add: this key is there already: revoke it first, as w0"))
+    assert said(capsys, *add) == (2, "", _complaint("add: this key is in the list already: revoke it first, as w0"))
     said(capsys, "keys", "revoke", "w0")
     assert said(capsys, *add) == (2, "", _complaint("add: this key was revoked: make a new one, as w0"))
     assert said(capsys, "keys", "revoke", "w0") == (2, "", _complaint("revoke: revoked already: 'w0'"))
@@ -124,7 +124,7 @@ def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: p
         (("make", "w0", "--role", "worker"), "--role: only with add, got make"),
         (("add",), "add: NAME PUBLIC, got nothing"),
         (("add", "w0"), "add: NAME PUBLIC, got 'w0'"),
-        (("add", "w0", "keys/w0.key"), "add: --role, one or several of worker, client, observer, operator"),
+        (("add", "w0", "keys/w0.key"), "add: --role is missing: one or more of worker, client, observer, operator"),
         (("add", "w0", "none.key", "--role", "worker"), "add: PUBLIC: a public key of 40 characters, or the path"),
         (("add", "w 0", "keys/w0.key", "--role", "worker"), "add: name: 1 to 64 letters"),
         (("add", "w0", "keys/w0.key", "--role", "worker", "--names", ""), "add: names: patterns of 1 to 64 bytes"),

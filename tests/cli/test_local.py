@@ -18,7 +18,7 @@ import pytest
 from tokenbus.cli import system as system_module
 from tokenbus.cli import up
 from tokenbus.cli.errors import CommandError
-from tokenbus.cli.supervisor import Child, News, Service, Supervisor
+from tokenbus.cli.supervisor import Child, Service, ServiceEvent, Supervisor
 from tokenbus.cli.system import Plan, environment_of, plan_for, runtime_folder
 from tokenbus.settings import Settings
 from tokenbus.worker import engine_kind
@@ -29,19 +29,19 @@ def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: A
     return plan_for(settings, folder, **{"engine": "synthetic", "mixed": 1, "prefill": 0, "decode": 0, **given})
 
 
-async def read(data: bytes) -> tuple[Child, list[News]]:
-    """Return a child that wrote some bytes, and what was told of them."""
-    told: list[News] = []
-    child = Child(Service("mixed-0", ("worker",), {}, "connected", 1), told.append)
+async def read(data: bytes) -> tuple[Child, list[ServiceEvent]]:
+    """Return a child that wrote some bytes, and the reported events."""
+    events: list[ServiceEvent] = []
+    child = Child(Service("mixed-0", ("worker",), {}, "connected", 1), events.append)
     output = asyncio.StreamReader()
     output.feed_data(data)
     output.feed_eof()
     await child.read(output)
-    return child, told
+    return child, events
 
 
-async def test_log_lines_make_state_and_news() -> None:
-    """What a service logs says when it is ready and where its metrics are; warnings are told, the rest is not."""
+async def test_log_lines_make_state_and_events() -> None:
+    """The log of a service says when it is ready and where its metrics are; warnings and errors are reported."""
     lines = [
         {"level": "info", "event": "serving metrics", "logger": "metrics", "address": "http://127.0.0.1:1"},
         {"level": "info", "event": "connected", "logger": "worker", "processor": "p"},
@@ -49,9 +49,9 @@ async def test_log_lines_make_state_and_news() -> None:
         {"level": "warning", "event": "frame refused", "logger": "worker", "reason": "why", "times": 3},
         {"level": "error", "event": "step failed", "exception": "Traceback ...\nValueError: rows: at most 4, got 5"},
     ]
-    child, told = await read("\n".join(map(json.dumps, lines)).encode())
+    child, events = await read("\n".join(map(json.dumps, lines)).encode())
     assert (child.state, child.metrics) == ("ready", "http://127.0.0.1:1")
-    assert [(news.event, news.text, news.is_bad) for news in told] == [
+    assert [(event.event, event.text, event.is_error) for event in events] == [
         ("ready", "ready", False),
         ("log", "frame refused: reason why, times 3", False),
         ("log", "step failed: ValueError: rows: at most 4, got 5", True),
@@ -63,8 +63,8 @@ async def test_log_lines_make_state_and_news() -> None:
 
 async def test_anything_can_be_read() -> None:
     """Bytes that are no text, JSON that is no object, and a line without an end harm nobody."""
-    child, told = await read(b"\xff\x00\n[1]\n\n" + b"x" * 3_000_000)
-    assert not told
+    child, events = await read(b"\xff\x00\n[1]\n\n" + b"x" * 3_000_000)
+    assert not events
     assert len(child.last_line) <= 1_048_576
     child, _ = await read(b"tokenbus: \x1b[2Jcleared\n\n")
     assert child.last_line == r": \x1b[2Jcleared"
@@ -73,7 +73,7 @@ async def test_anything_can_be_read() -> None:
 
 
 def test_without_its_libraries_no_gateway_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_module, "_NEEDED_BY_A_GATEWAY", ("json", "no_such_server"))
+    monkeypatch.setattr(system_module, "_GATEWAY_LIBRARIES", ("json", "no_such_server"))
     (processor, _) = plan(tmp_path).services
     assert processor.name == "processor"
     with pytest.raises(CommandError, match=r"no_such_server is not installed: pip install .*gateway") as raised:
@@ -156,7 +156,7 @@ def test_runtime_folder_is_private_and_made_where_it_can_be(folder: Path, monkey
 
 
 async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
-    """A service that does nothing for its time ends the start, and the line names the option that allows more."""
+    """A service that stays silent for too long ends the start, and the line names the option that allows more."""
     services = plan(folder, {"processor.metrics_address": ""}).services
     system = Supervisor(services, folder, lambda _: None, start_seconds=0)
     with pytest.raises(CommandError, match=r"^processor: not ready after 0 s.* \(up --start-seconds\)"):
@@ -171,10 +171,10 @@ async def test_reader_that_goes_away_stops_the_system(folder: Path, monkeypatch:
         raise BrokenPipeError
 
     screen = up.Screen(as_json=True)
-    screen.system = system = Supervisor([], folder, screen.news)
+    screen.system = system = Supervisor([], folder, screen.service)
     monkeypatch.setattr("builtins.print", fail)
     screen.tell("started", "a line")
-    assert system.leave.is_set()
+    assert system.stopping.is_set()
     assert isinstance(screen.failure, BrokenPipeError)
 
 

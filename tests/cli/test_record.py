@@ -114,10 +114,10 @@ async def test_every_worker_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "FILE, or --to ADDRESS: one of them"),
-        (["a", "b"], "FILE, or --to ADDRESS: one of them"),
-        (["a", "--to", "nats://127.0.0.1:1"], "FILE, or --to ADDRESS: one of them"),
-        (["--to", "nats://127.0.0.1:1", "--format", "parquet"], "--format: with FILE, not with --to"),
+        ([], "expected either FILE or --to ADDRESS"),
+        (["a", "b"], "expected either FILE or --to ADDRESS"),
+        (["a", "--to", "nats://127.0.0.1:1"], "expected either FILE or --to ADDRESS"),
+        (["--to", "nats://127.0.0.1:1", "--format", "parquet"], "--format: only with FILE, not with --to"),
     ],
 )
 def test_streams_go_to_one_place(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:

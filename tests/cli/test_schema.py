@@ -74,14 +74,14 @@ def test_diff_says_what_breaks(capsysbinary: pytest.CaptureFixture[bytes], chang
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["diff"], "tokenbus: diff: OLD, the schema to compare with, is missing"),
+        (["diff"], "tokenbus: diff: OLD is missing: the schema to compare with"),
         (["diff", "nowhere"], "tokenbus: nowhere: no such file or directory"),
-        (["diff", str(ROOT / "README.md")], "README.md: a FileDescriptorSet that holds: "),
-        (["diff", ""], "tokenbus: diff: the name of a file or a folder, got an empty one"),
-        (["diff", "a\0b"], "tokenbus: diff: the name of a file or a folder, got an empty one or one with a null"),
-        (["diff", "/dev/zero"], "tokenbus: /dev/zero: a file or a folder, got neither"),
+        (["diff", str(ROOT / "README.md")], "README.md: not a valid FileDescriptorSet: "),
+        (["diff", ""], "tokenbus: diff: expected a file or a folder, got an empty name"),
+        (["diff", "a\0b"], "tokenbus: diff: expected a file or a folder, got an empty name or one with a null"),
+        (["diff", "/dev/zero"], "tokenbus: /dev/zero: not a file or a folder"),
         (["diff", "--output", "x", "installed"], "tokenbus: --output: not with diff"),
-        (["diff", str(ROOT / "docs")], "a folder with tokenbus/v1/*.proto in it"),
+        (["diff", str(ROOT / "docs")], "has no files tokenbus/v1/*.proto"),
         (["diff", "installed", "installed", "installed"], "tokenbus: diff: at most 2 names, got 3"),
         (["json", "Nonsense"], "tokenbus: json: a message of the schema, got Nonsense"),
         (["proto", "nonsense.proto"], "tokenbus: proto: one of bounds.proto, client.proto"),
@@ -109,8 +109,8 @@ def test_descriptor_set_that_contradicts_itself_is_refused(
     other.file.add(name="other.proto", package="tokenbus.v2").message_type.add(name="Hello")
     (tmp_path / "other.desc").write_bytes(other.SerializeToString())
     for name, reason in (
-        ("broken", "a FileDescriptorSet that holds: "),
-        ("other", "messages of package tokenbus.v1, got none"),
+        ("broken", "not a valid FileDescriptorSet: "),
+        ("other", "has no messages of the package tokenbus.v1"),
     ):
         status, out, error = printed(capsysbinary, "diff", str(tmp_path / f"{name}.desc"))
         assert (status, out) == (2, b"")

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
-from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from socket import create_server
 from typing import Any
 
@@ -231,31 +231,6 @@ def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
         assert command.end()[0] == 0
     assert not is_running(first["pid"])
     assert left_in(folder) == []
-
-
-@pytest.mark.nightly
-def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
-    """Ctrl-Z stops every service before the command itself; when that goes on they do, and a SIGINT ends all.
-
-    So it does where SIGINT was ignored, as shells do for what a script starts in the background.
-    """
-
-    def state_of_process(pid: int) -> str:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-    with Command(["up", *FEW, "--json"], environment(folder), started_with("SIGINT")) as command:
-        up = command.event("up")
-        command.signal(SIGTSTP)
-        command.wait_until(lambda: state_of_process(command.pid) == "T")
-        # Each has had its signal by then; the kernel stops it when it next looks.
-        command.wait_until(lambda: {state_of_process(pid) for pid in pids(up).values()} == {"T"})
-        command.signal(SIGCONT)
-        command.wait_until(lambda: "T" not in map(state_of_process, pids(up).values()))
-        command.wait_until(lambda: is_well(f"{up['gateway']}/healthz"))
-        command.signal(SIGINT)
-        assert command.event("down")["died"] == []
-        assert command.end()[0] == 0
-    assert none_runs(pids(up))
 
 
 def test_file_that_fails_is_not_taken_for_the_output(

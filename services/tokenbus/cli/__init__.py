@@ -23,52 +23,51 @@ _GROUPS = {
     "run": {
         "demo": "start a system, send 200 requests, check every token, and stop",
         "up": "run a whole system on this machine",
-        "processor": "take workers' streams, and deliver each request its tokens",
-        "worker": "run an engine, and publish its tokens",
+        "processor": "receive tokens from workers and deliver them to clients",
+        "worker": "run an engine and publish its tokens",
         "gateway": "serve OpenAI's API and the inspector's page over HTTP",
     },
     "look": {
-        "ask": "send one prompt, and print the answer coloured by probability",
-        "tap": "show workers' streams as they pass, or a durable log",
-        "record": "write workers' streams to files, or to a durable log in NATS JetStream",
-        "inspect": "show a recording's tokens by probability",
-        "export": "write a recording as a Parquet file, for pyarrow, DuckDB and datasets",
+        "ask": "send one prompt and print the answer, coloured by probability",
+        "tap": "watch the workers' streams live, or read a durable log",
+        "record": "write the workers' streams to files, or to a durable log in NATS JetStream",
+        "inspect": "show a recording's tokens, coloured by probability",
+        "export": "convert a recording to Parquet, for pyarrow, DuckDB and datasets",
     },
     "keys": {
-        "keys": "make processes' keys for encrypted tcp, and say which may connect, in which roles",
-        "api-keys": "make, list and revoke API keys for the gateway",
+        "keys": "create keys for encrypted TCP, and manage the list of keys that may connect",
+        "api-keys": "create, list and revoke API keys of the gateway",
     },
     "schema": {
-        "check": "check message files and recordings against the schema, and say what is wrong",
-        "schema": "print the schema in other tools' forms, or what a change of it breaks",
+        "check": "validate message files and recordings",
+        "schema": "print the schema in other formats, or show what a schema change breaks",
     },
 }
-"""The commands by what they are for, each in the order in which a newcomer needs them."""
+"""The commands by purpose, in the order in which a newcomer needs them."""
 _COMMANDS = {name for group in _GROUPS.values() for name in group}
 _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status; a wrong use of the command line is status 2."""
+    """Run one subcommand and return its exit status: 2 for a usage error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stdout is None:  # as after `>&-`
         _complain("standard output is closed")
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without é still gets the line
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show é still gets the line
     try:
         status = _status(given or ["--help"])
         sys.stdout.flush()  # here, where a failure can still be reported
     except BrokenPipeError:
-        # The reader went away, as `| head` does, so the command did not succeed.
-        _give_up(sys.stdout)
+        _discard_output(sys.stdout)  # the reader is gone, as after `| head`
         return 1
     except OSError as error:
-        what = error.filename
-        if what is None:  # standard output has no name; what has one was a file
-            _give_up(sys.stdout)
-            what = "cannot write to standard output"
-        _complain(f"{what}: {reason_of(error)}")
+        subject = error.filename
+        if subject is None:  # only standard output has no file name
+            _discard_output(sys.stdout)
+            subject = "cannot write to standard output"
+        _complain(f"{subject}: {reason_of(error)}")
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -82,7 +81,7 @@ def _status(given: list[str]) -> int:
         parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
         found.declare(parser)
         return int(found.run(parser.options(rest)))
-    except SystemExit as end:  # argparse's; what it printed is not flushed yet
+    except SystemExit as end:  # argparse exits; the caller still has to flush its output
         return int(end.code or 0)
     except CommandError as error:
         _complain(str(error))
@@ -105,8 +104,7 @@ def _command(name: str) -> ModuleType | CommandKind:
 
 
 def _imported(name: str) -> ModuleType:
-    """Import the module of one command, so that none waits for another's libraries."""
-    # What is imported stays: to search it for garbage, again and again as it grows, is a tenth of a start.
+    # Imported modules stay in memory, so garbage collection finds nothing here, and would cost a tenth of the start.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -118,17 +116,17 @@ def _imported(name: str) -> ModuleType:
             gc.enable()
 
 
-def _complain(what: str) -> None:
-    if sys.stderr is None:  # with None, print would choose standard output
+def _complain(message: str) -> None:
+    if sys.stderr is None:  # print would write to standard output
         return
     try:
-        print(f"tokenbus: {printable(what)}", file=sys.stderr, flush=True)
+        print(f"tokenbus: {printable(message)}", file=sys.stderr, flush=True)
     except OSError:
-        _give_up(sys.stderr)
+        _discard_output(sys.stderr)
 
 
-def _give_up(stream: TextIO) -> None:
-    """Discard what is buffered; else Python tries to write it once more as it exits, and complains."""
+def _discard_output(stream: TextIO) -> None:
+    """Discard the buffered output; otherwise Python writes it again at exit, and fails again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -147,9 +145,9 @@ def _parser() -> Parser:
         prog="tokenbus",
         usage="tokenbus COMMAND [options]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="The token bus: every token an LLM engine emits, with its logprobs, bounded and in order.\n\n"
+        description="The token bus: delivers every token of an LLM engine, with its logprobs, in order.\n\n"
         + "\n".join(listed),
-        epilog="`tokenbus COMMAND --help` has the options of each, with examples.",
+        epilog="`tokenbus COMMAND --help` shows the options of a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"tokenbus {version('tokenbus')}")
     parser.add_argument("command", choices=commands, metavar="COMMAND", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""tokenbus api-keys: the API keys of the gateway."""
+"""tokenbus api-keys."""
 
 import argparse
 import json
@@ -12,49 +12,43 @@ from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.gateway.api_keys import ApiKey, KeysError, alone, made, read_keys, write_keys
 
 _DESCRIPTION = """\
-Make, list and revoke API keys in the file gateway.keys_file. A gateway with that setting serves only
-requests with `Authorization: Bearer KEY`, and reads the file again when it changes, without a restart.
+Create, list and revoke API keys in the file gateway.keys_file. A gateway with that setting requires the header
+`Authorization: Bearer KEY`. It reads the file again when it changes, without a restart.
 
-  add ID       make a key, and print it, once: the file has its hash alone. ID is what logs call it
-  list         say which keys there are, and what each may
-  revoke ID    forget keys; what they have open ends
+  add ID       create a key and print it once; the file stores only its hash. Logs show the ID
+  list         show the keys and their limits
+  revoke ID    remove keys and end their open requests
 
 examples:
   tokenbus api-keys add batch --file keys.json --requests-per-minute 600 --concurrent 64
   tokenbus api-keys add page --file keys.json --origin https://app.example
   tokenbus api-keys revoke alice --file keys.json
 
-A key without limits of its own may gateway.key_requests_per_minute, and have half of gateway.max_requests open.
+The default limits of a key are gateway.key_requests_per_minute, and half of gateway.max_requests open requests.
 """
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     parser.add_argument("action", choices=("add", "list", "revoke"), help="what to do")
-    parser.add_argument("files", nargs="*", metavar="ID", help="which key")
+    parser.add_argument("files", nargs="*", metavar="ID", help="the key's ID")
+    parser.add_argument("--requests-per-minute", type=whole(), metavar="N", help="add: limit of new requests")
+    parser.add_argument("--concurrent", type=whole(), metavar="N", help="add: limit of open requests, one per choice")
     parser.add_argument(
-        "--requests-per-minute", type=whole(), metavar="N", help="of add: the most new ones in a minute"
+        "--origin", action="append", default=[], help="add: the origin of a web page that uses the key; may be repeated"
     )
-    parser.add_argument("--concurrent", type=whole(), metavar="N", help="of add: the most open ones, each choice one")
-    parser.add_argument(
-        "--origin", action="append", default=[], help="of add: a web page's origin that it is for; may be repeated"
-    )
-    parser.add_argument(
-        "--operator", action="store_true", help="of add: it may pause engines and change their weights, too"
-    )
-    parser.add_argument("--json", action="store_true", help="of list: print a JSON object for each key")
+    parser.add_argument("--operator", action="store_true", help="add: allow to pause engines and change their weights")
+    parser.add_argument("--json", action="store_true", help="list: print a JSON object for each key")
     declare_settings(parser, {"--file": "gateway.keys_file"})
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what is asked for."""
     name = load_settings(options).gateway.keys_file
     if not name:
-        raise CommandError("gateway.keys_file: which file, by that setting or with --file, got none", WRONG_USE)
+        raise CommandError("gateway.keys_file: no file; use that setting or --file", WRONG_USE)
     limits = (options.requests_per_minute, options.concurrent, options.operator, *options.origin)
     if options.action != "add" and any(limits):
-        raise CommandError(f"{options.action}: no limits, which `add` alone takes", WRONG_USE)
+        raise CommandError(f"{options.action}: limits are options of `add` only", WRONG_USE)
     path, ids = Path(name), options.files
     if (len(ids) != 1) if options.action == "add" else (bool(ids) == (options.action == "list")):
         wanted = {"add": "one ID", "list": "no ID", "revoke": "one ID or more"}[options.action]
@@ -86,7 +80,7 @@ def _add(path: Path, key_id: str, options: argparse.Namespace) -> None:
     with alone(path):
         write_keys(path, [*read_keys(path), key])
     print(clear)
-    print(f"tokenbus: the key of {key_id} is shown this once; {path} has its hash", file=sys.stderr)
+    print(f"tokenbus: the key of {key_id} is shown only now; {path} has its hash", file=sys.stderr)
 
 
 def _list(keys: tuple[ApiKey, ...], *, as_json: bool) -> None:

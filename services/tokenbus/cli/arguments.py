@@ -1,4 +1,4 @@
-"""The command line's parser: argparse, with options between names and with errors of one line."""
+"""The command line's parser: argparse that allows options between file names and prints one-line errors."""
 
 import argparse
 import sys
@@ -14,25 +14,25 @@ _ID_DIGITS = 16
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser for a command with options and, perhaps, one list of positional arguments."""
+    """An argparse parser for a command with options and at most one list of positional arguments."""
 
     positional = "files"
-    """The name of that list."""
+    """The name of the positional list."""
 
     declare_later: Callable[[Sequence[str]], None] | None = None
-    """Called with the command line before it is read, to declare options that depend on another option's value."""
+    """Called before parsing, to declare options that depend on the value of another option."""
     keeps_rest = False
-    """Whether what follows `--` is not read at all, and returned as `options.rest`."""
+    """Whether everything after `--` is returned unparsed, as `options.rest`."""
 
     def options(self, given: Sequence[str]) -> argparse.Namespace:
-        """Return the options; they may stand between the positional arguments, and none stands after `--`."""
+        """Parse the command line. After `--` everything is positional, or `options.rest` if the command keeps it."""
         if self.declare_later is not None:
             self.declare_later(given)
         cut = given.index("--") if "--" in given else len(given)
         names = given[cut + 1 :]
         if self.keeps_rest:
             return self.parse_args(given[:cut], argparse.Namespace(rest=names))
-        # Python 3.11 forgets the `--` before it reads positional arguments, and would take -name for an option again.
+        # Python 3.11 drops the `--` before it collects positional arguments, and would read -name as an option.
         stand_ins = [f"./{name}" if name.startswith("-") else name for name in names]
         options = self.parse_intermixed_args([*given[:cut], *stand_ins])
         if names:
@@ -40,19 +40,17 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2 and a line that says what is wrong; it may quote anything that was typed."""
-        super().error(printable(message))
+        super().error(printable(message))  # the message may quote anything that was typed
 
-    def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401 - whatever can be written to
-        """Print help and the version; argparse's own hides that standard output takes nothing."""
-        if message and file is sys.stdout:
+    def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401 - any writable object
+        if message and file is sys.stdout:  # argparse would hide that standard output cannot be written
             file.write(message)
         else:
             super()._print_message(message, file)
 
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
-    """Return what reads an option's value: a whole number within bounds."""
+    """Return the type of an option whose value is a whole number within bounds."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def read(text: str) -> int:
@@ -65,7 +63,7 @@ def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
 
 
 def request_id(text: str) -> int:
-    """Return a request's id as an option has it: the 16 hex digits that people are shown, or a number."""
+    """Parse a request's id: the 16 hex digits of logs and recordings, or a number."""
     with suppress(ValueError):
         number = int(text, 16) if len(text) == _ID_DIGITS else int(text, 0)
         if 0 < number < _REQUEST_IDS:

@@ -1,4 +1,4 @@
-"""tokenbus ask: one request over the bus, its text coloured by probability."""
+"""tokenbus ask."""
 
 import argparse
 import asyncio
@@ -16,36 +16,36 @@ from tokenbus.printable import printable
 from tokenbus_contracts import ContractError
 
 _DESCRIPTION = """\
-Send one prompt over the bus and print the answer as it comes, each token coloured by its probability: green from a
-half on, red below a tenth. The last line says how many tokens came, how likely they were and which worker sent them.
+Send one prompt over the bus and print the answer as it streams, each token coloured by its probability: green from 1/2
+on, red below 1/10. The last line shows the number of tokens, their mean logprob and the worker.
 
-The text is that of the tokenizer that the gateway would use: ngram's by default, a model's folder for a model.
+The tokenizer is that of the gateway: ngram's by default; for a model use its folder.
 
 examples:
   tokenbus ask "In the evening the old man said"
   tokenbus ask --max-tokens 200 --seed 1 --json "Once upon a time" | jq .logprob
   tokenbus ask --tokenizer /models/qwen "Write a haiku about queues."
 
-settings that matter: bus.clients_address (of several processors, with commas between), bus.key_file, bus.server_key.
+main settings: bus.clients_address (a comma-separated list for several processors), bus.key_file, bus.server_key.
 """
 
 
 def declare(parser: Parser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     parser.positional = "prompt"
     parser.add_argument("prompt", nargs="+", metavar="PROMPT", help="the text to continue; words are joined by spaces")
-    parser.add_argument("--max-tokens", type=whole(), default=64, metavar="N", help="the most tokens (64)")
-    parser.add_argument("--temperature", type=float, metavar="X", help="0: always the most probable token (1)")
-    parser.add_argument("--seed", type=whole(0), metavar="N", help="ask for the same tokens again")
-    parser.add_argument("--alternatives", type=whole(0), default=0, metavar="K", help="with --json: per token (0)")
+    parser.add_argument("--max-tokens", type=whole(), default=64, metavar="N", help="the maximum number of tokens (64)")
+    parser.add_argument("--temperature", type=float, metavar="X", help="0 takes the most probable token (default: 1)")
+    parser.add_argument("--seed", type=whole(0), metavar="N", help="make the answer reproducible")
+    parser.add_argument(
+        "--alternatives", type=whole(0), default=0, metavar="K", help="with --json: alternatives per token (0)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each token, and one at the end")
     declare_settings(parser, {"--tokenizer": "gateway.tokenizer", "--clients-address": "bus.clients_address"})
-    parser.set_defaults(**{"log.level": "warning"})  # the answer stands alone
+    parser.set_defaults(**{"log.level": "warning"})  # keep log lines out of the answer
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send the request, and print what comes."""
     settings = load_settings(options)
     text = text_of_tokens(settings.gateway.tokenizer)
     parameters: RequestParameters = {"max_tokens": options.max_tokens, "top_logprobs": options.alternatives}
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def show_answer(generation: Generation, text: Texts, show: Callable[[Values], None]) -> None:
-    """Show each token of a request as it comes, then how the request ended."""
+    """Show each token as it arrives, then the summary."""
     total = 0.0
     async for token in generation:
         total += token.logprob or 0.0

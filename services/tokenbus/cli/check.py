@@ -1,4 +1,4 @@
-"""tokenbus check: whether message files and recordings hold, a message row by row if asked."""
+"""tokenbus check."""
 
 import argparse
 import contextlib
@@ -21,58 +21,56 @@ from tokenbus_contracts.malformed import place_of
 from tokenbus_contracts.validate import check_batch
 
 _DESCRIPTION = """\
-A file holds one encoded LogprobBatch, or a recording. Each gets one line: ok and a summary, or the place in the file,
-the field, the limit and the value that it is refused for. The exit status is 0 if all files hold, else 1.
+Validate files that hold one encoded LogprobBatch or a recording. Each file gets one line: `ok` and a summary, or
+`refused` and the fault: the byte offset, the field, the limit and the value. The status is 0 if all files are valid,
+else 1.
 
 examples:
-  tokenbus check step-41.binpb                 against what a deployment takes by default
+  tokenbus check step-41.binpb                 with the default limits of a deployment
   tokenbus check --rows refused/*.binpb        a verdict for each row of a message
-  tokenbus check --limits schema recorded/*    each item of recordings, against the schema's own bounds
+  tokenbus check --limits schema recorded/*    each item of recordings, with the schema's own bounds
 """
 
 _HEAD = 4
 _RECORDING = "RECORDING"
 _MORE = 0x80
-"""Set in every byte of a varint but the last."""
+"""The bit that every byte of a varint but the last has."""
 _FRAME_BEGINS = b"\x09"
-"""The first byte of a worker's frame: the tag of its epoch."""
+"""The first byte of a worker's frame: the tag of the field `epoch`."""
 _STYLES = {"ok": "green", "refused": "red"}
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a message or a recording; -: a message from standard input"
     )
-    parser.add_argument("--rows", action="store_true", help="give a verdict for each row of a message too")
+    parser.add_argument("--rows", action="store_true", help="also check each row of a message by itself")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     parser.add_argument(
         "--limits",
         choices=("default", "schema"),
         default="default",
-        help="which bounds to hold the messages against (default: a deployment's)",
+        help="the limits of a default deployment, or only the schema's bounds",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check every file; return 1 if one of them does not hold."""
     limits = Limits.schema() if options.limits == "schema" else Limits.default()
     reports = (report_of(name, limits, rows=options.rows) for name in options.files)
     if options.json:
         files = list(reports)
-        held = all(report["ok"] for report in files)
-        print(json.dumps({"ok": held, "limits": options.limits, "files": files}, indent=2, allow_nan=False))
-        return 0 if held else 1
-    held = True
+        ok = all(report["ok"] for report in files)
+        print(json.dumps({"ok": ok, "limits": options.limits, "files": files}, indent=2, allow_nan=False))
+        return 0 if ok else 1
+    ok = True
     for report in reports:
         _show(report)
-        held &= report["ok"]
-    return 0 if held else 1
+        ok &= report["ok"]
+    return 0 if ok else 1
 
 
 def _show(report: Values) -> None:
-    """Print a file's lines, at once: the next file may be a pipe that has nothing to say for hours."""
     name = report["file"]
     if not report["ok"]:
         place = f"byte {report['offset']}: " if "offset" in report else ""
@@ -89,7 +87,7 @@ def _show(report: Values) -> None:
         print(_verdict("ok", f"{name}: {holds['worker_id']}/{holds['epoch']} {step}, {counts}"))
     for row in report.get("rows", ()):
         _show_row(row)
-    sys.stdout.flush()
+    sys.stdout.flush()  # the next file may be a pipe that stays silent for hours
 
 
 def _show_row(row: Values) -> None:
@@ -107,7 +105,7 @@ def _verdict(verdict: str, text: str) -> str:
 
 
 def report_of(name: str, limits: Limits, *, rows: bool) -> Values:
-    """Return whether a file is valid, with a summary or its fault, and if asked the same for each row of a message."""
+    """Return the verdict on a file, with a summary or the fault; with `rows` also for each row of a message."""
     report: Values = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
     try:
         with _opened(name) as file:
@@ -126,7 +124,7 @@ def _opened(name: str) -> AbstractContextManager[BinaryIO]:
         if sys.stdin is None:  # as after `<&-`
             raise OSError(0, "standard input is closed")
         return contextlib.nullcontext(sys.stdin.buffer)
-    mode = os.stat(name).st_mode  # noqa: PTH116 - of a pipe, before it would be waited for
+    mode = os.stat(name).st_mode  # noqa: PTH116 - to open a pipe would block
     if stat.S_ISDIR(mode):
         raise OSError(0, "a directory, not a message file")
     if not stat.S_ISREG(mode):
@@ -135,21 +133,21 @@ def _opened(name: str) -> AbstractContextManager[BinaryIO]:
 
 
 def _begins_recording(head: bytes) -> bool:
-    size = next((place for place, byte in enumerate(head) if byte < _MORE), len(head))
+    size = next((index for index, byte in enumerate(head) if byte < _MORE), len(head))
     return head[size + 1 : size + 2] == _FRAME_BEGINS
 
 
 def _from_the_start(file: BinaryIO) -> BinaryIO:
     if not file.seekable():
-        raise OSError(0, "a recording: name its file, a pipe cannot be read")
+        raise OSError(0, "a recording cannot be read from a pipe: name its file")
     file.seek(0)
     return file
 
 
 def _rest(file: BinaryIO, limits: Limits) -> bytes:
-    """Return what follows the head; of a file that is too large to hold, nothing is read."""
+    """Return the bytes after the head; raises ContractError for a file that is too large."""
     most = limits.max_message_bytes
-    if (size := os.fstat(file.fileno()).st_size) > most:  # of a pipe it is 0
+    if (size := os.fstat(file.fileno()).st_size) > most:  # 0 for a pipe
         raise ContractError("message", most, size, rule=Rule.BYTES)
     return file.read(most + 1 - _HEAD)
 
@@ -187,8 +185,8 @@ def _recording_report(file: BinaryIO, limits: Limits) -> Values:
                 return refused | {"item": str(item.sequence)}
     except RecordingError as error:
         limit, _, actual = error.reason.partition(", got ")
-        named = {"field": "entry", "rule": str(Rule.MALFORMED), "limit": limit, "actual": actual}
-        return {"error": error.reason, "offset": error.offset} | named
+        fields = {"field": "entry", "rule": str(Rule.MALFORMED), "limit": limit, "actual": actual}
+        return {"error": error.reason, "offset": error.offset} | fields
     return {"ok": True, "holds": {"kind": _RECORDING} | life | dict(holds)}
 
 

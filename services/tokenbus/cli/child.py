@@ -1,7 +1,7 @@
-"""One service as a child process: `python -m tokenbus.cli.child SECONDS FOLDER COMMAND ...`, a pipe as input.
+"""One service as a child process: `python -m tokenbus.cli.child SECONDS FOLDER COMMAND ...`.
 
-The parent holds the pipe's other end and never writes. However the parent ends, the pipe ends with it. Then this
-process removes the system's folder and gets a SIGTERM, and a SIGKILL if it has not left after so many seconds.
+Standard input is a pipe whose other end the parent holds. The pipe closes when the parent ends, however it ends. This
+process then removes the system's folder, sends itself SIGTERM, and after SECONDS SIGKILL.
 """
 
 import os
@@ -15,7 +15,7 @@ from tokenbus.cli import main
 
 
 def _leave_with_the_parent(seconds: float, folder: str) -> None:
-    # A thread, not PR_SET_PDEATHSIG: that is Linux's alone, and means the thread that started us, not the process.
+    # PR_SET_PDEATHSIG exists only on Linux, and follows the thread that started this process, not the process.
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Commands of `tokenbus` that entry points add, as the engines add `tokenbus fastdeploy`."""
+"""Commands that entry points add to `tokenbus`, for example `tokenbus fastdeploy`."""
 
 import argparse
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from tokenbus.cli.arguments import Parser
 from tokenbus.plugins import PluginError, load, names
 
 COMMANDS = "tokenbus.commands"
-"""The entry-point group; each entry is a `CommandKind`. It cannot replace a command of this package."""
+"""The entry-point group; each entry is a `CommandKind`. An entry cannot replace a built-in command."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandKind:
-    """A command: the line that says what it is for, its options, and what it does."""
+    """A command: its one-line summary, a function that declares its options, and a function that runs it."""
 
     summary: str
     declare: Callable[[Parser], None]
@@ -22,7 +22,7 @@ class CommandKind:
 
 
 def summaries(group: str, kind: type[Any]) -> dict[str, str]:
-    """Return the plugins of a group and their summaries; for one that cannot be loaded, the error."""
+    """Return the summary of each plugin of a group; for a plugin that cannot be loaded, the error."""
     return {name: _summary(group, name, kind) for name in names(group)}
 
 

@@ -1,4 +1,4 @@
-"""The options by which every service of the command line takes its settings."""
+"""The command-line options that set a service's settings."""
 
 import argparse
 from collections.abc import Mapping
@@ -9,23 +9,23 @@ from tokenbus.settings import ENTRIES, Settings
 _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}
 
 EPILOG = """\
-Settings come from options, else from variables such as TOKENBUS_WORKER_ID, else from the file, else from their
-defaults. docs/settings.md lists them all; an unknown key or a value out of its range ends it with one line, status 2.
+An option overrides an environment variable such as TOKENBUS_WORKER_ID, which overrides the settings file. An unknown
+setting, or a value out of range, is an error (status 2).
 """
 
 
 def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str]) -> None:
-    """Declare --settings and --set, and an option of its own for each setting that this command's users need."""
+    """Declare --settings and --set, and one option for each setting in `direct`, a mapping of flags to keys."""
     parser.epilog = EPILOG
     group = parser.add_argument_group("settings")
-    group.add_argument("--settings", metavar="FILE", help="a TOML file (default: what TOKENBUS_SETTINGS names)")
+    group.add_argument("--settings", metavar="FILE", help="a TOML file of settings (default: $TOKENBUS_SETTINGS)")
     group.add_argument(
         "--set",
         action="append",
         default=[],
         type=_pair,
         metavar="KEY=VALUE",
-        help="any setting, as in --set processor.max_workers=8; may be repeated",
+        help="override any setting, as in --set processor.max_workers=8; may be repeated",
     )
     for flag, key in {**direct, **_OF_ALL}.items():
         entry = ENTRIES[key]
@@ -35,7 +35,7 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str])
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
-    """Return the settings that the options, the environment and the file come to, and begin to log as they say."""
+    """Load the settings from the options, the environment and the file, and configure logging."""
     direct = {key: value for key, value in vars(options).items() if key in ENTRIES and value is not None}
     settings = Settings.load(options.settings, overrides=dict(options.set) | direct)
     configure(settings.log)

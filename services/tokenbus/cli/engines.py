@@ -1,4 +1,4 @@
-"""The installed engines as `tokenbus worker` and `tokenbus up` offer them: by the names of their entry points."""
+"""The option --engine of `tokenbus worker` and `tokenbus up`: the installed engines, by entry-point name."""
 
 import argparse
 import sys
@@ -18,24 +18,21 @@ DEFAULT_ENGINE = "ngram"
 
 
 def declare_engine(parser: Parser, *, has_options: bool) -> None:
-    """Declare `--engine`, and if asked for the options of the engine that the command line names.
-
-    The command keeps what follows `--` for an engine that takes it.
-    """
-    shown = "; with --help, its own options are shown" if has_options else ""
+    """Declare `--engine`; with `has_options` also the options of the chosen engine."""
+    shown = "; --help shows its options" if has_options else ""
     parser.add_argument(
         "--engine",
         choices=names(ENGINES),
         default=DEFAULT_ENGINE,
-        help=f"what computes the tokens ({DEFAULT_ENGINE}){shown}",
+        help=f"the engine that computes the tokens (default: {DEFAULT_ENGINE}){shown}",
     )
 
     def declare_later(given: Sequence[str]) -> None:
         if has_options and {"-h", "--help"} & set(given):
             listed = "\n".join(f"  {each}: {summary}" for each, summary in summaries(ENGINES, EngineKind).items())
-            parser.add_argument_group("engines", f"{listed}\n\nA package adds its own as entry points of `{ENGINES}`.")
+            parser.add_argument_group("engines", f"{listed}\n\nPackages add engines as entry points of `{ENGINES}`.")
         name = _chosen(given)
-        if name not in names(ENGINES):  # the parser refuses it
+        if name not in names(ENGINES):  # parsing will refuse the name
             return
         kind = engine_kind(name)
         parser.keeps_rest = kind.takes_rest
@@ -49,7 +46,7 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
-    """Return the settings as suits the chosen engine: `--model` may be a folder, and where it publishes is known."""
+    """Load the settings and adapt them to the engine: `--model` may be a folder, and publishing may need a process."""
     kind = engine_kind(options.engine)
     settings = _with_model(options, kind) if kind.reads_model else load_settings(options)
     is_apart = kind.publishes_apart and sys.platform == "linux"
@@ -71,13 +68,13 @@ def _with_model(options: argparse.Namespace, kind: EngineKind) -> Settings:
 
 
 def made(options: argparse.Namespace, settings: Settings) -> Engine:
-    """Make the chosen engine; a CommandError says in one line why that cannot be."""
+    """Create the chosen engine; raises CommandError."""
     kind = engine_kind(options.engine)
     try:
         return kind.make(options, settings)
     except ValueError as error:
         raise CommandError(str(error), WRONG_USE) from None
-    except (RuntimeError, ImportError) as error:  # weights that are damaged, a device or a package that is missing
+    except (RuntimeError, ImportError) as error:  # damaged weights, a missing device or package
         raise CommandError(str(error)) from None
 
 
@@ -86,5 +83,5 @@ def _chosen(given: Sequence[str]) -> str:
     parser.add_argument("--engine", default=DEFAULT_ENGINE)
     try:
         return str(parser.parse_known_args(given)[0].engine)
-    except argparse.ArgumentError:  # as `--engine` without a name: the command's own parser says so
+    except argparse.ArgumentError:  # `--engine` without a name: parsing will report it
         return ""

@@ -1,12 +1,11 @@
-"""The error that ends a command with one line. Imports nothing, so that every command may raise it."""
+"""CommandError, which ends a command with one line."""
 
 WRONG_USE = 2
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked for: one line that says why, and the exit status."""
+    """A command failed: a one-line reason, and the exit status (`WRONG_USE` for a usage error)."""
 
     def __init__(self, message: str, status: int = 1) -> None:
-        """Keep both; the status is `WRONG_USE` where the command line or a setting is at fault."""
         super().__init__(message)
         self.status = status

@@ -1,4 +1,4 @@
-"""tokenbus export: writes recordings as Parquet files."""
+"""tokenbus export."""
 
 import argparse
 import fcntl
@@ -16,65 +16,63 @@ if TYPE_CHECKING:
     from tokenbus.recordings.parquet import TokenFile
 
 _DESCRIPTION = """\
-Write a recording as a Parquet file: a row for each token, in the stream's order, or a row for each request, in the
-order in which they end, with lists of its tokens. docs/recording.md has the columns. It needs the extra parquet. Files
-that exist are not written over.
+Convert a recording to Parquet, with a row for each token in the stream's order, or a row for each request in the order
+of their ends, with lists of its tokens. It needs the extra `parquet`: pip install 'tokenbus[parquet]'. Existing files
+are never overwritten.
 
-Of a broken recording, as one whose recorder was killed, it writes the items before the fault, says in a line how many
-and where the fault is, and ends with status 1. A folder of `record --format parquet` whose recorder was killed is
-completed: the recording of the part that was not finished becomes that part.
+If a recording is broken, for example because its recorder was killed, the items before the fault are written, a line
+says where the fault is, and the status is 1. If `record --format parquet` was killed, its folder contains the recording
+of the unfinished part: name the folder to convert that part.
 
 examples:
   tokenbus export steps.tokenbus --to steps.parquet
   tokenbus export steps.tokenbus --to requests.parquet --rows requests
-  tokenbus export rollouts/worker-0-7                     a folder that a killed recorder left
+  tokenbus export rollouts/worker-0-7                     complete the folder of a killed recorder
 """
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.add_argument(
-        "files", nargs=1, metavar="RECORDING", help="what `tokenbus record` wrote: a recording, or a folder to complete"
-    )
+    parser.add_argument("files", nargs=1, metavar="RECORDING", help="a recording, or a folder to complete")
     parser.add_argument("--to", metavar="FILE", help="the Parquet file to write")
-    parser.add_argument("--rows", choices=("tokens", "requests"), default="tokens", help="what a row is (tokens)")
+    parser.add_argument("--rows", choices=("tokens", "requests"), default="tokens", help="one row per token or request")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
 
 
 def recording_of(part: Path) -> Path:
-    """Return the recording of a part of a folder that is not finished; readers of a folder skip such names."""
+    """Return the path of the recording of an unfinished part; readers of a folder skip names with `_`."""
     return part.with_name(f"_{part.stem}.tokenbus")
 
 
 def unfinished(path: Path) -> Path:
-    """Return where a Parquet file is until it is complete."""
+    """Return the path of a Parquet file until it is complete."""
     return path.with_name(f"_{path.name}.unfinished")
 
 
+def refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise CommandError(f"{path}: exists already; nothing is overwritten", WRONG_USE)
+
+
 def check_folder(path: Path) -> None:
-    """Raise a CommandError where no file can be made, before the work for it begins."""
+    """Raise CommandError if no file can be created in a folder."""
     if not path.is_dir():
-        raise CommandError(f"{path}: no directory", WRONG_USE)
+        raise CommandError(f"{path}: not a directory", WRONG_USE)
     if not os.access(path, os.W_OK | os.X_OK):
-        raise CommandError(f"{path}: nothing may be written there", WRONG_USE)
+        raise CommandError(f"{path}: not writable", WRONG_USE)
 
 
 def require_parquet() -> None:
-    """Raise a CommandError that says how to install what Parquet needs, if it is missing."""
+    """Raise CommandError if the libraries of the extra `parquet` are missing."""
     try:
         import tokenbus.recordings.parquet  # noqa: F401, PLC0415 - its library is an extra
     except ImportError as error:
-        raise lacking(error) from None
-
-
-def lacking(error: ImportError) -> CommandError:
-    """Return the error that says how to install what Parquet needs."""
-    return CommandError(f"Parquet needs {str(error.name).partition('.')[0]}: install the extra, tokenbus[parquet]")
+        library = str(error.name).partition(".")[0]
+        raise CommandError(f"Parquet needs {library}: pip install 'tokenbus[parquet]'") from None
 
 
 def table_file(rows: str, path: Path) -> "TokenFile":
-    """Return what writes a Parquet file, in the place of one that an interrupted export left, or of a planted link."""
+    """Create a Parquet file, after removing the rest of an interrupted export or a planted link."""
     from tokenbus.recordings.parquet import RequestFile, TokenFile  # noqa: PLC0415 - its library is an extra
 
     path.unlink(missing_ok=True)
@@ -83,12 +81,11 @@ def table_file(rows: str, path: Path) -> "TokenFile":
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files; return 1 if a recording is broken, or has items that break the contract."""
     require_parquet()
     source = Path(options.files[0])
     if source.is_dir():
         if options.to is not None or options.rows != "tokens":
-            raise CommandError("--to, --rows: with a recording, not with a folder to complete", WRONG_USE)
+            raise CommandError("--to, --rows: only with a recording, not with a folder to complete", WRONG_USE)
         summaries = [_completed(each) for each in sorted(source.glob("_part-*.tokenbus"))]
     else:
         summaries = [_exported(source, _target(options.to), options.rows)]
@@ -103,10 +100,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _target(name: str | None) -> Path:
     if name is None:
-        raise CommandError("--to FILE: where to write", WRONG_USE)
+        raise CommandError("--to FILE is missing", WRONG_USE)
     path = Path(name)
-    if path.exists():
-        raise CommandError(f"{path}: exists already, and is not written over", WRONG_USE)
+    refuse_existing(path)
     check_folder(path.parent)
     return path
 
@@ -117,7 +113,7 @@ def _completed(recording: Path) -> dict[str, Any]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CommandError(f"{recording.parent}: a recorder writes it; stop that first", WRONG_USE) from None
+            raise CommandError(f"{recording.parent}: a recorder is writing it; stop the recorder", WRONG_USE) from None
         summary = _exported(recording, part, "tokens")
     if summary["fault"]:
         name = f"_broken{recording.stem.removeprefix('_part')}"

@@ -1,4 +1,4 @@
-"""tokenbus gateway: OpenAI's API and Anthropic's over HTTP, and the inspector, until a signal."""
+"""tokenbus gateway."""
 
 import argparse
 from contextlib import AbstractAsyncContextManager
@@ -9,24 +9,23 @@ from tokenbus.cli.serving import serve
 from tokenbus.settings import Settings
 
 _DESCRIPTION = """\
-Serve OpenAI's API (/v1/completions, /v1/chat/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages), and
-for token ids vLLM's (/inference/v1/generate) in front of a processor, and at / a page with tokens coloured by
-probability. The processor need not be there yet; /readyz tells when requests find a worker. Once it listens it logs
-"listening". After SIGTERM or SIGINT it takes no new request, lets the open ones end for gateway.drain_timeout_ms, and
-leaves with status 0; a second signal ends it at once.
+Serve HTTP in front of a processor: OpenAI's API (/v1/completions, /v1/chat/completions, /v1/responses, /v1/models),
+Anthropic's (/v1/messages), vLLM's API for token ids (/inference/v1/generate), and at / a page that colours tokens by
+probability. The gateway can start before the processor; /readyz succeeds once a worker can take requests. It logs
+"listening" when it is ready. On SIGTERM or SIGINT it refuses new requests, waits up to gateway.drain_timeout_ms for the
+open ones, and exits with status 0; a second signal ends it at once.
 
 examples:
-  tokenbus gateway                                                       at http://127.0.0.1:8000
+  tokenbus gateway                                               at http://127.0.0.1:8000
   tokenbus gateway --address 127.0.0.1:8080 --clients-address ipc:///run/tokenbus/clients.sock
-  tokenbus gateway --set gateway.reuse_port=true --metrics-address 127.0.0.1:9101      one of several at one port
+  tokenbus gateway --set gateway.reuse_port=true --metrics-address 127.0.0.1:9101     one of several on one port
 
-settings that matter: gateway.*, bus.clients_address (of several processors, with commas between: docs/scaling.md),
-bus.key_file and bus.server_key (docs/security.md), limits.max_top_k. It needs the extra gateway.
+main settings: gateway.*, bus.clients_address (a comma-separated list for several processors), bus.key_file,
+bus.server_key, limits.max_top_k. It needs the extra `gateway`: pip install 'tokenbus[gateway]'.
 """
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     declare_settings(
         parser,
@@ -41,7 +40,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a gateway until a signal."""
     return serve(options, _gateway)
 
 
@@ -49,5 +47,5 @@ def _gateway(settings: Settings) -> AbstractAsyncContextManager[object]:
     try:
         from tokenbus.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
     except ModuleNotFoundError as error:
-        raise CommandError(f"the gateway needs {error.name}: install the extra, tokenbus[gateway]") from None
+        raise CommandError(f"the gateway needs {error.name}: pip install 'tokenbus[gateway]'") from None
     return serve_gateway(settings)

@@ -1,4 +1,4 @@
-"""tokenbus keys: the keys of processes, which of them may connect, and what each may do."""
+"""tokenbus keys."""
 
 import argparse
 import json
@@ -15,26 +15,25 @@ from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.printable import printable, reason_of
 
 _DESCRIPTION = """\
-Make the keys of processes that speak to each other over tcp, and change or show the allow-list: the file that says
-which keys may connect to the processor. It reads the list again within a second, without a restart, and cuts off the
-connections of a revoked key.
+Create the keys of processes that communicate over TCP, and manage the allow-list, the file of keys that may connect to
+the processor. The processor applies a change within a second, without a restart, and disconnects revoked keys.
 
-  make NAME            make the key of one process, NAME.key_secret and NAME.key, in a folder; no file is replaced
-  add NAME PUBLIC      allow a key, in each --role that is given
+  make NAME            create a process's key: NAME.key_secret and NAME.key in a folder; existing files stay
+  add NAME PUBLIC      allow a key, with each given --role
   list                 show the allow-list
-  revoke NAME|PUBLIC   cut a key off
+  revoke NAME|PUBLIC   revoke a key and disconnect it
 
-A process needs its own secret key as bus.key_file: only its owner may read it, and it is never printed. All others need
-the processor's public key as bus.server_key. PUBLIC is the path of a public key, as keys/worker-0.key, or the key's 40
-characters.
+Each process needs its own secret key, as bus.key_file: only its owner may read the file, and the key is never printed.
+All processes but the processor need the processor's public key, as bus.server_key. PUBLIC is the path of a public key,
+such as keys/worker-0.key, or the key's 40 characters.
 
-  --role worker    publish, under the worker ids that its patterns match
-  --role client    ask for requests, under the client names that its patterns match
-  --role observer  watch workers' streams (tap, record, the inspector)
-  --role operator  pause workers' engines, change their weights and adapters
+  --role worker    publish tokens, as a worker whose id matches the patterns
+  --role client    send requests, as a client whose name matches the patterns
+  --role observer  watch the workers' streams (tap, record, the inspector)
+  --role operator  pause engines, change their weights and adapters
 
-To rotate, add a second key under the same name, restart its process with it, and revoke the first by its PUBLIC. A
-revoked key stays in the file, so that it cannot be added again.
+To rotate a key, add a second key under the same name, restart the process with it, and revoke the first by its PUBLIC.
+A revoked key stays in the file, so that nobody can add it again.
 
 examples:
   tokenbus keys make worker-0
@@ -45,31 +44,29 @@ examples:
 _VARIABLE = "TOKENBUS_BUS_ALLOWED_KEYS"
 _DEFAULT = "keys/allowed.toml"
 _BELONGS_TO = {"role": "add", "names": "add", "folder": "make", "json": "list"}
-"""Which action each option is for."""
+"""The action of each option."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     parser.usage = f"{parser.prog} {{make,add,list,revoke}} [NAME] [PUBLIC] [options]"
     parser.add_argument("action", choices=("make", "add", "list", "revoke"), help="what to do")
-    parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="the key's name, and for add its public part")
+    parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="the key's name; for add also its public part")
     parser.add_argument(
-        "--role", action="append", choices=[role.value for role in Role], help="what it may do; may be repeated"
+        "--role", action="append", choices=[role.value for role in Role], help="add: a role of the key; may be repeated"
     )
     parser.add_argument(
         "--names",
         action="append",
         metavar="PATTERN",
-        help="the worker ids or client names that it may use, as a shell's patterns; may be repeated (NAME)",
+        help="add: allowed worker ids or client names, with * and ?; may be repeated (default: NAME)",
     )
-    parser.add_argument("--folder", metavar="DIR", help="where make writes both files (keys)")
+    parser.add_argument("--folder", metavar="DIR", help="make: the folder for both files (keys)")
     parser.add_argument("--file", metavar="PATH", help=f"the allow-list (${_VARIABLE}, else {_DEFAULT})")
-    parser.add_argument("--json", action="store_true", help="list as one JSON document")
+    parser.add_argument("--json", action="store_true", help="list: print one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what was asked for."""
     path = Path(options.file or os.environ.get(_VARIABLE) or _DEFAULT)
     for name, action in _BELONGS_TO.items():
         if getattr(options, name) and options.action != action:
@@ -95,17 +92,17 @@ def _make(folder: Path, options: argparse.Namespace) -> None:
     except ValueError as error:
         raise CommandError(f"make: {error}", WRONG_USE) from None
     except FileExistsError as error:
-        there = error.filename2 or error.filename
-        raise CommandError(f"{there}: there already; a key is never replaced", WRONG_USE) from None
-    print(f"secret  {printable(str(secret))}  for this process alone: bus.key_file")
-    print(f"public  {printable(str(public))}  for others")
+        existing = error.filename2 or error.filename
+        raise CommandError(f"{existing}: exists already; a key is never replaced", WRONG_USE) from None
+    print(f"secret  {printable(str(secret))}  for this process only: bus.key_file")
+    print(f"public  {printable(str(public))}  for the other processes")
     print(f"key     {public_key(str(public)).decode()}")
 
 
 def _add(path: Path, options: argparse.Namespace) -> str:
     name, given = _expect(options, 2, "add: NAME PUBLIC")
     if not options.role:
-        raise CommandError(f"add: --role, one or several of {', '.join(Role)}", WRONG_USE)
+        raise CommandError(f"add: --role is missing: one or more of {', '.join(Role)}", WRONG_USE)
     try:
         public = public_key(given).decode()
     except ValueError as error:
@@ -118,7 +115,7 @@ def _add(path: Path, options: argparse.Namespace) -> str:
         keys = read_keys(path) if path.exists() else []
         known = next((each for each in keys if each.public == public), None)
         if known is not None:
-            why = "was revoked: make a new one" if known.revoked else "is there already: revoke it first"
+            why = "was revoked: make a new one" if known.revoked else "is in the list already: revoke it first"
             raise AllowListError(f"add: this key {why}, as {known.identity.name}")
         write_keys(path, [*keys, key])
     return f"added {name}: {', '.join(sorted(key.identity.roles))} as {', '.join(key.identity.names)}"
@@ -141,10 +138,10 @@ def _revoke(path: Path, options: argparse.Namespace) -> str:
     return f"revoked {live[0].identity.name}: {len(live)} {'key' if len(live) == 1 else 'keys'}"
 
 
-def _expect(options: argparse.Namespace, count: int, what: str) -> list[str]:
+def _expect(options: argparse.Namespace, count: int, usage: str) -> list[str]:
     given: list[str] = options.files
     if len(given) != count:
-        raise CommandError(f"{what}, got {' '.join(map(repr, given)) or 'nothing'}", WRONG_USE)
+        raise CommandError(f"{usage}, got {' '.join(map(repr, given)) or 'nothing'}", WRONG_USE)
     return given
 
 

@@ -1,4 +1,4 @@
-"""tokenbus processor: takes workers and clients until a signal."""
+"""tokenbus processor."""
 
 import argparse
 from collections.abc import AsyncIterator
@@ -11,24 +11,22 @@ from tokenbus.processor import Processor
 from tokenbus.settings import Settings
 
 _DESCRIPTION = """\
-Take the streams of workers at one address and the requests of clients at another, and deliver each request its tokens
-once and in order, or an error that says what was lost. Once it listens it logs "listening". It leaves with status 0
-after SIGTERM or SIGINT, when the open requests have ended or 10 s are over; a second signal ends it at once. Killed
-and started again, it loses nothing: workers send again what it had not acknowledged. Workers that know several
-processors go to another one when this one ends (docs/scaling.md).
+Receive tokens from workers at one address and requests from clients at another. Each request gets its tokens once and
+in order, or an error that says what was lost. The processor logs "listening" when it is ready. On SIGTERM or SIGINT it
+waits up to 10 s for open requests and exits with status 0; a second signal ends it at once. After a crash and a restart
+nothing is lost: workers resend everything that was not acknowledged.
 
 examples:
-  tokenbus processor                                                     on this machine, at the default ports
+  tokenbus processor                                     on this machine, at the default ports
   tokenbus processor --workers-address ipc:///run/tokenbus/workers.sock --clients-address tcp://127.0.0.1:5571
   tokenbus processor --workers-address 'tcp://*:5570' --set bus.key_file=keys/processor.key_secret \\
-    --set bus.allowed_keys=keys/allowed.toml                             where other machines reach it: docs/security.md
+    --set bus.allowed_keys=keys/allowed.toml             for other machines; `tokenbus keys` makes the keys
 
-settings that matter: bus.* (addresses, keys), limits.* (the most of a batch), processor.*, clients.* (slow clients).
+main settings: bus.* (addresses, keys), limits.* (size of a batch), processor.*, clients.* (slow clients).
 """
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     declare_settings(
         parser,
@@ -42,13 +40,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a processor until a signal."""
     return serve(options, _processor)
 
 
 @asynccontextmanager
 async def _processor(settings: Settings) -> AsyncIterator[None]:
     processor = Processor(settings)
-    # Its metrics are served from before it listens until it has drained, so that both can be watched.
+    # Metrics are served before the processor listens and until it has drained, so that both can be watched.
     async with serve_processor(processor), processor:
         yield

@@ -1,4 +1,4 @@
-"""tokenbus record: writes workers' streams to files, or to a durable log."""
+"""tokenbus record."""
 
 import argparse
 import asyncio
@@ -26,60 +26,54 @@ if TYPE_CHECKING:
     from tokenbus.recordings.durable_log.writer import LogCounts
 
 _DESCRIPTION = """\
-Write workers' streams as they pass through a processor, to files or to a durable log. It starts with the first item
-that it sees; to have all of a stream, start it before the worker. It ends after --count items, or with a signal. Items
-that it reads too slowly are missing: a line says how many, and the status is 1.
+Write the workers' streams to files or to a durable log, as they pass through a processor. Recording begins with the
+next item; to record a whole stream, start this command before the worker. It stops after --count items or on a signal.
+If it is too slow, items are missing: a line says how many, and the status is 1.
 
-Each life of a worker has a file of its own, with the bytes that the worker published: {worker} and {epoch} in FILE
-stand for both. Where two streams would have one name, the later one's file has .WORKER.EPOCH behind it. Files that
-exist are not written over. With --format parquet FILE is a folder of Parquet files, with a row for each token; after a
-kill, `tokenbus export` completes it. docs/recording.md has the format.
+Each life of a worker gets its own file with the bytes that the worker published. {worker} and {epoch} in FILE are
+replaced; if two streams have the same name, .WORKER.EPOCH is added to the second. Existing files are never overwritten.
+With --format parquet FILE is a folder of Parquet files with a row for each token; if recording was killed, complete the
+folder with `tokenbus export`.
 
-With --to each item goes into a JetStream stream once and in order, however many of these commands write to one log, and
-however often one is killed and started again. docs/log.md says how to read it, and how a processor keeps it itself.
+With --to each item goes into a JetStream stream exactly once and in order, even if several of these commands write to
+one log, or are killed and restarted.
 
 examples:
   tokenbus record steps.tokenbus --worker worker-1            one worker
-  tokenbus record 'streams/{worker}-{epoch}.tokenbus'         every worker, a file for each of their lives
+  tokenbus record 'streams/{worker}-{epoch}.tokenbus'         every worker, one file for each life
   tokenbus record 'rollouts/{worker}-{epoch}' --format parquet
-  tokenbus record --to nats://127.0.0.1:4222/rollouts         every worker, into the log `rollouts`
+  tokenbus record --to nats://127.0.0.1:4222/rollouts         every worker, to the log `rollouts`
 
-settings that matter: bus.clients_address, bus.key_file and bus.server_key; with --to durable_log.*
+main settings: bus.clients_address, bus.key_file, bus.server_key; with --to durable_log.*
 """
 _PART_BYTES = 1 << 27
-"""How many bytes of items a Parquet file has."""
+"""The size of a Parquet file, in bytes of items."""
 _WINDOW_FRAMES = 4096
 _WINDOW_BYTES = 1 << 26
-"""Enough for a burst of some fast workers. Each item may have a frame before it that announces its stream."""
+"""Enough for bursts of several fast workers. An item may need two frames."""
 _log = logger("record")
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     parser.usage = f"{parser.prog} (FILE | --to ADDRESS) [options]"
-    parser.add_argument("files", nargs="*", metavar="FILE", help="where to write; {worker} and {epoch} are filled in")
-    parser.add_argument("--to", dest="durable_log.address", metavar="ADDRESS", help="a durable log, instead of FILE")
-    parser.add_argument("--format", choices=("tokenbus", "parquet"), default="tokenbus", help="of the files (tokenbus)")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="the file; {worker} and {epoch} are replaced")
+    parser.add_argument("--to", dest="durable_log.address", metavar="ADDRESS", help="a durable log instead of FILE")
+    parser.add_argument("--format", choices=("tokenbus", "parquet"), default="tokenbus", help="file format (tokenbus)")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_watching(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Record until a signal, or until there was enough; return 1 if something is missing."""
     to = vars(options)["durable_log.address"]
     if len(options.files) + bool(to) != 1:
-        raise CommandError("FILE, or --to ADDRESS: one of them", WRONG_USE)
+        raise CommandError("expected either FILE or --to ADDRESS", WRONG_USE)
     if to and options.format == "parquet":
-        raise CommandError("--format: with FILE, not with --to", WRONG_USE)
-    settings = _widened(load_settings(options))
-    return asyncio.run((_to_log if to else _to_files)(settings, options))
-
-
-def _widened(settings: Settings) -> Settings:
-    """Return settings with a window that leaves hardly an item of a fast worker out."""
+        raise CommandError("--format: only with FILE, not with --to", WRONG_USE)
+    settings = load_settings(options)
     frames, size = max(settings.client.window_frames, _WINDOW_FRAMES), max(settings.client.window_bytes, _WINDOW_BYTES)
-    return replace(settings, client=replace(settings.client, window_frames=frames, window_bytes=size))
+    settings = replace(settings, client=replace(settings.client, window_frames=frames, window_bytes=size))
+    return asyncio.run((_to_log if to else _to_files)(settings, options))
 
 
 async def _to_files(settings: Settings, options: argparse.Namespace) -> int:
@@ -92,7 +86,14 @@ async def _to_files(settings: Settings, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(files.summary(), indent=2))
     else:
-        _tell(files)
+        for each in files.summary()["files"]:
+            which = f"{each['worker_id']}/{each['epoch']}, {each['first_sequence']} to {each['last_sequence']}"
+            missing = f", {each['missing_items']} MISSING in {each['gaps']} gaps" if each["gaps"] else ""
+            print(
+                printable(f"{each['file']}: {each['items']} items of {which}, {each['payload_bytes']} bytes{missing}")
+            )
+        if not files.recorders:
+            print("no item was recorded")
     return 1 if files.total("missing_items") else 0
 
 
@@ -104,12 +105,17 @@ async def _to_log(settings: Settings, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(counts) | {"unwritten_items": unwritten}, indent=2))
     else:
-        _tell_log(counts, unwritten)
+        known = f", {counts.already_there} were in the log already" if counts.already_there else ""
+        missing = f", {counts.missing_items} MISSING" if counts.missing_items else ""
+        refused = f", {counts.refused_items} TOO LARGE" if counts.refused_items else ""
+        left = f", {unwritten} NOT WRITTEN" if unwritten else ""
+        written = f"{counts.items} items, {counts.payload_bytes} bytes, {counts.messages} messages"
+        print(f"{written}{known}{missing}{refused}{left}")
     return 1 if counts.missing_items or counts.refused_items or unwritten else 0
 
 
 async def record(items: AsyncGenerator[StreamItem, None], files: Files, count: int = 0) -> None:
-    """Write `count` items to their streams' files; 0: until there are no more."""
+    """Write `count` items to the files of their streams; 0: all items."""
 
     async def write(item: StreamItem) -> None:
         files.write(item)
@@ -123,7 +129,7 @@ async def record(items: AsyncGenerator[StreamItem, None], files: Files, count: i
 async def record_to_log(
     items: AsyncGenerator[StreamItem, None], settings: Settings, stop: asyncio.Event, count: int = 0
 ) -> "tuple[LogCounts, int]":
-    """Write `count` items to the log, 0: until there are no more; return the counts, and how many are unwritten."""
+    """Write `count` items to the log (0: all); return the counts and the number of unwritten items."""
     from tokenbus.recordings.durable_log.stream import LogError, LogStream  # noqa: PLC0415 - an extra
     from tokenbus.recordings.durable_log.writer import LogWriter  # noqa: PLC0415
 
@@ -158,21 +164,3 @@ async def _write(
                     return
     finally:
         progress.clear()
-
-
-def _tell(files: Files) -> None:
-    for each in files.summary()["files"]:
-        which = f"{each['worker_id']}/{each['epoch']}, {each['first_sequence']} to {each['last_sequence']}"
-        missing = f", {each['missing_items']} MISSING in {each['gaps']} gaps" if each["gaps"] else ""
-        print(printable(f"{each['file']}: {each['items']} items of {which}, {each['payload_bytes']} bytes{missing}"))
-    if not files.recorders:
-        print("nothing was seen")
-
-
-def _tell_log(counts: "LogCounts", unwritten: int) -> None:
-    there = f", {counts.already_there} were there already" if counts.already_there else ""
-    missing = f", {counts.missing_items} MISSING" if counts.missing_items else ""
-    refused = f", {counts.refused_items} TOO LARGE" if counts.refused_items else ""
-    left = f", {unwritten} NOT WRITTEN" if unwritten else ""
-    print(f"{counts.items} items, {counts.payload_bytes} bytes, {counts.messages} messages", end="")
-    print(f"{there}{missing}{refused}{left}")

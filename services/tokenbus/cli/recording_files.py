@@ -1,4 +1,4 @@
-"""The files that `tokenbus record` writes, one for each life of a worker."""
+"""The files of `tokenbus record`, one for each life of a worker."""
 
 import fcntl
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
-from tokenbus.cli.errors import WRONG_USE, CommandError
-from tokenbus.cli.export import check_folder, recording_of, table_file, unfinished
+from tokenbus.cli.errors import CommandError
+from tokenbus.cli.export import check_folder, recording_of, refuse_existing, table_file, unfinished
 from tokenbus.logs import logger
 from tokenbus.printable import reason_of
 from tokenbus.recordings.items import Recorder, StreamItem
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tokenbus.recordings.parquet import TokenFile
 
 _COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
-"""What a recorder counts."""
 _log = logger("record")
 
 
@@ -28,7 +27,7 @@ class _Open:
     file: BinaryIO
     recorder: Recorder
     part: Path | None = None
-    """The Parquet file that takes this one's place when it is complete."""
+    """The Parquet file that replaces this recording when it is complete."""
     table: "TokenFile | None" = None
 
     def write(self, item: StreamItem) -> None:
@@ -36,9 +35,9 @@ class _Open:
             if not (data := self.recorder.add(item)):
                 return
             self.file.write(data)
-            self.file.flush()  # so that the file has each item, however this process ends
+            self.file.flush()  # the file then has the item, however this process ends
             if self.table is not None:
-                table, self.table = self.table, None  # if it fails, the recording stays
+                table, self.table = self.table, None  # if writing fails, `close` keeps the recording
                 table.add(item)
                 self.table = table
 
@@ -52,30 +51,29 @@ class _Open:
 
 
 class Files:
-    """The files of the streams, one for each life of a worker; raises a CommandError if one cannot be written."""
+    """Writes each life of a worker to its own file; raises CommandError if a file cannot be written."""
 
     def __init__(self, pattern: str, part_bytes: int = 0) -> None:
-        """Check the pattern of the files' names; raises a CommandError for a file that exists or has no directory.
+        """Check the file name pattern; raises CommandError if the file exists or its directory does not.
 
-        With `part_bytes` each stream has a folder of Parquet files, one for each so many bytes of items.
+        With `part_bytes` each life gets a folder of Parquet files of about that many bytes of items.
         """
         self._pattern = pattern
         self._part_bytes = part_bytes
         self._open: dict[str, tuple[Path, _Open]] = {}
-        """By worker: the file or folder of its latest life, and the file that is written."""
+        """By worker: the file or folder of its latest life, and the open file."""
         self._taken: set[Path] = set()
         self.recorders: dict[Path, Recorder] = {}
         if "{worker}" not in pattern and "{epoch}" not in pattern:
-            self._refuse_existing(Path(pattern))
+            refuse_existing(Path(pattern))
         if "{" not in str(folder := Path(pattern).parent):
             check_folder(folder)
 
     def total(self, count: str) -> int:
-        """Return one of `_COUNTS` of all streams together."""
+        """Return the sum of one of `_COUNTS` over all files."""
         return sum(int(getattr(each, count)) for each in self.recorders.values())
 
     def write(self, item: StreamItem) -> None:
-        """Write an item to its stream's file."""
         path, file = self._open.get(item.worker_id, (None, None))
         if path is None or file is None or file.recorder.epoch != item.epoch:
             self._close(item.worker_id)
@@ -90,12 +88,11 @@ class Files:
             _log.warning("items are missing", stream=item.worker_id, epoch=item.epoch, before=item.sequence)
 
     def close(self) -> None:
-        """Close every file."""
         for worker_id in list(self._open):
             self._close(worker_id)
 
     def summary(self) -> dict[str, Any]:
-        """Return what was recorded, as plain values; an integer of 64 bits is a string, as in `check`."""
+        """Return the counts as JSON values; 64-bit integers are strings, as in `check`."""
         return {
             **{count: self.total(count) for count in ("items", "payload_bytes", "missing_items")},
             "files": [
@@ -126,25 +123,21 @@ class Files:
             written = path if part is None else recording_of(part)
             table = None if part is None else table_file("tokens", unfinished(part))
             stream = written.open("xb")
-            fcntl.flock(stream, fcntl.LOCK_EX)  # `tokenbus export` completes no folder that is still written
+            fcntl.flock(stream, fcntl.LOCK_EX)  # `tokenbus export` does not touch a folder that is being written
             file = _Open(written, stream, recorder, part, table)
         self.recorders[part or path] = recorder
         self._open[item.worker_id] = path, file
         return file
 
     def _path_of(self, worker_id: str, epoch: int) -> Path:
-        # A worker's name comes from outside, and may look like a path.
+        # A worker's id is not trusted, and may look like a path.
         safe = quote(worker_id, safe="").replace(".", "%2E")
         path = Path(self._pattern.replace("{worker}", safe).replace("{epoch}", str(epoch)))
         if path in self._taken:
             path = path.with_name(f"{path.name}.{safe}.{epoch}")
-        self._refuse_existing(path)
+        refuse_existing(path)
         self._taken.add(path)
         return path
-
-    def _refuse_existing(self, path: Path) -> None:
-        if path.exists():
-            raise CommandError(f"{path}: exists already, and is not written over", WRONG_USE)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""tokenbus schema: the contract as other tools read it, and what a change of it breaks."""
+"""tokenbus schema."""
 
 import argparse
 import json
@@ -25,39 +25,38 @@ from tokenbus_contracts.published.descriptors import Schema, proto_files
 from tokenbus_contracts.published.json_schema import json_schema
 
 _DESCRIPTION = """\
-forms:
-  proto [FILE]        the .proto files, or one of them; with --output into a folder
-  descriptor          a FileDescriptorSet, with comments and with what it imports
-  json [MESSAGE]      JSON Schema of a message in protobuf's JSON form (default: LogprobBatch)
-  asyncapi            an AsyncAPI 3 document: channels, messages, bounds, examples
-  diff OLD [NEW]      what a change breaks, and for whom; exit status 1 if it breaks something
+Print the schema in another format, or compare two schemas.
 
-OLD and NEW are a FileDescriptorSet (as `tokenbus schema descriptor` or `buf build` writes it), a folder of .proto
-files, or `installed`, the schema of this version, which is NEW's default.
+  proto [FILE]        the .proto files, or one of them; with --output into a folder
+  descriptor          a FileDescriptorSet with comments and imports
+  json [MESSAGE]      the JSON Schema of a message in protobuf's JSON form (default: LogprobBatch)
+  asyncapi            an AsyncAPI 3 document: channels, messages, bounds, examples
+  diff OLD [NEW]      show what a change breaks, and for whom; status 1 if it breaks something
+
+OLD and NEW are a FileDescriptorSet (from `tokenbus schema descriptor` or `buf build`), a folder of .proto files, or
+`installed`, the schema of this version, which is the default of NEW.
 
 examples:
-  tokenbus schema proto --output proto                      and have protoc or buf make code of it
-  tokenbus schema descriptor > tokenbus-0.1.desc            at one version, and at a later one:
-  tokenbus schema diff tokenbus-0.1.desc
+  tokenbus schema proto --output proto              files from which protoc or buf generates code
+  tokenbus schema descriptor > tokenbus-0.1.desc    the schema of one version
+  tokenbus schema diff tokenbus-0.1.desc            later: the changes since then
 """
 _MOST_BYTES = 16_777_216
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     parser.add_argument("form", choices=("proto", "descriptor", "json", "asyncapi", "diff"), help="what to print")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a file, a message, or the schemas to compare")
-    parser.add_argument("--output", type=Path, metavar="PATH", help="write there, and not to standard output")
-    parser.add_argument("--json", action="store_true", help="with diff: print one JSON document")
+    parser.add_argument("--output", type=Path, metavar="PATH", help="the file to write, for proto a folder")
+    parser.add_argument("--json", action="store_true", help="diff: print one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is asked for."""
     if options.json and options.form != "diff":
         raise CommandError("--json: only with diff", WRONG_USE)
     if options.output and options.form == "diff":
-        raise CommandError("--output: not with diff, which prints what it finds", WRONG_USE)
+        raise CommandError("--output: not with diff, which prints its result", WRONG_USE)
     most = {"proto": 1, "json": 1, "diff": 2}.get(options.form, 0)
     if len(options.names) > most:
         raise CommandError(f"{options.form}: at most {most} names, got {len(options.names)}", WRONG_USE)
@@ -99,9 +98,9 @@ def _write_protos(names: list[str], output: Path | None) -> None:
         _write("\n".join(files.values()).encode(), None)
         return
     for path, text in files.items():
-        place = output / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        target = output / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
 
 
 def _message(names: list[str]) -> str:
@@ -113,7 +112,7 @@ def _message(names: list[str]) -> str:
 
 def _diff(names: list[str], *, as_json: bool) -> int:
     if not names:
-        raise CommandError("diff: OLD, the schema to compare with, is missing", WRONG_USE)
+        raise CommandError("diff: OLD is missing: the schema to compare with", WRONG_USE)
     old, new = (_schema(name) for name in (names[0], names[1] if len(names) > 1 else "installed"))
     found = changes(old, new)
     breaks = any(change.breaks for change in found)
@@ -134,13 +133,13 @@ def _schema(name: str) -> Schema:
     if name == "installed":
         return Schema.installed()
     if not name or "\0" in name:
-        raise CommandError("diff: the name of a file or a folder, got an empty one or one with a null", WRONG_USE)
+        raise CommandError("diff: expected a file or a folder, got an empty name or one with a null", WRONG_USE)
     path = Path(name)
     if path.is_dir():
         return _compiled(path)
     try:
         if path.exists() and not path.is_file():
-            raise CommandError(f"{name}: a file or a folder, got neither", WRONG_USE)
+            raise CommandError(f"{name}: not a file or a folder", WRONG_USE)
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {size}", WRONG_USE)
         return _checked(name, path.read_bytes())
@@ -157,24 +156,22 @@ def _checked(name: str, data: bytes) -> Schema:
             if file.name != descriptor_pb2.DESCRIPTOR.name:
                 pool.AddSerializedFile(file.SerializeToString())
     except (DecodeError, TypeError) as error:
-        raise CommandError(f"{name}: a FileDescriptorSet that holds: {str(error).splitlines()[0]}", WRONG_USE) from None
+        raise CommandError(f"{name}: not a valid FileDescriptorSet: {str(error).splitlines()[0]}", WRONG_USE) from None
     schema = Schema(files)
     if not schema.messages:
-        raise CommandError(f"{name}: messages of package tokenbus.v1, got none", WRONG_USE)
+        raise CommandError(f"{name}: has no messages of the package tokenbus.v1", WRONG_USE)
     return schema
 
 
 def _compiled(folder: Path) -> Schema:
     files = sorted(str(path.relative_to(folder)) for path in (folder / "tokenbus" / "v1").rglob("*.proto"))
     if not files:
-        raise CommandError(f"{folder}: a folder with tokenbus/v1/*.proto in it", WRONG_USE)
+        raise CommandError(f"{folder}: has no files tokenbus/v1/*.proto", WRONG_USE)
     command = [sys.executable, "-m", "grpc_tools.protoc"] if find_spec("grpc_tools") else [shutil.which("protoc") or ""]
     if not command[0]:
-        raise CommandError(
-            f"{folder}: to compile it needs protoc, or grpcio-tools (pip install 'tokenbus[schema]')", WRONG_USE
-        )
-    with tempfile.TemporaryDirectory() as made:
-        image = Path(made, "image.binpb")
+        raise CommandError(f"{folder}: needs protoc, or pip install 'tokenbus[schema]'", WRONG_USE)
+    with tempfile.TemporaryDirectory() as temporary:
+        image = Path(temporary, "image.binpb")
         command += ["--proto_path=.", f"--descriptor_set_out={image}", *files]
         compiled = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603 - protoc
         if compiled.returncode:

@@ -1,4 +1,4 @@
-"""How a service of the command line runs: by its settings, until a signal asks it to leave."""
+"""Runs a service of the command line until a signal stops it."""
 
 import argparse
 import asyncio
@@ -15,22 +15,22 @@ Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
 
 
 def serve(options: argparse.Namespace, serving: Serving) -> int:
-    """Serve until a signal, let what is served take its leave, and return the exit status."""
+    """Run a service until a signal, shut it down in order, and return the exit status."""
     settings = load_settings(options)
     log_open_files = open_files_for(settings)
-    asyncio.run(_until_asked_to_leave(serving, settings, log_open_files))
+    asyncio.run(_serve_until_signal(serving, settings, log_open_files))
     return 0
 
 
-async def _until_asked_to_leave(serving: Serving, settings: Settings, started: Callable[[], None]) -> None:
+async def _serve_until_signal(serving: Serving, settings: Settings, started: Callable[[], None]) -> None:
     served, starting = serving(settings), asyncio.current_task()
     with stop_on_signals() as stop:
         stopping = asyncio.create_task(_cancel_at(stop, starting))
-        with suppress(asyncio.CancelledError):  # it was asked to leave before it had started
+        with suppress(asyncio.CancelledError):  # a signal before the service was up
             async with served:
                 stopping.cancel()
                 started()
-                # What is there from the start stays: the collector need not go over it again while tokens wait.
+                # Objects from the start stay alive: the collector need not scan them again while tokens wait.
                 gc.collect()
                 gc.freeze()
                 await stop.wait()

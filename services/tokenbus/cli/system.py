@@ -1,4 +1,4 @@
-"""The services of a system on this machine: their settings, their addresses, and the folder of their sockets."""
+"""The services of a system on this machine: their settings and addresses, and the folder of their sockets."""
 
 import importlib.util
 import os
@@ -17,30 +17,28 @@ from tokenbus.settings import ENTRIES, Settings
 from tokenbus.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
-# In which order they start. The gateway comes before the workers, which may take minutes: a tokenizer that it cannot
-# use is reported at once; its /readyz fails until a worker is there.
 _PROCESSOR, _GATEWAY, _WORKERS = range(3)
+"""The start order. The gateway starts before the workers, which may take minutes, to report a bad tokenizer at once."""
 _GRACE_MS = 1000
 _MODEL = "tokenbus"
-"""As which the gateway lists workers whose model has no name."""
-_NEEDED_BY_A_GATEWAY = ("tokenbus.cli.gateway", "starlette", "uvicorn", "orjson")
+"""The gateway's name for a model without a name."""
+_GATEWAY_LIBRARIES = ("tokenbus.cli.gateway", "starlette", "uvicorn", "orjson")
 _LONGEST_FOLDER = 60
-"""A socket's path has at most 107 bytes on Linux and 103 elsewhere; what comes behind the folder needs the rest."""
+"""A socket's path has at most 107 bytes on Linux and 103 elsewhere; the rest of the path needs the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The services of a system on this machine, and what its clients need to know."""
+    """The services of a system on this machine, and the settings of its clients."""
 
     settings: Settings
-    """A client's settings: the addresses above all."""
     services: tuple[Service, ...]
-    """Processor, workers and gateway, in the order in which they are shown."""
+    """Processor, workers and gateways, in the order of display."""
     model: str
-    """What requests ask for."""
+    """The model's name in requests."""
 
 
-def plan_for(  # noqa: PLR0913 - each but the first two is given by name
+def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     settings: Settings,
     folder: Path,
     *,
@@ -54,16 +52,15 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     ranks: Sequence[Sequence[str]] = ((),),
     steps_per_second: int = 0,
 ) -> Plan:
-    """Return the plan of a processor, some workers of each role, and gateways where one can run.
+    """Plan a processor, workers of each role, and gateways if their libraries are installed.
 
-    `port` is that of all gateways; `model` is the folder of an engine that reads one, whose tokenizer the gateways have
-    too; `ranks` are the engine's own options for each of its data-parallel ranks, which the workers are in turn. With
-    `steps_per_second` workers compute no more than that.
-    Default addresses become sockets in the folder and free ports; other addresses stay as they are.
+    Default addresses become sockets in the folder and free ports; other addresses stay. All gateways share `port`.
+    `model` is a model's folder, whose tokenizer the gateways use too. `ranks` holds the engine's options of each
+    data-parallel rank; workers take the ranks in turn. `steps_per_second` limits the workers; 0 is no limit.
     """
     shared = _with_addresses(settings, folder)
 
-    def service(  # noqa: PLR0913, PLR0917 - a service's own
+    def service(  # noqa: PLR0913, PLR0917 - local
         name: str, command: Sequence[str], drain_ms: int, starts: int, stops: int, given: Mapping[str, object]
     ) -> Service:
         ready = "connected" if command[0] == "worker" else "listening"
@@ -71,7 +68,7 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
         return Service(name, tuple(command), environment_of(shared, given), ready, stop_seconds, starts, stops)
 
     def workers(role: str, count: int) -> Iterator[Service]:
-        drain_ms = 2 * shared.worker.drain_timeout_ms  # for its requests, then for their acknowledgement
+        drain_ms = 2 * shared.worker.drain_timeout_ms  # finish the requests, then wait for acknowledgement
         command = ["worker", "--engine", engine]
         if named := model or settings.worker.model:
             command += ["--model", str(named)]
@@ -91,7 +88,7 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     if lacking := gateway_lacks():
         if port is not None or gateways > 1:
             option = "--port" if port is not None else "--gateways"
-            raise CommandError(f"{option}: no gateway can run here, {lacking}", WRONG_USE)
+            raise CommandError(f"{option}: no gateway, {lacking}", WRONG_USE)
     else:
         given = _gateway_addresses(shared, port, gateways)
         if _is_default("gateway.tokenizer", shared):
@@ -103,13 +100,13 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
 
 
 def gateway_lacks() -> str:
-    """Return what no gateway can run here without, and how to install it, or nothing."""
-    missing = next((name for name in _NEEDED_BY_A_GATEWAY if importlib.util.find_spec(name) is None), "")
+    """Return the missing library of a gateway and how to install it; empty if nothing is missing."""
+    missing = next((name for name in _GATEWAY_LIBRARIES if importlib.util.find_spec(name) is None), "")
     return missing and f"{missing} is not installed: pip install 'tokenbus[gateway]', or in a clone '.[gateway]'"
 
 
 def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str, str]:
-    """Return this process's environment with exactly some settings, and others given by their keys."""
+    """Return this process's environment with exactly these settings, after the changes in `given`, by key."""
     ours = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
     for key, entry in ENTRIES.items():
         value = given.get(key, entry.value_in(settings))
@@ -125,8 +122,7 @@ def _with_addresses(settings: Settings, folder: Path) -> Settings:
     if _is_default("bus.clients_address", settings):
         bus = replace(bus, clients_address=f"ipc://{folder}/clients")
     processor = replace(settings.processor, metrics_address=_usable("processor.metrics_address", settings))
-    # The services' log lines are read by this process.
-    log = replace(settings.log, format="json", level="info")
+    log = replace(settings.log, format="json", level="info")  # the supervisor parses the services' log lines
     return replace(settings, bus=bus, processor=processor, log=log)
 
 
@@ -135,7 +131,7 @@ def _is_default(key: str, settings: Settings) -> bool:
 
 
 def _usable(key: str, settings: Settings) -> str:
-    """Return an address; a default that is taken gets port 0, for which its service takes a free one and logs it."""
+    """Return an address, with port 0 (any free port) if it is a default that is already taken."""
     address = str(ENTRIES[key].value_in(settings))
     host, _, port = address.rpartition(":")
     if _is_default(key, settings):
@@ -147,12 +143,12 @@ def _usable(key: str, settings: Settings) -> str:
 
 
 def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict[str, object]:
-    """Return where gateways serve: several share a port, and each has a port for its metrics."""
+    """Return the gateways' addresses: several gateways share one port, and each has its own port for metrics."""
     address = f"127.0.0.1:{port}" if port is not None else _usable("gateway.address", settings)
     if count == 1:
         return {"gateway.address": address}
     host, _, number = address.rpartition(":")
-    if number == "0":  # else each would take another one
+    if number == "0":  # otherwise each gateway would get another port
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         with socket.create_server((host.strip("[]"), 0), family=family) as found:
             address = f"{host}:{found.getsockname()[1]}"
@@ -163,14 +159,14 @@ def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict
 
 @contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """Yield a new folder that only this user can enter, in XDG_RUNTIME_DIR, else TMPDIR, else /tmp.
+    """Create a private folder in XDG_RUNTIME_DIR, TMPDIR or /tmp, and remove it at the end of the block.
 
-    It is removed at the end of `with`. If this process is killed before, its services remove it.
+    If this process is killed, its services remove the folder.
     """
     named = [Path(name).absolute() for each in ("XDG_RUNTIME_DIR", "TMPDIR") if (name := os.environ.get(each))]
     refusals = []
     for base in [*(path for path in named if len(os.fsencode(path)) <= _LONGEST_FOLDER), Path("/tmp")]:  # noqa: S108
-        try:  # not even root can be sure before that a place takes a folder
+        try:
             made = Path(tempfile.mkdtemp(prefix="tokenbus-", dir=base))
         except OSError as error:
             refusals.append(printable(f"{base}: {reason_of(error)}"))
@@ -180,4 +176,4 @@ def runtime_folder() -> Iterator[Path]:
         finally:
             shutil.rmtree(made, ignore_errors=True)
         return
-    raise CommandError(f"no place for a folder of sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")
+    raise CommandError(f"cannot create a folder for sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")

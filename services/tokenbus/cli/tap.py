@@ -1,4 +1,4 @@
-"""tokenbus tap: shows workers' items as they pass through a processor, without delay, or those of a durable log."""
+"""tokenbus tap."""
 
 import argparse
 import asyncio
@@ -25,20 +25,19 @@ from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _DESCRIPTION = """\
-Show the items of workers' streams as they pass through a processor, a line for each with its stream and sequence. A
-batch's line has its step, part, rows and tokens, and how long ago it was produced, as far as both machines' clocks
-agree. Requests are not disturbed: items that tap reads too slowly are left out, and a line says how many. It ends after
---count items, or with a signal.
+Watch the items of the workers' streams as they pass through a processor, one line per item. A batch's line shows its
+step, part, rows, tokens and age (which depends on both machines' clocks). Tap never slows requests down: it skips items
+when it is too slow, and a line says how many. It stops after --count items or on a signal.
 
-With --from it shows the items that a durable log has, in the log's order. A batch's line then says when the log took
-it, and a line says how many items are missing in the log.
+With --from it shows the items of a durable log, in the log's order. A batch's line then shows when the log stored it,
+and a line says how many items the log lacks.
 
 examples:
   tokenbus tap                                  every worker's items
   tokenbus tap --worker worker-1 --rows         with the tokens of each row and their logprobs
-  tokenbus tap --from nats://127.0.0.1:4222 --request 17 --rows    what a request got, as the durable log has it
+  tokenbus tap --from nats://127.0.0.1:4222 --request 17 --rows    the items of one request in the durable log
 
-settings that matter: bus.clients_address (of several processors, with commas between), bus.key_file, bus.server_key.
+main settings: bus.clients_address (a comma-separated list for several processors), bus.key_file, bus.server_key.
 """
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
@@ -49,26 +48,22 @@ _WORDS = {
     "prefilled": ("PREFILLED", "bold", "request {request_id}, {transfer_state} for the decode worker"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
-"""By what an item is: its word, the word's style, and the text behind it."""
+"""For each kind of item: its word, the style of the word, and the text after it."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each item instead of a line")
-    parser.add_argument("--rows", action="store_true", help="show each row's tokens with their logprobs")
-    parser.add_argument("--from", dest="log", metavar="ADDRESS", help="a durable log, instead of what passes")
-    parser.add_argument(
-        "--request", type=request_id, metavar="ID", help="with --from: items of this request, and its rows, alone"
-    )
+    parser.add_argument("--json", action="store_true", help="print each item as a JSON object")
+    parser.add_argument("--rows", action="store_true", help="show the tokens and logprobs of each row")
+    parser.add_argument("--from", dest="log", metavar="ADDRESS", help="read a durable log instead of the live streams")
+    parser.add_argument("--request", type=request_id, metavar="ID", help="with --from: show only this request")
     declare_watching(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show items until a signal, or until there were enough."""
     settings = load_settings(options)
     if options.request is not None and options.log is None:
-        raise CommandError("--request: with --from ADDRESS, the log that has it", WRONG_USE)
+        raise CommandError("--request: only with --from ADDRESS", WRONG_USE)
     show = _print_json if options.json else _print_lines
     asyncio.run(_run(settings, options, show))
     return 0
@@ -88,7 +83,7 @@ async def _run(settings: Settings, options: argparse.Namespace, show: Callable[[
 async def tap(
     items: AsyncGenerator[StreamItem, None], options: argparse.Namespace, show: Callable[[Values], None]
 ) -> None:
-    """Show each item, and each run of items that was left out."""
+    """Show each item, and each gap."""
     shown = 0
     async with aclosing(items):
         async for item in items:
@@ -111,7 +106,7 @@ def _print_lines(values: Values) -> None:
 
 
 def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | None = None) -> Values:
-    """Return what an item holds, of one request's rows or of all; of an item that cannot be read, why."""
+    """Return the values of an item, with the rows of one request or of all; for an invalid item, the error."""
     logged_at = item.logged_at
     values: Values = {"stream": _stream(item), "sequence": str(item.sequence), "bytes": len(item.payload)}
     if logged_at is not None:
@@ -139,7 +134,7 @@ def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | 
 
 
 def left_out_values(item: StreamItem) -> Values:
-    """Return that some items before an item were not seen."""
+    """Return the values of the gap before an item."""
     return {
         "stream": _stream(item),
         "what": "left_out",
@@ -154,7 +149,7 @@ def _stream(item: StreamItem) -> Values:
 
 
 def lines_of(values: Values) -> list[str]:
-    """Return the line of an item, and one more for each of its rows if it has them."""
+    """Return the line of an item, and a line for each of its rows."""
     stream = values["stream"]
     name = printable(f"{stream['worker_id']}/{stream['epoch']}")
     if values["what"] == "left_out":
@@ -180,7 +175,7 @@ def _event_values(event: RequestEvent) -> Values:
     if "request_id" in values:
         values["request_id"] = f"{int(values['request_id']):016x}"
     if "code" in values:
-        values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # a number, where it has no name
+        values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # a number if the code has no name
     return {"what": what, **values}
 
 

@@ -1,4 +1,4 @@
-"""tokenbus up: a whole system on this machine, until a signal."""
+"""tokenbus up."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ from tokenbus.cli.arguments import Parser, whole
 from tokenbus.cli.configuration import declare_settings
 from tokenbus.cli.engines import declare_engine, load_engine_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
-from tokenbus.cli.supervisor import START_SECONDS, Child, News, Supervisor
+from tokenbus.cli.supervisor import START_SECONDS, Child, ServiceEvent, Supervisor
 from tokenbus.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
 from tokenbus.cli.terminal import Progress, styled
 from tokenbus.client import Client
@@ -28,25 +28,24 @@ from tokenbus.worker import engine_kind
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 
 _DESCRIPTION = """\
-Start a processor, workers and gateways on this machine, as processes of their own that meet at sockets in a private
-folder, and print where to look. A service that dies is reported with its exit status, and is not started again; the
-others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
-leaves nothing behind; a second one kills what is still there. So does the end of the terminal, or of this process.
-Ctrl-Z suspends all of it. The status is 1 if a service died or did not start.
+Start a processor, workers and gateways on this machine, each in its own process, and print how to use them. A service
+that dies is reported and not restarted; the others continue as long as requests can be answered. Ctrl-C (or SIGTERM)
+stops everything in order and leaves nothing behind; a second Ctrl-C kills the remaining services. Closing the terminal
+also stops everything. The status is 1 if a service died or did not start.
 
-A mixed worker does all of a request. A prefill worker computes the prompt and the first token, and hands the request to
-a decode worker: there are some of both, or none of either.
+A mixed worker computes whole requests. A prefill worker computes the prompt and the first token, then a decode worker
+takes over, so there must be both or neither.
 
 examples:
   tokenbus up                                       one worker of each role, with the engine ngram
   tokenbus up --engine paddle --workers 2 --prefill 0 --decode 0
-  tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096       with options of vLLM's own
-  tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
-  tokenbus up --gateways 4                          four at one port, each a process of its own
+  tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096       with vLLM's own options
+  tokenbus up --decode 3 --port 9000                the gateway on this port; an error if it is taken
+  tokenbus up --gateways 4                          four gateway processes on one port
   tokenbus up --json | jq .event      started, ready, waiting, up, log, output, ended, useless, stopping, down
 
-Every service gets all settings. Those that matter: worker.drain_timeout_ms and gateway.drain_timeout_ms (how long
-stopping may take), bus.workers_address and bus.clients_address (set them to let other machines in), limits.*.
+Every service gets all settings. Main settings: worker.drain_timeout_ms and gateway.drain_timeout_ms (time limits for
+stopping), bus.workers_address and bus.clients_address (set them to let other machines in), limits.*.
 """
 _MOST_WORKERS = 1_000_000
 _MOST_GATEWAYS = 64
@@ -54,39 +53,37 @@ _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _LOOK_SECONDS = 1.0
 _READY_SECONDS, _SOON = 0.25, 8
-"""How often it looks whether a request would be answered, and after how many times it says why not."""
+"""The interval of checks whether a request would be answered, and the check from which on the reason is shown."""
 
 
 def declare(parser: Parser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     declare_engine(parser, has_options=False)
     parser.add_argument("--workers", type=whole(0, _MOST_WORKERS), default=1, metavar="N", help="mixed workers (1)")
     for role in ("prefill", "decode"):
-        what = f"{role} workers (1; 0 with an engine that reads a model's folder)"
-        parser.add_argument(f"--{role}", type=whole(0, _MOST_WORKERS), metavar="N", help=what)
+        meaning = f"{role} workers (1; 0 with an engine that reads a model's folder)"
+        parser.add_argument(f"--{role}", type=whole(0, _MOST_WORKERS), metavar="N", help=meaning)
     parser.add_argument(
-        "--gateways", type=whole(1, _MOST_GATEWAYS), default=1, metavar="N", help="gateways, at one port (1)"
+        "--gateways", type=whole(1, _MOST_GATEWAYS), default=1, metavar="N", help="gateways on one port (1)"
     )
     parser.add_argument(
         "--port",
         type=whole(1, _MOST_PORT),
         metavar="N",
-        help="the gateways'; unless given, its default if that is free, else any",
+        help="the gateways' port (default: that of gateway.address, or any free port if it is taken)",
     )
     parser.add_argument(
         "--start-seconds",
         type=whole(1, _MOST_START_SECONDS),
         default=START_SECONDS,
         metavar="N",
-        help=f"how long a service that starts may do nothing: not write, compute or read weights ({START_SECONDS})",
+        help=f"how long a starting service may write nothing before it counts as failed ({START_SECONDS})",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
+    parser.add_argument("--json", action="store_true", help="print each event as a JSON object")
     declare_settings(parser, {"--model": "worker.model", "--metrics-address": "processor.metrics_address"})
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a system until a signal."""
     settings = load_engine_settings(options)
     model = _model(options)
     ranks = engine_kind(options.engine).ranks(getattr(options, "rest", ()))
@@ -112,12 +109,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(plan: Plan, folder: Path, screen: "Screen", start_seconds: float) -> int:
-    screen.system = system = Supervisor(plan.services, folder, screen.news, start_seconds)
+    screen.system = system = Supervisor(plan.services, folder, screen.service, start_seconds)
     await system.run(partial(_serve, plan, system, screen))
     if screen.failure is not None:
         raise screen.failure
     died = system.died
-    screen.tell("down", "everything has stopped" + (", not all of it by itself" if died else ""), died=died)
+    screen.tell("down", "everything has stopped" + (f"; failed: {', '.join(died)}" if died else ""), died=died)
     return 1 if died else 0
 
 
@@ -125,10 +122,10 @@ async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
     watching = asyncio.create_task(_show(plan, system, screen))
     try:
         while system.runs("processor") and system.runs("mixed", "prefill"):
-            await system.one_ended()
-        screen.tell("useless", "no request can be answered any more: the rest stops too")
+            await system.next_exit()
+        screen.tell("useless", "no request can be answered any more: stopping the remaining services")
     except asyncio.CancelledError:
-        screen.tell("stopping", "stopping; once more kills what is still there")
+        screen.tell("stopping", "stopping; a second signal kills the remaining services")
         raise
     finally:
         watching.cancel()
@@ -136,29 +133,33 @@ async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
 
 
 async def _show(plan: Plan, system: Supervisor, screen: "Screen") -> None:
-    """Say that all is up when a request would be answered, and before what that waits for; then show its state."""
+    """Wait until a request would be answered and print that the system is up; then show its status line."""
     gateway = _gateway(system.children)
-    told, looks = "", 0
+    last_shown, checks = "", 0
     while (problem := await asyncio.to_thread(_problem, gateway)) is not None:
-        looks += 1
-        if problem != told and looks > _SOON:
-            told = problem
+        checks += 1
+        if problem != last_shown and checks > _SOON:
+            last_shown = problem
             screen.tell("waiting", f"waiting: {printable(problem)}")
         await asyncio.sleep(_READY_SECONDS)
-    screen.up(plan, system.children)
-    await _show_state(plan, screen)
+    screen.put(
+        json.dumps(_up_event(plan, system.children, gateway))
+        if screen.as_json
+        else "\n".join(_up_lines(plan, system.children, gateway))
+    )
+    await _show_status(plan, screen)
 
 
 def _problem(gateway: str) -> str | None:
-    """Return why a gateway has no worker for a request; None if it has one."""
-    if not gateway.startswith("http://"):  # there is none, or its certificate is another name's
+    """Return why the gateway cannot answer a request yet; None if it can."""
+    if not gateway.startswith("http://"):  # no gateway, or one whose certificate is for another name
         return None
     try:
-        urlopen(f"{gateway}/readyz").close()  # noqa: S310 - http, as above
+        urlopen(f"{gateway}/readyz").close()  # noqa: S310 - http only
     except HTTPError as error:
         with error:
             return "; ".join(json.load(error).get("problems", ["no worker takes requests"]))
-    except OSError:  # it ends, which is shown
+    except OSError:
         return "the gateway does not answer"
     return None
 
@@ -167,7 +168,7 @@ def _gateway(children: Sequence[Child]) -> str:
     return next((child.address for child in children if child.service.arguments[0] == "gateway"), "")
 
 
-async def _show_state(plan: Plan, screen: "Screen") -> None:
+async def _show_status(plan: Plan, screen: "Screen") -> None:
     if screen.as_json or not sys.stderr or not sys.stderr.isatty():
         return
     async with Client(plan.settings) as client:
@@ -183,55 +184,45 @@ def _status_line(status: ProcessorStatus) -> str:
 
 
 class Screen:
-    """Prints what happens, as lines for people or as JSON, until its output can no longer be written."""
+    """Prints events as text or JSON. If standard output fails, the system stops."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.failure: OSError | None = None
         self.progress = Progress()
         self.system: Supervisor | None = None
-        """Stopped once nothing can be printed."""
 
-    def news(self, news: News) -> None:
-        """Print what happened to a service; that it starts, for people alone, and not to stay."""
-        if news.event == "starting":
+    def service(self, event: ServiceEvent) -> None:
+        """Print an event of a service; `starting` only as progress."""
+        if event.event == "starting":
             if not self.as_json and self.failure is None:
-                self.progress.show(lambda: f"{news.service:11} {printable(news.text)}")
+                self.progress.show(lambda: f"{event.service:11} {printable(event.text)}")
             return
         if self.as_json:
-            values = {"line": news.values} if news.event == "log" else news.values
-            self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **values}))
+            values = {"line": event.values} if event.event == "log" else event.values
+            self.put(json.dumps({"event": event.event, "service": event.service, "text": event.text, **values}))
         else:
-            text = "\n".join(f"{news.service:11} {printable(line)}" for line in news.text.splitlines())
-            self.put(styled(text, "red") if news.is_bad else text)
+            text = "\n".join(f"{event.service:11} {printable(line)}" for line in event.text.splitlines())
+            self.put(styled(text, "red") if event.is_error else text)
 
-    def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
-        """Print what happened to the whole system."""
+    def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Print an event of the whole system."""
         self.put(json.dumps({"event": event, "text": text, **values}) if self.as_json else text)
 
-    def up(self, plan: Plan, children: Sequence[Child]) -> None:
-        """Print where everything is, and for people how to use it."""
-        gateway = _gateway(children)
-        self.put(
-            json.dumps(_described(plan, children, gateway))
-            if self.as_json
-            else "\n".join(_shown(plan, children, gateway))
-        )
-
     def put(self, text: str) -> None:
-        """Print, unless that has failed before."""
+        """Print, and stop the system if that fails."""
         if self.failure is not None:
             return
         try:
             self.progress.clear()
             print(text, flush=True)
-        except OSError as error:  # the terminal or the reader is gone; the services must still be stopped
+        except OSError as error:  # the terminal or the reader is gone
             self.failure = error
             if self.system is not None:
-                self.system.leave.set()
+                self.system.stopping.set()
 
 
-def _described(plan: Plan, children: Sequence[Child], gateway: str) -> dict[str, Any]:
+def _up_event(plan: Plan, children: Sequence[Child], gateway: str) -> dict[str, Any]:
     return {
         "event": "up",
         "pid": os.getpid(),
@@ -245,7 +236,7 @@ def _described(plan: Plan, children: Sequence[Child], gateway: str) -> dict[str,
     }
 
 
-def _shown(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]:
+def _up_lines(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[str]:
     bus = plan.settings.bus
     yield f"\n{styled('Tokenbus is up', 'bold')}\n"
     for child in children:

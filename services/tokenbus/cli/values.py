@@ -1,4 +1,4 @@
-"""What `tap`, `check` and `inspect` show alike of batches, rows and tokens: as values for JSON, and as text."""
+"""How `tap`, `check` and `inspect` show batches, rows and tokens: as JSON values and as text."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,15 +9,14 @@ from tokenbus.plugins import PluginError, load_tokenizer
 from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
 
 Values = dict[str, Any]
-"""What JSON holds of something."""
+"""Values of a JSON object."""
 Texts = Callable[[int], str]
-"""From a token's id to its text."""
+"""Maps a token id to its text."""
 _LIKELY, _UNLIKELY = -0.7, -2.3
-"""Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
+"""A token is green from the first logprob on (probability 1/2), and red below the second (1/10)."""
 
 
 def batch_values(batch: LogprobBatch) -> Values:
-    """Return the values of a batch."""
     header = batch.header
     return {
         "step": str(header.step),
@@ -30,7 +29,7 @@ def batch_values(batch: LogprobBatch) -> Values:
 
 
 def row_values(row: Row) -> Values:
-    """Return the values of a row; a row that was not scored has neither logprobs nor ranks."""
+    """Return the values of a row; logprobs and ranks are None in a row that was not scored."""
     is_scored = row.scoring is not Scoring.NONE
     return {
         "request_id": f"{row.key:016x}",
@@ -45,33 +44,30 @@ def row_values(row: Row) -> Values:
 
 
 def rows_text(rows: int, values: Values) -> str:
-    """Return how many rows of which status a batch has, and how many tokens."""
     statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
     return f"{rows} rows ({statuses}), {values['tokens']} tokens"
 
 
 def tokens_text(row: Values) -> str:
-    """Return the tokens of a row with their logprobs."""
     logprobs: Iterable[float | None] = row["logprobs"] or [None] * len(row["token_ids"])
     return " ".join(map(token_text, map(str, row["token_ids"]), logprobs)) or "no token"
 
 
 def token_text(token: str, logprob: float | None) -> str:
-    """Return a token with its logprob, coloured by it."""
+    """Return a token and its logprob, coloured by probability."""
     if logprob is None:
         return f"{token}(-)"
     return coloured(f"{token}({logprob:.3f})", logprob)
 
 
 def coloured(text: str, logprob: float | None) -> str:
-    """Return a token's text, coloured by its probability."""
     if logprob is None or _UNLIKELY <= logprob < _LIKELY:
         return text
     return styled(text, "green" if logprob >= _LIKELY else "red")
 
 
 def text_of_tokens(tokenizer: str) -> Texts:
-    """Return the function from a token's id to its text; with the tokenizer `numbers`, the text is the id."""
+    """Return the function that maps token ids to texts; with the tokenizer `numbers` the text is the id."""
     if tokenizer == "numbers":
         return str
     try:

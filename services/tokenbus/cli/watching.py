@@ -1,4 +1,4 @@
-"""The items that `tap` and `record` watch."""
+"""The live items that `tap` and `record` read."""
 
 import argparse
 import asyncio
@@ -15,16 +15,16 @@ _MOST_WAITING = 2048
 
 
 def declare_watching(parser: argparse.ArgumentParser) -> None:
-    """Declare which items are watched, and where."""
-    parser.add_argument("--worker", default="", metavar="ID", help="watch this worker's streams alone")
-    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items in all")
+    """Declare the options that `watched` needs."""
+    parser.add_argument("--worker", default="", metavar="ID", help="watch only this worker")
+    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="stop after N items")
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
 
 
 async def watched(
     settings: Settings, worker_id: str, stop: asyncio.Event, transport: Transport | None = None
 ) -> AsyncGenerator[StreamItem, None]:
-    """Yield the items of a worker's streams, or of all workers'; once `stop` is set, those that wait then, and end."""
+    """Yield the items of one worker, or of all; after `stop` is set, yield the buffered items and end."""
     async with Client(settings, transport=transport) as client, client.watch(worker_id, most=_MOST_WAITING) as items:
         stopping = asyncio.create_task(stop.wait())
         try:

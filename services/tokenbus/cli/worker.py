@@ -1,4 +1,4 @@
-"""tokenbus worker: an engine in a process of its own, until a signal stops it."""
+"""tokenbus worker."""
 
 import argparse
 import math
@@ -12,11 +12,11 @@ from tokenbus.worker import EngineBrokenError, NotRunningError
 from tokenbus.worker.run import run_engine
 
 _DESCRIPTION = """\
-Run an engine, take requests from the processor and publish every step. The processor need not be there yet: the worker
-finds it, and finds it again. It logs "worker started" once the engine is ready, and "connected" when a processor has
-accepted it. After SIGTERM or SIGINT it takes no new request, finishes those it has as fast as it can, waits until all
-is acknowledged, and exits with status 0; each of the two waits is bounded by worker.drain_timeout_ms. A second signal
-ends it at once.
+Run an engine, take requests from the processor and publish every step. The worker can start before the processor, and
+reconnects when the processor restarts. It logs "worker started" when the engine is ready, and "connected" when a
+processor has accepted it. On SIGTERM or SIGINT it refuses new requests, finishes the open ones at full speed, waits for
+the acknowledgement of every step, and exits with status 0. worker.drain_timeout_ms bounds each of the two waits. A
+second signal ends it at once.
 
 examples:
   tokenbus worker --id worker-2 --workers-address ipc:///run/tokenbus/workers.sock --steps-per-second 200
@@ -24,14 +24,13 @@ examples:
   tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 64 --enforce-eager
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
-settings that matter: bus.workers_address (of several processors, with commas between: docs/scaling.md), bus.key_file
-and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role,
-worker.max_requests, worker.retention_bytes and worker.policy (what happens when retention is full), limits.*.
+main settings: worker.id (unique among live workers), worker.role, worker.max_requests, worker.retention_bytes and
+worker.policy (for the moment when retention is full), bus.workers_address (a comma-separated list for several
+processors), bus.key_file, bus.server_key, limits.*.
 """
 
 
 def declare(parser: Parser) -> None:
-    """Declare the options; the chosen engine's are declared once it is known which that is."""
     parser.description = _DESCRIPTION
     declare_engine(parser, has_options=True)
     parser.add_argument(
@@ -39,7 +38,7 @@ def declare(parser: Parser) -> None:
         type=_rate,
         default=0.0,
         metavar="X",
-        help="the most steps that begin in a second; 0, the default: as many as the engine can",
+        help="limit the steps per second (default: 0, no limit)",
     )
     declare_settings(
         parser,
@@ -54,7 +53,6 @@ def declare(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a worker until a signal."""
     settings = load_engine_settings(options)
     try:
         run_engine(

@@ -95,7 +95,7 @@ def test_what_cannot_be_shown_is_one_line(server: NatsServer, capsys: pytest.Cap
     at = server.log_address
     for arguments, line in (
         (["--from", at], "there is no log: no stream tokenbus-log"),
-        (["--request", "17"], "--request: with --from ADDRESS, the log that has it"),
+        (["--request", "17"], "--request: only with --from ADDRESS"),
         (
             ["--from", at, "--request", "0"],
             "argument --request: a request's id, as 0000000000000011, 0x11 or 17, got '0'",
