@@ -1,4 +1,4 @@
-"""What is handed to consumers: steps, tokens, and the pending acks that tell when they have been taken."""
+"""Steps and tokens for consumers, and the pending acks of steps."""
 
 from tokenbus.delivery.ack_tracker import AckTracker, PendingAck
 from tokenbus.delivery.errors import RequestFailedError

@@ -1,39 +1,39 @@
-"""Which items of a stream have reached all of their consumers, so that its worker may forget them."""
+"""AckTracker: the items of a stream that some consumer still needs."""
 
 from collections import deque
 
 
 class PendingAck:
-    """The pending acknowledgement of one step's items: they are acknowledged when its last consumer releases them."""
+    """The pending ack of a step's items, which are acknowledged once the last consumer has released it."""
 
     __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "stream", "unlogged")
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
-        """How many consumers need its items; the first is the step itself, until it is handed out."""
+        """Consumers that need its items; the first is the step itself, until it is delivered."""
         self.holders: list[object] = []
-        """Those of its consumers that can be evicted: the send queues of remote clients."""
+        """The send queues of remote clients among its consumers, which can be evicted."""
         self.stream: AckTracker | None = None
-        """The tracker of its stream, once an item belongs to it."""
+        """The tracker of its stream, once it has an item."""
         self.last_sequence = 0
         self.arrived_at = 0.0
-        """When its last item came."""
+        """The arrival of its last item."""
         self.items = 0
         self.bytes = 0
         self.unlogged = 0
-        """How many of its consumers are the durable log, which cannot be evicted: items that it does not have yet."""
+        """Its items that the durable log has not written yet. The log is a consumer that cannot be evicted."""
 
     def keep(self, holders: int = 1) -> None:
-        """Count more consumers."""
+        """Add consumers."""
         self.count += holders
 
     def release(self) -> None:
-        """Count a consumer that is done."""
+        """Remove a consumer."""
         self.count -= 1
 
 
 class AckTracker:
-    """A stream's items in order, each with the pending ack that it belongs to."""
+    """A stream's unacknowledged items in order, each with its pending ack."""
 
     def __init__(self, acknowledged: int) -> None:
         self._items: deque[tuple[int, PendingAck, int]] = deque()
@@ -46,7 +46,7 @@ class AckTracker:
         return len(self._items)
 
     def add(self, sequence: int, pending_ack: PendingAck, size: int) -> None:
-        """Add an item, the next in order, to a pending ack."""
+        """Add the next item in order to a pending ack."""
         pending_ack.stream = self
         pending_ack.last_sequence = max(pending_ack.last_sequence, sequence)
         pending_ack.items += 1
@@ -56,18 +56,18 @@ class AckTracker:
 
     @property
     def oldest(self) -> PendingAck | None:
-        """The pending ack that holds the stream back the longest."""
+        """The pending ack of the oldest item."""
         return self._items[0][1] if self._items else None
 
     @property
     def middle(self) -> int:
-        """The sequence of the item in the middle of those that are pending."""
+        """The sequence of the median item."""
         return self._items[len(self._items) // 2][0] if self._items else self.acknowledged
 
     def advance(self) -> bool:
-        """Acknowledge what no consumer needs; tell whether that was anything.
+        """Acknowledge the oldest items that no consumer needs; tell whether there were any.
 
-        Never in the middle of a step: a restarted processor must be able to assemble what is left.
+        The ack never divides a step: a restarted processor must be able to assemble the remaining items.
         """
         items, before = self._items, self.acknowledged
         while items and items[0][1].count <= 0:
@@ -80,5 +80,5 @@ class AckTracker:
         return self.acknowledged > before
 
     def skip(self, through: int) -> None:
-        """Count a run of items that cannot be had as passed."""
+        """Pass over a run of lost items."""
         self.add(through, PendingAck(0), 0)

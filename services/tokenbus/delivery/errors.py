@@ -3,23 +3,23 @@
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
-"""The errors of a turn that no worker has any more."""
+"""The errors of a turn that is at no worker."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
-"""What a processor says of a new request that another one may take, or this one in a moment."""
+"""The errors of a refused request that another processor may take, or this one soon."""
 RETRY_MS = 1000
-"""After how long another try makes sense where a request was not taken; a processor that closes says no such time."""
+"""The suggested delay before a refused request is retried."""
 CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}
-"""What each error code is called in logs, metrics and errors, in small letters."""
+"""The names of the error codes in logs, metrics and errors."""
 _LONGEST = 1000
-"""In bytes: below what the schema allows."""
+"""The longest message in bytes, below the bound in the schema."""
 
 
 class RequestFailedError(Exception):
-    """A request ended with an error: which one, why, and how many of its tokens came in order before.
+    """A request ended with an error.
 
-    `emitted_tokens` counts the tokens that came to this consumer, with those before the position from which it resumed:
-    where `Client.resume` goes on. `generated_tokens` counts what the processor had seen; where that is more, the rest
-    was lost with the error.
+    `emitted_tokens` counts the tokens that this consumer got in order, with those before the position from which it
+    resumed; `Client.resume` continues there. `generated_tokens` counts the tokens that the processor got; if it is
+    larger, the difference was lost.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -33,11 +33,11 @@ class RequestFailedError(Exception):
     def __init__(self, error: RequestError, generated_tokens: int = 0) -> None:
         self.request_id = error.request_id
         self.code = error.code
-        """The error's number, as the schema's ErrorCode has it."""
+        """The number of the error in the schema's ErrorCode."""
         self.emitted_tokens = error.emitted_tokens
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.retry_after_ms = error.retry_after_ms
-        """After how many milliseconds another try makes sense; 0: none is known to."""
+        """The delay in milliseconds after which a retry makes sense; 0: unknown."""
         self.reason = error.message
         lacking = f"; {self.generated_tokens} were generated" if self.generated_tokens > self.emitted_tokens else ""
         super().__init__(
@@ -47,19 +47,19 @@ class RequestFailedError(Exception):
 
     @property
     def code_name(self) -> str:
-        """The error's name in small letters, as `worker_lost`, `overloaded` or `invalid_request`."""
+        """The name of the error, as `worker_lost`, `overloaded` or `invalid_request`."""
         return code_name(self.code)
 
 
 def code_name(code: int) -> str:
-    """Return an error code's name in small letters; a newer minor's code is its number."""
+    """Return the name of an error code; its number if a newer minor version added it."""
     return CODE_NAMES.get(code, str(code))
 
 
 def request_error(
     request_id: int, code: ErrorCode, message: str, *, emitted_tokens: int = 0, retry_after_ms: int = 0
 ) -> RequestError:
-    """Return why a request ended, or was not taken, in a text that fits."""
+    """Return the error of a request, its message cut to the allowed length."""
     return RequestError(
         request_id=request_id,
         code=code,
@@ -70,5 +70,5 @@ def request_error(
 
 
 def brief(message: str, code: int) -> str:
-    """Return a message cut to the length that an error may have; an empty one becomes the code's name."""
+    """Return a message cut to the allowed length, or the name of the code for an empty message."""
     return message.encode(errors="replace")[:_LONGEST].decode(errors="ignore") or code_name(code)

@@ -1,4 +1,4 @@
-"""SlotMap: small numbers for open requests, which index the columns of a table."""
+"""SlotMap: small numbers of open requests, which index the columns of a table."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -10,7 +10,7 @@ Slots = npt.NDArray[np.intp]
 
 
 class SlotMap:
-    """The slot of each open request. A slot is used again once its request has ended."""
+    """The slot of each open request. A slot is reused once its request has ended."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -31,25 +31,23 @@ class SlotMap:
         return iter(self._slots.values())  # the oldest request first
 
     def get(self, request_id: int) -> int | None:
-        """Return a request's slot, or None: it is not open."""
         return self._slots.get(request_id)
 
     def add(self, request_id: int) -> int:
-        """Return a slot for a new request; the first that was never used before is as large as all others together."""
+        """Return a slot for a new request: a free one, or else the next larger number."""
         slot = self._free.pop() if self._free else len(self._slots)
         self._slots[request_id] = slot
         self._cached_ids = None
         return slot
 
     def remove(self, request_id: int) -> None:
-        """Free a request's slot."""
         self._free.append(self._slots.pop(request_id))
         self._cached_ids = None
 
     def find(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
-        """Return the slot of each request; -1 where none is open."""
+        """Return the slot of each request; -1 for a request that is not open."""
         contents = request_ids.tobytes()
-        # Step after step has the same requests, most of the time.
+        # Cached, because most steps have the same requests as the step before.
         if contents != self._cached_ids:
             found = map(self._slots.get, request_ids.tolist(), repeat(-1))
             self._cached_slots = np.fromiter(found, np.intp, request_ids.size)

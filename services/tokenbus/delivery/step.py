@@ -1,4 +1,4 @@
-"""Step: what one forward pass of an engine emitted, whole and in original batch order; and its tokens."""
+"""Step: the rows of one forward pass of an engine, and their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ from tokenbus_contracts.extras import Extras
 FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
 """The statuses of a request's last row."""
 LEAVES = np.isin(np.arange(256), [int(status) for status in (*FINISHED, RowStatus.HANDED_OFF)])
-"""By status, whether a row with it is its request's last in this stream."""
+"""By status, whether such a row is its request's last in this stream."""
 _UNSCORED, _SHED = int(Scoring.NONE), int(Scoring.SHED)
 
 
 class Token(NamedTuple):
     """One token of a request.
 
-    `logprob` and `rank` are None where the request asked for ids only. `alternatives` holds pairs of a token id and its
-    logprob, the most probable first. `is_shed` says that a worker without room dropped the alternatives on the way.
+    `logprob` and `rank` are None if the request asked for ids only. `alternatives` holds pairs of a token id and its
+    logprob, the most probable first. `is_shed` is set if a worker without room dropped the alternatives.
 
     Example:
         token = tokenbus.Token(id=42, position=0, logprob=-0.5, rank=1, alternatives=((42, -0.5),), request_id=7)
@@ -34,23 +34,23 @@ class Token(NamedTuple):
     position: int
     """Its place among the request's generated tokens, from 0."""
     logprob: float | None
-    """Its natural-log probability, at most 0; None where the request asked for ids only."""
+    """Its natural-log probability, at most 0; None if the request asked for ids only."""
     rank: int | None
-    """Its place by probability, from 1; None where the request asked for ids only."""
+    """Its rank by probability, from 1; None if the request asked for ids only."""
     alternatives: tuple[tuple[int, float], ...]
     """Token ids and logprobs, the most probable first."""
     request_id: int
-    """The request that it belongs to."""
+    """The request of the token."""
     is_shed: bool = False
-    """Whether its alternatives were dropped on the way, because a worker had no room for them."""
+    """Whether a worker without room dropped its alternatives."""
     weight_version: int = 0
-    """The version of the weights that computed it; 0: not known."""
+    """The version of the weights that computed it; 0: unknown."""
     extras: "TokenExtras | None" = None
-    """What the request asked for beyond that; None: nothing, or a worker without room dropped it."""
+    """The further values that the request asked for; None: it asked for none, or a worker without room dropped them."""
 
 
 class TokenExtras(NamedTuple):
-    """What one token has beyond its logprob, where its request asked for it.
+    """Values of one token beyond its logprob, if its request asked for them.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -59,15 +59,15 @@ class TokenExtras(NamedTuple):
     """
 
     other_logprob: float | None
-    """Its logprob in the other distribution: the one sampled from if `logprob` is the model's own, or reverse."""
+    """Its logprob in the other distribution: the sampler's if `logprob` is the model's, or the reverse."""
     entropy: float | None
-    """The entropy of the distribution that `logprob` is of, in nats."""
+    """The entropy of the distribution of `logprob`, in nats."""
     given_logprobs: tuple[tuple[int, float], ...]
-    """The ids that the request gave, and the logprob of each."""
+    """The token ids in the request, and the logprob of each."""
     mask_size: int | None
-    """How many tokens sampling could have chosen."""
+    """The number of tokens that the sampler could choose from."""
     mask: tuple[int, ...] | None
-    """Which ones, if they are no more than the request's `mask_bound`."""
+    """These tokens, unless they exceed the request's `mask_bound`."""
 
 
 def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | None]:
@@ -85,14 +85,14 @@ def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | No
 
 
 class TokenLists:
-    """What a batch's tokens are made of, as lists: for all rows at once that costs a tenth of what it costs for each.
+    """The columns of a batch as lists: converting all rows at once takes a tenth of the time of row by row.
 
-    The tokens themselves are made of a row when it is taken, and the alternatives are read then: there may be many.
+    The tokens of a row are made when it is read, and its alternatives too, because there may be many.
     """
 
     def __init__(self, rows: LogprobBatch) -> None:
         counts, self._scorings = rows.token_counts.tolist(), rows.scorings.tolist()
-        self._keys, self._positions = rows.request_ids.tolist(), rows.positions.tolist()
+        self._request_ids, self._positions = rows.request_ids.tolist(), rows.positions.tolist()
         self._token_ids, self._logprobs = rows.token_ids.tolist(), rows.logprobs.tolist()
         self._ranks = rows.ranks.tolist()
         self._starts = self._scored = [0, *accumulate(counts)]
@@ -103,18 +103,18 @@ class TokenLists:
         self._has_alternatives = bool(rows.alternative_token_ids.size)
         self._has_extras = rows.has_extras
 
-    def tokens_of(self, place: int) -> list[Token]:
-        """Return the tokens of a row, by its place in the columns."""
-        key, position, scoring = self._keys[place], self._positions[place], self._scorings[place]
+    def tokens_of(self, row: int) -> list[Token]:
+        """Return the tokens of a row, by its number."""
+        request_id, position, scoring = self._request_ids[row], self._positions[row], self._scorings[row]
         version = self._rows.header.weight_version
-        begin, end, scored = self._starts[place], self._starts[place + 1], self._scored[place]
+        begin, end, scored = self._starts[row], self._starts[row + 1], self._scored[row]
         is_shed = scoring == _SHED
         alternatives: list[tuple[tuple[int, float], ...]] = []
         if self._has_alternatives:
-            alternatives = _pairs(self._rows.row(place))
+            alternatives = _pairs(self._rows.row(row))
         extras: Sequence[TokenExtras | None] = ()
         if self._has_extras:
-            extras = extras_by_token(self._rows.row(place).extras, end - begin)
+            extras = extras_by_token(self._rows.row(row).extras, end - begin)
         tokens = []
         for at, token_id in enumerate(self._token_ids[begin:end]):
             logprob = rank = None
@@ -122,7 +122,7 @@ class TokenLists:
                 logprob, rank = self._logprobs[scored + at], self._ranks[scored + at]
             pairs = alternatives[at] if alternatives else ()
             more = extras[at] if extras else None
-            values = (token_id, position + at, logprob, rank, pairs, key, is_shed, version, more)
+            values = (token_id, position + at, logprob, rank, pairs, request_id, is_shed, version, more)
             tokens.append(tuple.__new__(Token, values))
         return tokens
 
@@ -134,7 +134,7 @@ def _pairs(row: Row) -> list[tuple[tuple[int, float], ...]]:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step of one stream. Each row in it is new to its request: repeated and foreign rows were taken out.
+    """One step of one stream, without the rows that its requests had already.
 
     Example:
         async with tokenbus.Processor() as processor:
@@ -146,48 +146,48 @@ class Step:
     epoch: int
     number: int
     rows: LogprobBatch
-    """All of the step's rows, in the order in which they came: handing rows to requests needs no other."""
+    """The rows in their order of arrival, which suffices for delivery to requests."""
     draft_rows: LogprobBatch | None
-    """What the draft model proposed for them, its rows a selection of theirs, in some order."""
+    """The draft model's proposals for some of the rows, in any order."""
     pending_ack: PendingAck = field(default_factory=PendingAck, repr=False)
     first_arrival: float = 0.0
-    """When its first part arrived, by the processor's clock."""
+    """The arrival of its first part, by the processor's clock."""
     is_whole: bool = True
-    """Whether every row of the step is known; the requests of others ended with an error."""
+    """Whether no row is missing; the requests of missing rows ended with an error."""
     is_explained: bool = True
-    """Whether all rows that are missing are of items that are known to be lost, whose requests have ended."""
+    """Whether all missing rows were in items that are known to be lost, whose requests have ended."""
     _target: LogprobBatch | None = field(default=None, repr=False)
     _draft: LogprobBatch | None = field(default=None, repr=False)
     _token_lists: TokenLists | None = field(default=None, init=False, repr=False)
 
     @property
     def sequence(self) -> int:
-        """The last sequence that belongs to it."""
+        """The last sequence of its items."""
         return self.pending_ack.last_sequence
 
     @property
     def target(self) -> LogprobBatch:
-        """All of the step's rows, in original batch order."""
-        # Put in order when it is read: that is most of a step's cost, and requests do not need it.
+        """The rows in original batch order."""
+        # Sorted on first use: sorting is most of a step's cost, and delivery to requests does not need it.
         if self._target is None:
             self._target = self.rows.in_batch_order()
         return self._target
 
     @property
     def draft(self) -> LogprobBatch | None:
-        """What the draft model proposed for them, in original batch order."""
+        """The draft model's proposals, in original batch order."""
         if self._draft is None and self.draft_rows is not None:
             self._draft = self.draft_rows.in_batch_order()
         return self._draft
 
     @property
     def token_lists(self) -> TokenLists:
-        """The tokens of all of its rows as plain numbers, which iterators over requests' tokens read."""
+        """The columns of `rows` as lists, for iterators over tokens."""
         if self._token_lists is None:
             self._token_lists = TokenLists(self.rows)
         return self._token_lists
 
     def keep(self, rows: LogprobBatch, draft_rows: LogprobBatch | None) -> None:
-        """Have other rows from now on: what is left after some were taken out."""
+        """Replace the rows by the remaining ones."""
         self.rows, self.draft_rows = rows, draft_rows
         self._target = self._draft = self._token_lists = None
