@@ -1,4 +1,4 @@
-"""ItemLog: keeps the durable log of a processor's items, and with it their acks."""
+"""ItemLog: writes a processor's items to the durable log."""
 
 import asyncio
 import http.client
@@ -22,11 +22,11 @@ _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
 class ItemLog:
-    """Writes each item that arrives at a processor to the log.
+    """Writes each item of a processor to the log.
 
-    With `durable_log.durable` the processor acks an item only once the log has it: its worker retains the item until
-    then and, without credit, waits. Otherwise an item that finds the writer's buffer full is left out, and the log
-    names it as missing; then nothing waits for the log's servers, not even the start.
+    With `durable_log.durable` the processor acks an item only once the log has it: until then its worker retains the
+    item and gets no more credit. Otherwise an item is left out if the writer's buffer is full, and the log names it as
+    missing; then nothing waits for the log's servers, not even the start of the processor.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -34,17 +34,17 @@ class ItemLog:
         self._is_durable = settings.durable_log.durable
         self._stream = LogStream(settings)
         self._drain_seconds = settings.processor.drain_timeout_ms / 1000
-        # For items that the last processor of a worker still holds; with `durable` the worker sends them again.
+        # Time for items that the worker's last processor still holds; with `durable` the worker sends them again.
         wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
         self.monitors = Monitors(settings.durable_log.monitors)
         self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)
         self.left_out = 0
-        """Items that found the buffer full, without `durable`."""
+        """Items that were left out because the buffer was full."""
 
     async def open(self) -> Self:
         """Begin to connect; with `durable` wait until the log can be written.
 
-        Raises a PromiseError where the servers answer and cannot keep what `durable` promises.
+        Raises a PromiseError if the servers answer and cannot keep the promise of `durable`.
         """
         if self._is_durable:
             await self.writer.open(PromiseError)
@@ -54,12 +54,12 @@ class ItemLog:
 
     @property
     def problem(self) -> str:
-        """Why items are not written to the log; empty while they are."""
+        """The reason why items are not written to the log; empty while they are."""
         return f"the durable log is not written: {self.writer.problem}" if self.writer.problem else ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the processor may take new requests: without `durable` always."""
+        """Whether the processor may take new requests; without `durable` always."""
         return not (self._is_durable and self.writer.problem)
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ class ItemLog:
         await self.writer.close(self._drain_seconds)
 
     def take(self, worker: Worker, entry: Arrived, pending_ack: PendingAck) -> None:
-        """Have an item written; with `durable` the log's ack is part of the item's."""
+        """Queue an item for the log; with `durable` the item's ack waits for the log's."""
         item = StreamItem(worker.stream.hello, worker.stream.epoch, entry.sequence, entry.kind, entry.payload)
         if self._is_durable:
             pending_ack.keep()
@@ -80,7 +80,7 @@ class ItemLog:
             self.writer.leave_out(item)
 
     async def _check(self) -> None:
-        """Raise a LogError if the servers could lose an item that they acknowledged, or cannot take the largest one."""
+        """Raise a LogError if the servers could lose an acknowledged item, or refuse the largest one."""
         await self.monitors.ask()
         if not self._is_durable:
             return
@@ -94,7 +94,7 @@ class ItemLog:
         self._check_syncs()
 
     def _check_syncs(self) -> None:
-        """Raise a LogError if a server does not sync always, or if so many did not answer that a quorum may not."""
+        """Raise a LogError if a server does not sync always, or if half of the servers did not answer."""
         syncs = self.monitors.syncs
         others = [monitor for monitor in syncs if syncs[monitor] != "always"]
         answered = [monitor for monitor in others if not syncs[monitor].startswith("unknown")]
@@ -110,23 +110,18 @@ def _logged(pending_ack: PendingAck) -> None:
 
 
 class Monitors:
-    """The servers at `durable_log.monitors`, as they last answered.
-
-    Their monitoring over HTTP shows settings that NATS does not show its clients.
-    """
+    """The last answers of the servers at `durable_log.monitors`: HTTP shows settings that NATS clients cannot see."""
 
     def __init__(self, addresses: str) -> None:
-        """Take the setting; raises SettingsError."""
         self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
         if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
             raise SettingsError("durable_log.monitors", "HOST:PORT, with commas between", addresses)
         self.syncs: dict[str, str] = {}
-        """By address: the server's `sync_interval`, or why it is not known."""
+        """By address, the server's `sync_interval`, or the reason why it is unknown."""
         self.storage_ratios: dict[str, float] = {}
-        """By address: the used share of JetStream's storage, from 0 to 1."""
+        """By address, the used share of JetStream's storage, from 0 to 1."""
 
     async def ask(self) -> None:
-        """Ask all of them at once."""
         await asyncio.gather(*(asyncio.to_thread(self._ask, each) for each in self._addresses))
 
     def _ask(self, address: str) -> None:

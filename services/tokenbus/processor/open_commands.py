@@ -1,4 +1,4 @@
-"""OpenCommands: operators' commands on their way to workers, and what became of them on the way back."""
+"""OpenCommands: operators' commands to workers, and their answers."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,25 +16,25 @@ from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
 
 _log = logger("processor")
 _MOST_OPEN = 64
-"""How many commands may wait for one worker's answers."""
+"""Bound of the unanswered commands of one worker."""
 _MOST_CLIENT_BYTES = 256
 
 
 class OpenCommands:
-    """The commands that workers have not answered; each is sent again after a handshake, and done once."""
+    """The unanswered commands. Each is sent again after a handshake, and a worker executes it once."""
 
     def __init__(self, workers: Workers, *, on_adapters: Callable[[], None]) -> None:
         self._workers = workers
         self._on_adapters = on_adapters
         self._open: dict[int, tuple[Session, Worker, Control]] = {}
         self.answers: Counter[tuple[str, str]] = Counter()
-        """How many answers were given, by the command and whether it was done, refused or lost."""
+        """Answers by command and outcome: done, refused or lost."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def submit(self, session: Session, control: Control) -> None:
-        """Pass a command on to its worker, or say why not."""
+        """Send a command to its worker, or refuse it."""
         key, worker = control.control_key, self._workers.by_id.get(control.worker_id)
         known = self._open.get(key)
         if known is not None and known[0] is session:
@@ -59,17 +59,16 @@ class OpenCommands:
         self.refuse(session, control, refusal)
 
     def refuse(self, session: Session, control: Control, reason: str) -> None:
-        """Answer a command that is not passed on."""
         self._answer(session, control, _refused(control.control_key, reason), "refused")
 
     def resend(self, worker: Worker) -> None:
-        """Send a worker that has said hello again what it has not answered."""
+        """Send a reconnected worker its unanswered commands again."""
         for _, asked, control in self._open.values():
             if asked is worker:
                 self._workers.send(worker, ProcessorFrame(control=control))
 
     def answered(self, worker: Worker, answer: ControlAnswer) -> None:
-        """Pass a worker's answer on to the operator, if still connected, and note the engine's state."""
+        """Forward a worker's answer to the operator, and record the engine's state."""
         known_adapters = worker.stream.hello.lora_adapters
         if answer.HasField("state") and known_adapters != answer.state.lora_adapters:
             del known_adapters[:]
@@ -85,7 +84,7 @@ class OpenCommands:
             self._answer(session, control, answer, "refused" if answer.error else "done")
 
     def lost(self, worker: Worker, why: str) -> None:
-        """Answer for a worker that is gone."""
+        """Answer the open commands of a lost worker."""
         for key, (session, asked, control) in list(self._open.items()):
             if asked is worker:
                 del self._open[key]
@@ -93,7 +92,7 @@ class OpenCommands:
                 self._answer(session, control, _refused(key, reason), "lost")
 
     def forget(self, session: Session) -> None:
-        """Answer a client that is gone no more."""
+        """Forget the commands of a client that is gone."""
         self._open = {key: each for key, each in self._open.items() if each[0] is not session}
 
     def _answer(self, session: Session, control: Control, answer: ControlAnswer, outcome: str) -> None:

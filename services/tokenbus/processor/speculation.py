@@ -1,4 +1,4 @@
-"""How well a draft model guesses, counted from what every step says of its rows."""
+"""Speculation: how many draft tokens were verified and accepted."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,17 +9,17 @@ _SCHEMA = Limits.schema()
 MOST_HEADS = _SCHEMA.max_draft_tokens_per_row
 _TOKENS = _SCHEMA.max_tokens_per_row + 1
 _CELLS = (MOST_HEADS + 1) * _TOKENS
-# What each cell of the table stands for: so many draft tokens verified, so many tokens emitted.
+# The numbers of verified draft tokens and of emitted tokens that each cell of the table counts rows of.
 _DRAFTED, _EMITTED = np.divmod(np.arange(_CELLS), _TOKENS)
 _COUNTS = (_DRAFTED > 0) & (_EMITTED > 0)
 _ACCEPTED = np.minimum(_EMITTED - 1, _DRAFTED)
 
 
 class Speculation:
-    """What became of the draft tokens of one worker.
+    """Counts of the draft tokens of one worker.
 
     A row that verified d draft tokens and emitted n tokens accepted n - 1 of them: the last token is the target
-    model's own. Rows that verified none, or emitted nothing, say nothing about the draft model and do not count.
+    model's own. Rows that verified no draft token, or emitted nothing, do not count.
     """
 
     def __init__(self) -> None:
@@ -27,18 +27,18 @@ class Speculation:
 
     def add(self, rows: LogprobBatch) -> None:
         """Count the rows of a step."""
-        # One table of (drafted, emitted): a step costs a few microseconds, and everything else is computed when read.
+        # One table of (drafted, emitted): counting a step takes microseconds, and the sums are computed when read.
         codes = np.multiply(rows.draft_token_counts, _TOKENS, dtype=np.uint16)
         codes += rows.token_counts
         self._cells += np.bincount(codes, minlength=_CELLS)
 
     @property
     def rows(self) -> int:
-        """How many rows verified draft tokens."""
+        """Rows that verified draft tokens."""
         return self._sum(np.int64(1))
 
     def heads(self) -> list[tuple[int, int, int]]:
-        """Return each head that drafted, from 1, with how many of its tokens were verified and how many accepted."""
+        """Return for each active head, from 1, the head with its verified and its accepted tokens."""
         found = ((head, self._sum(head <= _DRAFTED), self._sum(head <= _ACCEPTED)) for head in range(1, MOST_HEADS + 1))
         return [each for each in found if each[1]]
 

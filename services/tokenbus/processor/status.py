@@ -1,4 +1,4 @@
-"""The status that a processor tells its clients: its requests, and each worker it knows."""
+"""StatusReport: the status of a processor for its clients, with its requests and workers."""
 
 import math
 
@@ -10,18 +10,18 @@ from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, ServerFrame
 from tokenbus_contracts.schema import bounds_in
 
 STATUS_INTERVAL = 0.1
-"""Seconds between two reports, and between two answers to a client that asks all the time."""
+"""Seconds between two reports, and between two answers to a client that keeps asking."""
 STATUS_BURST_SECONDS = 2.0
-"""A client that did not ask for so long gets the answers of that time at once: a command need not wait for one."""
+"""Seconds of silence whose answers a client may then get at once, so that a command does not wait for its answer."""
 _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MOST_ADAPTER_BYTES = 128 * 1024
-"""Of the names of all workers' adapters together, so that the frame keeps its bound."""
+"""Bound of the names of all workers' adapters together, so that the frame keeps its own bound."""
 _ENCODED_BYTES = 4
-"""What a name takes beside its own bytes, at most."""
+"""The most bytes of an encoded name beside the name."""
 
 
 class StatusReport:
-    """The status frame, made anew at most once an interval, or when a worker's adapters change."""
+    """The status frame, cached for an interval, or until a worker's adapters change."""
 
     def __init__(self, processor_id: str, dispatch: Dispatch) -> None:
         self._processor_id = processor_id
@@ -37,7 +37,6 @@ class StatusReport:
         return self._message
 
     def expire(self) -> None:
-        """Make the next status anew."""
         self._made_at = -math.inf
 
     def _status(self, connected_clients: int) -> ProcessorStatus:

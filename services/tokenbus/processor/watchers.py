@@ -1,4 +1,4 @@
-"""Watchers: the clients that see workers' streams as they are, item by item."""
+"""Watchers: the clients that watch workers' streams, item by item."""
 
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
@@ -15,15 +15,15 @@ from tokenbus_contracts.generated.stream_pb2 import Item
 
 
 class Watchers:
-    """The sessions that watch streams, and what each of them watches."""
+    """The sessions that watch streams: one worker's, or all."""
 
     def __init__(self, workers: Mapping[str, Worker]) -> None:
         self._workers = workers
         self._watched: dict[Session, str] = {}
         self._shown: dict[Session, Stream] = {}
-        """The stream that each session was shown last: a frame of an item does not name its stream."""
+        """The stream that was announced to each session last: an item's frame does not name its stream."""
         self._hellos: WeakKeyDictionary[Stream, Frame] = WeakKeyDictionary()
-        """What announces a stream, encoded once: it may stand before each item."""
+        """The frame that announces each stream, encoded once."""
         self.skipped_items = 0
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class Watchers:
         return session in self._watched
 
     def add(self, session: Session, worker_id: str) -> None:
-        """Show a session a worker's streams, or every worker's, from now on."""
+        """Show a session the streams of a worker, or of all workers (empty), from now on."""
         if self._watched.get(session) == worker_id:
             return
         self._watched[session] = worker_id
@@ -42,18 +42,17 @@ class Watchers:
                 self._announce(session, worker.stream)
 
     def remove(self, session: Session) -> None:
-        """Show a session nothing any more."""
         self._watched.pop(session, None)
         self._shown.pop(session, None)
 
     def show_stream(self, worker: Worker) -> None:
-        """Show the watchers of a stream that it begins, or goes on after its worker was away."""
+        """Announce a stream to its watchers when it begins, and when its worker reconnects."""
         self._hellos.pop(worker.stream, None)
         for session in self._watching(worker):
             self._announce(session, worker.stream)
 
     def show_item(self, worker: Worker, entry: Arrived) -> None:
-        """Show an item to the watchers of its stream; an item that does not fit into a client's window is left out."""
+        """Show an item to the watchers of its stream. A watcher without room in its window misses the item."""
         if not self._watched:
             return
         item = Item(
