@@ -413,6 +413,6 @@ def assert_no_complaints(world: World) -> None:
         items = worker.stream.counts
         assert items.replays == items.gaps == items.damaged == items.duplicates == items.divergences == 0
         assert items.incomplete_steps == items.missing_drafts == 0
-    rows = core.registry.router.counts
+    rows = core.intake.router.counts
     assert rows.repeated == rows.unknown == rows.foreign == 0
     assert all(client.requests.repeated == 0 for client in world.clients)

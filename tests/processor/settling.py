@@ -9,10 +9,12 @@ from tests.in_process.builders import generate_of, row_values, settings, step_of
 from tokenbus.delivery import PendingAck, Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
+from tokenbus.processor.dispatch import Dispatch
 from tokenbus.processor.request_registry import RequestRegistry
 from tokenbus.processor.requests import NO_OWNER, Request, Source
+from tokenbus.processor.routed_rows import RoutedRows
+from tokenbus.processor.router import Router
 from tokenbus.processor.session import Session
-from tokenbus.processor.step_parts import Part
 from tokenbus.processor.workers import Workers
 from tokenbus.settings import ProcessorSettings
 from tokenbus.testing import ManualClock, RowShape, batch
@@ -50,8 +52,8 @@ class Recorder:
         self.finished: dict[int, RowStatus] = {}
         self.failed: dict[int, RequestError] = {}
 
-    def give(self, step: Step, slots: Slots, part: Part) -> None:
-        mine = step.rows.select(part.rows)
+    def deliver(self, step: Step, slots: Slots, routed: RoutedRows) -> None:
+        mine = step.rows.select(routed.rows)
         assert slots.size == step.rows.row_count
         self.rows += [row_values(row) for row in mine.rows()]
         self.statuses.update(zip(mine.request_ids.tolist(), mine.statuses.tolist(), strict=True))
@@ -82,17 +84,21 @@ class Table:
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
         self.aborted: list[tuple[int, int]] = []
-        chosen = settings(overrides).processor
-        workers = _Workers(chosen, self.aborted)
-        self.registry = RequestRegistry(chosen, self.clock, workers)
+        chosen = settings(overrides)
+        workers = _Workers(chosen.processor, self.aborted)
+        self.registry = RequestRegistry(chosen.processor, self.clock, workers)
+        self.router = Router(Dispatch(chosen, self.registry, workers))
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
-        self.registry.router.consumers.update(cast("dict[int, Session]", self.recorders))
+        self.registry.consumers.update(cast("dict[int, Session]", self.recorders))
         for place, (key, stream) in enumerate(requests.items()):
             self.registry.submit(generate_of(key), stream, 1 + place % routes, NO_OWNER)
 
     def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
         step = step_of(target, draft)
-        self.registry.router.route(step, source(stream, **more), self.clock.now())
+        origin = source(stream, **more)
+        slots, routed = self.router.settle(step, origin, self.clock.now())
+        self.router.deliver(step, slots, routed)
+        self.router.close_finished(step, origin)
         return step
 
     def rows(self) -> list[tuple[Any, ...]]:

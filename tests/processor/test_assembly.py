@@ -175,7 +175,7 @@ def test_closing_lets_everything_out() -> None:
     made = assembler()
     made.add(batch(row_shapes([1]), step=2), 0.0)
     made.add(parts_of(row_shapes([1, 2]), [0, 1], [1], step=1)[0], 0.0)
-    assert [(step.number, step.is_whole) for step in made.close()] == [(1, False), (2, True)]
+    assert [(step.number, step.is_whole) for step in made.ready(0.0, at_end=True)] == [(1, False), (2, True)]
 
 
 @pytest.mark.parametrize("is_released", [False, True])

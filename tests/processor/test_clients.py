@@ -97,4 +97,4 @@ def test_drafts_go_to_those_who_want_them() -> None:
     target, draft = heard.batches
     assert sorted(target.request_ids.tolist()) == [1, 2]
     assert draft.request_ids.tolist() == [2]
-    assert bench.core.registry.router.counts.delivered == 2
+    assert bench.core.intake.router.counts.delivered == 2

@@ -154,7 +154,7 @@ def test_client_that_leaves_takes_its_requests_with_it() -> None:
     worker.heard()
     client.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
     assert [frame.abort.request_id for frame in worker.heard()] == [1]
-    assert not bench.core.registry.router.consumers
+    assert not bench.core.registry.consumers
 
 
 @pytest.mark.parametrize("is_sent", [False, True])

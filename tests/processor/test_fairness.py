@@ -217,10 +217,10 @@ def test_requests_of_one_key_are_charged_together_and_released_apart() -> None:
     table = RequestTable(8, 8, per_peer=3)
     first, second = (Source(stream, f"{stream}/7", is_resumed=True, key="gpu") for stream in (1, 2))
     for request_id, source in ((1, first), (2, second), (3, second)):
-        table.appear(request_id, 5, source, Deadline(9.0), UNCLAIMED)
+        table.open_unclaimed(request_id, 5, source, Deadline(9.0), UNCLAIMED)
     assert table.limit_for(second.payer) == "open requests of one key: at most 3"
     assert table.room_for(("worker", 3)) == 3
-    oldest = table.oldest_unasked()
+    oldest = table.oldest_unclaimed()
     assert oldest is not None
     assert oldest.id == 1
 

@@ -1,12 +1,16 @@
 """Intake: a worker's items become settled steps, and what is lost or refused ends those it touched."""
 
 import asyncio
+import inspect
+import re
 
 import pytest
 
 from tests.in_process.bench import Bench, BenchClient, BenchWorker
 from tests.in_process.builders import encoded, generate_of
+from tests.pages import ROOT
 from tokenbus.delivery import Step
+from tokenbus.processor.intake import Intake
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, RowStatus, encode
 from tokenbus_contracts.frames import write_frame
@@ -136,7 +140,7 @@ def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
     worker.publish(row_shapes([1]), step=1, part=(0, 2), step_rows=2)
     worker.publish(row_shapes([2]), step=1, part=(1, 3), step_rows=3, indices=[1])
     assert client.errors() == {2: GAP}
-    assert bench.core.intake.refused == 1
+    assert bench.core.intake.refused_parts == 1
 
 
 @pytest.mark.parametrize(("differs", "counted"), [(False, (1, 0)), (True, (0, 1))])
@@ -256,10 +260,17 @@ def test_defect_in_handing_out_ends_the_requests_it_touched(monkeypatch: pytest.
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.core.registry.router, "route", broken)
+        patch.setattr(bench.core.intake.router, "settle", broken)
         worker.publish(row_shapes([1]))
     (heard,) = client.heard()
     assert (heard.frame.error.request_id, heard.frame.error.code) == (1, ErrorCode.ERROR_CODE_INTERNAL)
     worker.publish(row_shapes([2], tokens=3))
     assert tokens(client) == {2: 3}
     assert worker.known.stream.acks.acknowledged == 1  # the second waits for its client to acknowledge it
+
+
+def test_document_lists_the_steps_of_the_main_path() -> None:
+    code = re.findall(r"# (\d\. [^.:;,(]+)[.:;,(]", inspect.getsource(Intake.process))
+    document = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    assert len(code) > 7
+    assert code == re.findall(r"^(\d\. [^.:;,(\n]+?)(?: \(|[.:;,\n])", document, re.MULTILINE)

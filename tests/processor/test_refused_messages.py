@@ -57,7 +57,7 @@ def test_refused_item(first: dict[str, Any], payload: bytes, rule: str, reason: 
     assert line["reason"].startswith(reason)
     assert (line["first_bytes"], line["bytes"]) == (payload[:64].hex(), len(payload))
     assert bench.core.refused_messages.by_rule == {rule: 1}
-    counted = bench.core.intake.refused + bench.core.worker_connections.refused
+    counted = bench.core.intake.refused_items + bench.core.intake.refused_parts + bench.core.worker_connections.refused
     assert counted == (not reason.startswith("payload"))  # which is counted as a divergence
     assert worker.known.stream.counts.missing_drafts == reason.startswith("positions")
 

@@ -92,16 +92,16 @@ def test_waiting_rows_go_to_who_asks() -> None:
 
 def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
     table = Table({1: 0})
-    table.registry.answer(1, source(1))
+    table.registry.on_worker_has(1, source(1))
     assert table.aborted == [(1, 1)]
     assert table.registry.table.stream[known(table, 1).slot] == 0
-    table.registry.answer(1, source(0))
+    table.registry.on_worker_has(1, source(0))
 
 
 def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
     table = Table({1: 0})
     table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_WORKER_LOST, "lost", tell_worker=False)
-    table.registry.answer(1, source(0))
+    table.registry.on_worker_has(1, source(0))
     assert table.aborted == [(0, 1)]
     assert table.registry.table.get(1) is None
 
@@ -176,7 +176,7 @@ def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
     assert step.rows.request_ids.tolist() == [9]
     request = known(table, 9)
     assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, UNROUTED)
-    table.registry.answer(8, source(0))
+    table.registry.on_worker_has(8, source(0))
     assert table.registry.table.get(8) is None
     table.registry.default_route = UNCLAIMED
     table.route(batch([RowShape(9, 7, 1, FINISHED)], step=2), 0)

@@ -39,7 +39,7 @@ def test_end_is_remembered_for_a_while() -> None:
 def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:
     made = table(ended=2)
     for key in (1, 2, 3):
-        made.ended_at_client(key, owner=7)
+        made.note_end_at_client(key, owner=7)
     assert [made.has_ended_at_client(key) for key in (1, 2, 3)] == [False, True, True]
 
 

@@ -1,4 +1,4 @@
-"""StepParts: every row of a step goes to its own consumer's part, whatever the rows hold and however they are made."""
+"""RowsByRoute: every row of a step goes to its route, whatever the rows hold and however they are made."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.in_process.builders import settings
-from tokenbus.processor.step_parts import StepParts, dealt
+from tokenbus.processor.routed_rows import RowsByRoute, split_message
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import ContractError, LogprobBatch, decode, encode, native
 from tokenbus_contracts.native import RequestColumns
@@ -45,7 +45,7 @@ def test_parts_have_each_row_once(seed: int, as_message: bool) -> None:  # noqa:
     made = decode(encode(made)) if as_message else made
     routes = np.array(random_.choices((1, 4, 9), k=count), np.int32)
     limits = settings({"limits.max_rows": random_.choice([3, 512])}).limits
-    parts = list(StepParts(made, routes))
+    parts = list(RowsByRoute(made, routes))
     assert [part.route for part in parts] == sorted(set(routes.tolist()))
     for part in parts:
         expected = made.select(np.flatnonzero(routes == part.route)).in_batch_order()
@@ -60,7 +60,7 @@ def test_parts_have_each_row_once(seed: int, as_message: bool) -> None:  # noqa:
 
 @needs_library
 @pytest.mark.parametrize("seed", range(20))
-def test_step_is_dealt_out_in_one_pass_as_it_is_cut(seed: int) -> None:
+def test_native_split_equals_the_slow_one(seed: int) -> None:
     """The compiled pass finds the same parts as numpy, writes those of clients alone, and moves the requests on."""
     random_ = random.Random(seed)  # noqa: S311 - it picks test data
     count = random_.randint(1, 40)
@@ -68,9 +68,9 @@ def test_step_is_dealt_out_in_one_pass_as_it_is_cut(seed: int) -> None:
     made = decode(encode(batch([shape(random_, key) for key in range(1, count + 1)], indices=indices)))
     routes = random_.choices((-1, 0, 1, 4, 9), k=count)
     table, limits = Table(made, routes, random_), settings({}).limits
-    found = dealt(made, table.slots, table.running, _STREAM, 1)
+    found = split_message(made, table.slots, table.running, _STREAM, 1)
     assert found is not None
-    expected = list(StepParts(made, np.array(routes, np.int32)))
+    expected = list(RowsByRoute(made, np.array(routes, np.int32)))
     assert [part.route for part in found] == [part.route for part in expected]
     for mine, other in zip(found, expected, strict=True):
         assert mine.rows.tolist() == other.rows.tolist()
@@ -81,7 +81,7 @@ def test_step_is_dealt_out_in_one_pass_as_it_is_cut(seed: int) -> None:
 
 @needs_library
 @pytest.mark.parametrize("fault", ["slot", "beyond", "stream", "state", "position", "shares"])
-def test_nothing_is_dealt_out_where_a_row_is_not_next(fault: str) -> None:
+def test_nothing_is_split_where_a_row_is_not_next(fault: str) -> None:
     """One row that is not its request's next leaves all to be settled one by one, and moves no request on."""
     random_ = random.Random(0)  # noqa: S311 - it picks test data
     made = decode(encode(batch([shape(random_, key) for key in range(1, 100)])))
@@ -99,15 +99,15 @@ def test_nothing_is_dealt_out_where_a_row_is_not_next(fault: str) -> None:
         case "position":
             table.next_position[last] += 1
     before = table.next_position.tolist()
-    assert dealt(made, table.slots, table.running, _STREAM, 1) is None
+    assert split_message(made, table.slots, table.running, _STREAM, 1) is None
     assert table.next_position.tolist() == before
 
 
 @needs_library
-def test_dealt_part_above_the_limit_is_refused() -> None:
+def test_message_above_the_limit_is_refused() -> None:
     random_ = random.Random(0)  # noqa: S311 - it picks test data
     made = decode(encode(batch([shape(random_, key) for key in range(1, 100)])))
     table = Table(made, [1] * 99, random_)
-    (part,) = dealt(made, table.slots, table.running, _STREAM, 1) or []
+    (part,) = split_message(made, table.slots, table.running, _STREAM, 1) or []
     with pytest.raises(ContractError, match="at most 1024 bytes"):
         part.messages(settings({"limits.max_message_bytes": 1024}).limits)

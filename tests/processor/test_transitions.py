@@ -17,12 +17,12 @@ Change = Callable[[RequestTable, Request], object]
 OPENING: dict[str, tuple[Callable[[RequestTable], Request], State]] = {
     "queue": (lambda table: table.submit(generate_of(ID), NO_STREAM, 1, 5, DEADLINE), QUEUED),
     "dispatch": (lambda table: table.submit(generate_of(ID), 0, 1, 5, DEADLINE), RUNNING),
-    "appear": (lambda table: table.appear(ID, 9, source(0), DEADLINE, UNCLAIMED), RUNNING),
+    "open unclaimed": (lambda table: table.open_unclaimed(ID, 9, source(0), DEADLINE, UNCLAIMED), RUNNING),
     "resume": (lambda table: table.resume(ID, 3, 0.0), RESUMED),
 }
 CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
     "dispatch": (lambda table, request: table.dispatch(request, 1), {QUEUED: RUNNING}),
-    "give back": (lambda table, request: table.give_back(request), {RUNNING: QUEUED}),
+    "requeue": (lambda table, request: table.requeue(request), {RUNNING: QUEUED}),
     "go on": (lambda table, request: table.go_on(request, 2), {QUEUED: RUNNING, RESUMED: RUNNING}),
     "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED}),
     "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),

@@ -153,7 +153,7 @@ def _requests(processor: Processor) -> Samples:
 
 def _settled(processor: Processor) -> Samples:
     names = ("delivered", "repeated", "late", "unknown", "foreign")
-    return {name: getattr(processor.registry.router.counts, name) for name in names}
+    return {name: getattr(processor.intake.router.counts, name) for name in names}
 
 
 def _by_presence(side: str, peers: Sequence[Worker | Session]) -> Samples:
@@ -321,8 +321,8 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "Refusals of a worker, its step or a client, or by the transport.",
         "The log names peer and reason. client, transport on an open network: a probe.",
         lambda of: {
-            "worker": of.worker_connections.refused,
-            "step": of.intake.refused,
+            "worker": of.worker_connections.refused + of.intake.refused_items,
+            "step": of.intake.refused_parts,
             "client": of.clients.refused,
             "transport": of.refused_connections,
         },

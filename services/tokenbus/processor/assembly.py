@@ -1,4 +1,4 @@
-"""From a stream's batches to steps: parts joined, target and draft paired by step, batch order restored."""
+"""Assembler: joins the parts of a stream's steps, and pairs target and draft batches by step."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
 
 @dataclass(slots=True)
 class _Parts:
-    """The parts of one kind of a step that have come."""
+    """The received parts of a step's target or draft."""
 
     count: int = 0
     parts: dict[int, LogprobBatch] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class _Parts:
             return None
         if len(self.parts) == self.count == 1:
             return self.parts[0]
-        return LogprobBatch.joined([self.parts[place] for place in sorted(self.parts)])
+        return LogprobBatch.joined([self.parts[index] for index in sorted(self.parts)])
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Open:
 
 
 class Assembler:
-    """Puts the steps of one stream together, and lets them out in the order of their numbers."""
+    """Assembles the steps of one stream, and releases them in the order of their numbers."""
 
     def __init__(self, worker_id: str, epoch: int, settings: ProcessorSettings) -> None:
         self._worker_id = worker_id
@@ -66,22 +66,22 @@ class Assembler:
         self._lost_after = 0
         self.last_released = 0
         self.unpaired: tuple[LogprobBatch, ContractError] | None = None
-        """A draft part that is not about its target's rows, until the intake has reported it."""
+        """A draft part whose rows are not its target's, and the error that the intake reports."""
 
     @property
     def open_steps(self) -> int:
-        """How many steps wait for something."""
+        """Incomplete steps."""
         return len(self._open)
 
     def has_last_row(self, request_id: int) -> bool:
-        """Tell whether a step that is open has the last row of a request."""
+        """Tell whether an open step has the last row of a request."""
         parts = (part for step in self._open.values() for part in step.target.parts.values())
         return any(LEAVES[part.statuses[part.request_ids == request_id]].any() for part in parts)
 
     def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, PendingAck]:
-        """Take a batch; return what became of it, and the pending ack that its item belongs to.
+        """Add a batch to its step; return the outcome, and the pending ack of the batch's item.
 
-        A ContractError says what in it contradicts the step's other parts; then nothing of it was taken.
+        Raises a ContractError, and changes nothing, if the batch contradicts the other parts of its step.
         """
         header = batch.header
         step = self._open.get(header.step)
@@ -102,7 +102,7 @@ class Assembler:
         return Fate.TAKEN, step.pending_ack
 
     def _late(self, batch: LogprobBatch) -> Fate:
-        """Compare a batch of a step that was let out with what was let out, if that is still known."""
+        """Compare a batch of a released step with the released parts, if they are still known."""
         step = self._released.get(batch.header.step)
         if step is None:
             return Fate.DUPLICATE
@@ -114,24 +114,24 @@ class Assembler:
             raise ContractError("header.kind", "a draft that its target announced, within its time", "another")
         return Fate.DUPLICATE
 
-    def ready(self, now: float) -> Iterator[Step]:
-        """Yield the steps that are whole, and those that will not be any more, in order."""
+    def ready(self, now: float, *, at_end: bool = False) -> Iterator[Step]:
+        """Yield the complete steps in order, and incomplete ones that are overdue, or all at the end of the stream."""
         while self._open:
             step = self._open[min(self._open)]
-            if not step.is_ready and not self._is_over(step, now):
+            if not step.is_ready and not self._is_over(step, now) and not at_end:
                 return
             del self._open[step.number]
             yield self._finished(step)
 
     def lose(self, rows: int) -> None:
-        """Count rows that are lost at this place of the stream; their requests have ended for that."""
+        """Count rows lost at this position of the stream. The caller fails their requests."""
         newest = max(self._open, default=self.last_released)
-        if newest > self._lost_after + 1:  # what was lost before is of steps that have passed
+        if newest > self._lost_after + 1:  # earlier losses belong to released steps
             self._lost_rows, self._lost_after = 0, newest
         self._lost_rows += rows
 
     def _is_explained(self, step: _Open) -> bool:
-        """Tell whether what is missing of a step was lost, and ended its requests: then no others need to."""
+        """Tell whether the missing rows of a step are known to be lost, so that only their requests fail."""
         if step.target.is_whole:
             return True
         is_near = self._lost_after <= step.number <= self._lost_after + 1
@@ -147,17 +147,12 @@ class Assembler:
         )
 
     def keeps(self, pending_ack: PendingAck) -> bool:
-        """Tell whether a pending ack is that of an open step: only the worker can complete it, no consumer."""
+        """Tell whether a pending ack belongs to an open step, which only the worker can complete."""
         return any(step.pending_ack is pending_ack for step in self._open.values())
 
     def renew(self, now: float) -> None:
-        """Give the steps that are open all of their time again: until now, nothing could come."""
+        """Restart the timeout of the open steps: until now their parts could not come."""
         self._renewed_at = now
-
-    def close(self) -> Iterator[Step]:
-        """Yield all that is left, whole or not: nothing more will come."""
-        while self._open:
-            yield self._finished(self._open.pop(min(self._open)))
 
     def _finished(self, step: _Open) -> Step:
         target = step.target.joined()
@@ -188,7 +183,7 @@ class Assembler:
 
 
 def _same(earlier: LogprobBatch, batch: LogprobBatch) -> Fate:
-    """Compare two batches of one part, of any sender: their contents must be the same."""
+    """Compare two batches of one part by their contents."""
     theirs = batch.columns
     alike = all(column.tobytes() == theirs[name].tobytes() for name, column in earlier.columns.items())
     return Fate.DUPLICATE if alike else Fate.DIVERGENT
@@ -214,20 +209,20 @@ def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
 
 
 def _unpaired(target: LogprobBatch, draft: LogprobBatch) -> ContractError | None:
-    """Say which row of a draft is no row of its target: they are paired by step and row, never by order."""
+    """Return the error of a draft row that has no row in the target. Rows are paired by request, never by order."""
     order = np.argsort(target.request_ids, kind="stable")
     found = np.searchsorted(target.request_ids, draft.request_ids, sorter=order)
     unknown = np.flatnonzero(found == order.size)
-    places = order[np.minimum(found, order.size - 1)] if order.size else found
+    paired = order[np.minimum(found, order.size - 1)] if order.size else found
     if not unknown.size and order.size:
-        unknown = np.flatnonzero(target.request_ids[places] != draft.request_ids)
+        unknown = np.flatnonzero(target.request_ids[paired] != draft.request_ids)
     if unknown.size:
-        key = int(draft.request_ids[unknown[0]])
-        return ContractError("request_ids", "requests that the step's target has", f"{key:016x}")
+        request_id = int(draft.request_ids[unknown[0]])
+        return ContractError("request_ids", "requests that the step's target has", f"{request_id:016x}")
     for column in ("batch_indices", "positions"):
-        mine, theirs = getattr(draft, column), getattr(target, column)[places]
-        rows = np.flatnonzero(mine != theirs)
+        found, expected = getattr(draft, column), getattr(target, column)[paired]
+        rows = np.flatnonzero(found != expected)
         if rows.size:
             row = int(rows[0])
-            return ContractError(f"{column}[{row}]", f"{theirs[row]}, as in the step's target", mine[row])
+            return ContractError(f"{column}[{row}]", f"{expected[row]}, as in the step's target", found[row])
     return None

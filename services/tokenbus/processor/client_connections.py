@@ -1,4 +1,4 @@
-"""The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
+"""The processor's side of the client protocol: handshakes, requests, acks, and the eviction of slow clients."""
 
 from collections.abc import Callable
 from hashlib import blake2b
@@ -11,7 +11,7 @@ from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.delivery import AckTracker, PendingAck
 from tokenbus.delivery.errors import request_error
 from tokenbus.logs import logger
-from tokenbus.processor.client_frames import reached_in
+from tokenbus.processor.client_frames import emitted_in
 from tokenbus.processor.connections import Connections, Peers, RefusedError, protocol_error
 from tokenbus.processor.dispatch import Dispatch
 from tokenbus.processor.open_commands import OpenCommands
@@ -39,17 +39,17 @@ from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 
 _log = logger("processor")
 _MOST_HANDSHAKES = 10
-"""How many handshakes of a client may follow each other at once."""
+"""Handshakes of a client that may follow each other at once."""
 _GATHER_SECONDS = 0.001
-"""For how long frames are gathered at most, while more steps have arrived."""
+"""The longest time for which frames are gathered, while more steps arrive."""
 _ROOM_SECONDS = 0.0002
-"""How long all clients together are told nothing of workers that come, for each client."""
-_MUCH = 0.25
-"""Which share of what may wait for all consumers of a stream is much for one client."""
+"""The shortest interval of messages about room to all clients, for each client."""
+_LARGE_SHARE = 0.25
+"""A large share of the consumers' buffer of a stream for one client."""
 
 
 class ClientConnections(Connections[Session]):
-    """Takes what clients send, and sends each the tokens of its requests."""
+    """Handles the frames of clients, and sends the frames in their send queues."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ClientConnections(Connections[Session]):
         now: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take the parts of the processor; `call_soon` calls a function once the messages that have come were taken."""
+        """`call_soon` calls a function once the messages that have already arrived are handled."""
         self.sessions: dict[int, Session] = {}
         super().__init__("client", ClientFrame, Peers(ServerFrame), self.sessions, settings, refused_messages)
         self._now = now
@@ -76,15 +76,12 @@ class ClientConnections(Connections[Session]):
         )
         self._gathered: dict[Session, None] = {}
         self._gathers_until = -inf
-        self.ack_observers: list[Callable[[], object]] = []
+        self.on_ack: Callable[[], object] = lambda: None
         """Called when a client has acknowledged frames."""
         self.evicted = 0
-        """How many clients lost their requests because too much waited for them."""
+        """How often a client lost requests because its send queue was too full."""
 
-    def _names(self, known: Session | None) -> dict[str, object]:
-        return {} if known is None else {"client": known.name}
-
-    # What comes in.
+    # Frames.
 
     def _answer_refused(self, known: Session, parts: list[bytes], error: ContractError) -> None:
         request_id = 0
@@ -116,7 +113,8 @@ class ClientConnections(Connections[Session]):
             case "abort":
                 self._abort(session, frame.abort.request_id)
             case "resume":
-                self._resume(session, frame.resume)
+                _check_role(session.may_ask, Role.CLIENT)
+                self.resumes.add(session, frame.resume)
             case "ended":
                 self._ended(session, frame.ended)
             case "confirm":
@@ -142,14 +140,14 @@ class ClientConnections(Connections[Session]):
                 message = "not to a peer without a key, as gateway.control is false"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)  # noqa: TRY301
         except RefusedError as refused:
-            # An answer, and no refusal of the whole client: its requests go on, and the command is not waited for.
+            # Only the command is refused, and not the whole client, whose requests go on.
             self._count_refused(session, refused)
             self.commands.refuse(session, frame.control, str(refused))
         else:
             self.commands.submit(session, frame.control)
 
     def _abort(self, session: Session, request_id: int) -> None:
-        """Abort a request of the session's owner, whichever of its sessions has it."""
+        """Abort a request of the session's owner, at whichever of its sessions."""
         request = self._registry.table.get(request_id)
         if request is not None and request.is_claimed and request.owner == session.owner:
             self._registry.abort(request_id)
@@ -165,12 +163,7 @@ class ClientConnections(Connections[Session]):
         if not session.send_queue.ack(number):
             raise ContractError("confirm.through_number", "a number that was sent", number)
         self._flush(session)
-        for observe in self.ack_observers:
-            observe()
-
-    def _resume(self, session: Session, resume: Resume) -> None:
-        _check_role(session.may_ask, Role.CLIENT)
-        self.resumes.add(session, resume)
+        self.on_ack()
 
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session.may_ask, Role.CLIENT)
@@ -179,11 +172,11 @@ class ClientConnections(Connections[Session]):
             return
         ended, known = table.ended(request_id), table.get(request_id)
         if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
-            return  # the same, and it has ended since: all of it is on its way
+            return  # the same, and it has ended since: its rows are in the send queue
         is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
         is_at_worker = known is None and ended is None and self._registry.workers.source_of(request_id) is not None
         if is_open or is_at_worker:
-            # Asked again for the same reason, after an earlier life of this processor had handed it to a worker.
+            # Asked again for the same reason, after an earlier life of this processor had sent it to a worker.
             again = Resume(
                 request_id=request_id,
                 include_draft_logprobs=generate.include_draft_logprobs,
@@ -231,7 +224,7 @@ class ClientConnections(Connections[Session]):
         self._connect(session, peer, now)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
         if self.peers.send(session, ServerFrame(welcome=welcome)) is not Outcome.SENT:
-            # Frames counted anew behind a welcome that is lost would be taken for those that came before.
+            # Without the welcome, the client would take the renumbered frames for frames that it has already.
             self.peers.disconnect(session)
             return
         session.hellos += 1
@@ -243,10 +236,9 @@ class ClientConnections(Connections[Session]):
         self._flush(session)
 
     def _may_shake_hands(self, session: Session, now: float) -> bool:
-        """Tell whether a client's hello is answered: each time, what it did not acknowledge is sent again.
+        """Tell whether a hello is within the client's rate limit: each handshake sends unacknowledged frames again.
 
-        One that says hello again and again is not refused: it does so while this processor stands still, and what waits
-        of it then is read at once.
+        A client beyond the limit is not refused: during a stall of the processor, it repeats its hello many times.
         """
         passed = (now - session.shaken_at) / self._interval
         session.handshakes, session.shaken_at = max(0.0, session.handshakes - passed), now
@@ -258,7 +250,7 @@ class ClientConnections(Connections[Session]):
         return True
 
     def _make_room(self) -> None:
-        """Forget a client that has nothing here, if there are as many as may be; one that is away goes first."""
+        """End an idle client if the limit of clients is emitted; one that is away goes first."""
         most = self._settings.clients.max_clients
         if len(self.sessions) < most:
             return
@@ -281,16 +273,16 @@ class ClientConnections(Connections[Session]):
             on_frame=self._put,
         )
         self.sessions[hello.session] = session
-        self._registry.router.consumers[session.route] = session
+        self._registry.consumers[session.route] = session
         return session
 
-    # Their end.
+    # End and eviction.
 
     def _end(self, session: Session, why: str) -> None:
         self.peers.cut_off(session)
         self.sessions.pop(session.id, None)
-        # Before its requests end: each would put another frame into a queue that is full already.
-        self._registry.router.consumers.pop(session.route, None)
+        # Before its requests end: each of them would put another frame into a full queue.
+        self._registry.consumers.pop(session.route, None)
         session.send_queue.discard()
         self.watchers.remove(session)
         self.commands.forget(session)
@@ -301,9 +293,9 @@ class ClientConnections(Connections[Session]):
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
-        """End requests of a client that reads too slowly or is away for too long, and drop their waiting frames.
+        """End requests of a client that reads too slowly or is away, and drop their frames.
 
-        A gateway is one client with the requests of many users: if a few requests fill the queue, only these end.
+        A gateway is one client with the requests of many users: if a few requests fill the queue, only those end.
         """
         if session.peer is not None and (largest := session.send_queue.largest()):
             self._end_largest(session, largest)
@@ -313,44 +305,43 @@ class ClientConnections(Connections[Session]):
     def _end_largest(self, session: Session, request_ids: set[int]) -> None:
         waiting, size = len(session.send_queue), session.send_queue.bytes
         self.evicted += 1
-        reached = reached_in(session.send_queue.drop_own(request_ids), session.limits)
+        emitted = emitted_in(session.send_queue.drop_own(request_ids), session.limits)
         reason = (
             f"{len(request_ids)} requests have most of the {waiting} frames with {size} bytes that wait for its client"
         )
-        self._fail_slow(session, request_ids & session.requests, reached, reason)
+        self._fail_slow(session, request_ids & session.requests, emitted, reason)
         _log.warning("slow requests", client=session.name, ended=len(request_ids), frames=waiting, bytes=size)
 
     def _end_all(self, session: Session) -> None:
         waiting, size = len(session.send_queue), session.send_queue.bytes
         self.evicted += 1
         self.watchers.remove(session)
-        reached = reached_in(session.send_queue.drop_outputs(), session.limits)
+        emitted = emitted_in(session.send_queue.drop_outputs(), session.limits)
         if session.send_queue.is_over_full:
             self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
             return
         # A client that was killed may have another life, which resumes the request: that life is not slow.
         is_away = session.peer is None
         reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
-        self._fail_slow(session, set(session.requests), reached, reason)
+        self._fail_slow(session, set(session.requests), emitted, reason)
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
 
-    def _fail_slow(self, session: Session, request_ids: set[int], reached: dict[int, int], reason: str) -> None:
-        """Fail requests, and the requests of `reached`, whose last row was in a dropped frame."""
+    def _fail_slow(self, session: Session, request_ids: set[int], emitted: dict[int, int], reason: str) -> None:
+        """Fail requests, and the ended requests with rows in dropped frames, whose positions `emitted` has."""
         for request_id in request_ids:
             request = self._registry.table.get(request_id)
             if request is not None:
                 self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
-                reached.pop(request_id, None)
-        # Of those that had their last row, only what was dropped is known here any more.
-        for request_id, tokens in reached.items():
-            if session.id in self.sessions:  # else all that was put here was too much as well
+                emitted.pop(request_id, None)
+        for request_id, tokens in emitted.items():
+            if session.id in self.sessions:  # else its queue overflowed, and it has ended
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
 
     def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:
-        """End the requests of the clients that have not acknowledged a step, those with most first.
+        """End requests of the clients that have not acknowledged a step, beginning with the fullest send queue.
 
-        Unless `even_little`, one that holds little of the stream keeps it: it is behind for a moment.
+        A client with a small share of the consumers' buffer is spared unless `even_little` is set.
         """
         queues = {id(queue) for queue in pending_ack.holders}
         slow = [
@@ -364,30 +355,29 @@ class ClientConnections(Connections[Session]):
     def _holds_much(self, session: Session, stream: AckTracker | None) -> bool:
         items, size = (0, 0) if stream is None else session.send_queue.held_of(stream)
         most = self._settings.processor
-        return max(items / most.pending_items, size / most.pending_bytes) > _MUCH
+        return max(items / most.pending_items, size / most.pending_bytes) > _LARGE_SHARE
 
-    # What goes out.
+    # Sending.
 
     def gather(self, now: float) -> None:
-        """Send no frame from now on, for a millisecond or until `send_gathered`: those of several steps leave together.
+        """Gather frames for a millisecond, or until `send_gathered`, so that a client is woken once for several steps.
 
-        A client is woken for all of them once, and its connection is written to once. The caller lets nothing else run
-        before it calls `send_gathered`.
+        The caller lets nothing else run before it calls `send_gathered`.
         """
         if now >= self._gathers_until:
             self.send_gathered()
             self._gathers_until = now + _GATHER_SECONDS
 
     def send_gathered(self) -> None:
-        """Send what was gathered, and frames at once from now on."""
+        """Send the gathered frames, and from now on each frame at once."""
         gathered, self._gathered, self._gathers_until = self._gathered, {}, -inf
         for session in gathered:
             self._flush(session)
 
     def _put(self, session: Session) -> None:
-        """Send a frame that was put into a client's queue, or gather it; too much is seen at once.
+        """Send a frame that was put into a client's queue, or gather it. An overfull queue is handled at once.
 
-        A watcher's is never gathered: while a frame waits, those that follow count as too many for its window.
+        A watcher's frames are not gathered: while one waits, the watcher's window counts as full.
         """
         is_too_much = session.send_queue.is_over_full or self._budget.is_exceeded
         if is_too_much or self._gathers_until == -inf or session in self.watchers:
@@ -423,7 +413,7 @@ class ClientConnections(Connections[Session]):
                 self._send_room(known, now, is_due=is_due)
 
     def _send_status(self, session: Session, now: float) -> None:
-        """Answer a status request, or leave it to a later tick: too soon after others, or the link is full."""
+        """Answer a status request, or defer it to a later tick if it came too soon or the connection is full."""
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
@@ -432,9 +422,9 @@ class ClientConnections(Connections[Session]):
                 session.next_status = max(session.next_status, now - STATUS_BURST_SECONDS) + STATUS_INTERVAL
 
     def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
-        """Tell a client how much room there is, at once when a worker has come, else when a heartbeat is due.
+        """Tell a client how much room the workers have: at once after a worker's handshake, else with a heartbeat.
 
-        Where many workers come to many clients, as after a restart, each client hears of several of them at once.
+        While many workers connect, as after a restart, each client hears of several workers at once.
         """
         if self._room is None or self._room[0] != now:
             room = self._dispatch.room()
@@ -449,9 +439,9 @@ class ClientConnections(Connections[Session]):
 
 
 def owner_of(identity: Identity, name: str) -> int:
-    """Return the owner of a client's requests: its key, or where none is needed, all clients of its name."""
-    said = f"key {identity.name}" if identity.name else f"name {name}"
-    return int.from_bytes(blake2b(said.encode(), digest_size=8).digest()) or 1
+    """Return the owner of a client's requests: its key, or without keys, its name."""
+    text = f"key {identity.name}" if identity.name else f"name {name}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) or 1
 
 
 def _check_role(is_granted: bool, role: Role) -> None:  # noqa: FBT001 - private, and named at the call

@@ -1,4 +1,4 @@
-"""What a client is sent: its rows of each step, errors and events, each encoded once as a frame."""
+"""The frames for a client: its rows of each step, errors and events, each encoded once."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,19 +14,19 @@ from tokenbus_contracts.wire import write
 
 RequestIds = npt.NDArray[np.uint64]
 OUTPUTS = write_frame(ServerFrame(outputs=Outputs()))
-"""The frame before a target batch that is alone."""
+"""The frame of a target batch without a draft batch."""
 _OUTPUTS_WITH_DRAFT = write_frame(ServerFrame(outputs=Outputs(has_draft=True)))
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
 _HEADER_BYTES = 512
-"""More than a header has, and each column before its elements."""
+"""A bound of the bytes of a message beside its rows: the header and the keys of its columns."""
 _ID_BYTES = 8
 _OVERHEAD = 512
-"""What a frame costs in memory beside its bytes, in bytes, measured."""
+"""The memory of a frame beside its bytes, in bytes, measured."""
 
 
 class Frame:
-    """One frame and its parts, encoded once; its number is put before it when it is sent."""
+    """One frame and its batches, encoded once; its number is prepended when it is sent."""
 
     __slots__ = ("body", "cost", "ids", "number", "ordinal", "parts", "pending_ack", "size")
 
@@ -35,42 +35,42 @@ class Frame:
     ) -> None:
         self.body = body
         self.parts = parts
-        """The batches behind the frame; without them it says how a request ended, or has a prompt's scores."""
+        """The encoded batches; empty for an error, an event or prompt scores."""
         self.pending_ack = pending_ack
-        """Of the rows, or the prompt's scores, in it: what an engine made."""
+        """The pending ack of its rows or prompt scores; None for other frames."""
         self.ids = ids
         self.size = sum(map(len, parts)) if parts or pending_ack is None else len(body)
-        """What it takes of a client's window, in bytes."""
+        """Its share of the client's window, in bytes."""
         self.cost = len(self.body) + sum(map(len, parts)) + len(ids) + _OVERHEAD
-        """What it is charged with, in bytes."""
+        """Its charge to the send queue, in bytes."""
         self.ordinal = self.number = 0
-        """Its numbers, each counted from one: in its queue, and in the connection that it was sent in."""
+        """Its numbers, from one: in its send queue, and in the connection that it was sent in."""
 
     @property
     def is_output(self) -> bool:
-        """Whether it has what an engine made; others say how requests ended."""
+        """Whether it has rows or prompt scores."""
         return self.pending_ack is not None
 
     @property
     def owner(self) -> int:
-        """The request of the frame's rows; 0 if they belong to several requests."""
+        """The request of its rows; 0 for rows of several requests."""
         return int.from_bytes(self.ids, "little") if self.is_output and len(self.ids) == _ID_BYTES else 0
 
     def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
-        """Return the rows of some requests in it, and what was drafted for them."""
+        """Return the rows of some requests in it, and their draft rows."""
         batches = [decode(part, limits) for part in self.parts]
         target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_ids, ids))) for batch in batches]
         return target, draft[0] if draft and draft[0].row_count else None
 
     def numbered(self, number: int) -> list[bytes]:
-        """Return the message that it is sent as, with its number in the connection."""
+        """Return it as a message with its number in the connection."""
         return [_numbered(number) + self.body, *self.parts]
 
 
 def output_frames(
     target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck, limits: Limits
 ) -> list[Frame]:
-    """Return a client's rows of a step: one frame, or more where a step has more rows or bytes than a message may."""
+    """Return a client's rows of a step as one frame, or as several if a message would exceed the limits."""
     frames = []
     ends = [target.row_count]
     if (
@@ -86,7 +86,7 @@ def output_frames(
         drafts = draft
         if draft is not None and rows is not target:
             drafts = draft.select(np.flatnonzero(np.isin(draft.request_ids, rows.request_ids)))
-        # Not checked again: the rows are of batches that the processor decoded, and the client checks what it reads.
+        # Not validated again: the processor decoded these rows, and the client validates them.
         parts = [write(_selection(rows, drafts is not None), limits)]
         if drafts is not None:
             parts.append(write(_selection(drafts, follows=False), limits))
@@ -96,12 +96,12 @@ def output_frames(
 
 
 def room_in(limits: Limits) -> int:
-    """Return how many bytes of rows a message has room for."""
+    """Return the bytes of rows that fit into a message."""
     return max(1, limits.max_message_bytes - _HEADER_BYTES)
 
 
 def _may_exceed(rows: LogprobBatch, limits: Limits) -> bool:
-    """Tell whether rows may be more than a message has room for: those of one message of the stream are not."""
+    """Tell whether rows may exceed a message; rows of one received message do not."""
     return not rows.is_message and rows.nbytes > room_in(limits)
 
 
@@ -114,22 +114,22 @@ def _beside(target: LogprobBatch, draft: LogprobBatch) -> npt.NDArray[np.intp]:
     return found
 
 
-def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
-    """Return the requests that have rows in some frames, and how far each had come by them, in tokens."""
-    reached: dict[int, int] = {}
+def emitted_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
+    """Return the requests with rows in some frames, and how many tokens each had emitted by then."""
+    emitted: dict[int, int] = {}
     for frame in frames:
         if not frame.parts:
             for request_id in np.frombuffer(frame.ids, np.uint64).tolist():
-                reached.setdefault(request_id, 0)
+                emitted.setdefault(request_id, 0)
         elif frame.pending_ack is not None:
             batch = decode(frame.parts[0], limits)
             ends = (batch.positions + batch.token_counts).tolist()
-            reached.update(zip(batch.request_ids.tolist(), ends, strict=True))
-    return reached
+            emitted.update(zip(batch.request_ids.tolist(), ends, strict=True))
+    return emitted
 
 
 def _numbered(number: int) -> bytes:
-    """Return the field `number` of a ServerFrame as protobuf writes it, before all others."""
+    """Return the field `number` of a ServerFrame as protobuf writes it."""
     encoded = bytearray(_NUMBER_TAG)
     while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
         encoded.append(number & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What the processor does alike for workers and clients: handshakes, refusals, heartbeats, silence, and their logs."""
+"""What workers and clients have in common: handshakes, refusals, heartbeats, and the limits for unknown peers."""
 
 import hmac
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ _MOST_UNKNOWN = 1024
 
 
 class RefusedError(Exception):
-    """A peer is refused: the reason for machines, and one line for people."""
+    """A refusal of a peer: the reason for machines, and one line for people."""
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class RefusedError(Exception):
 
 
 def protocol_error(message: str | ContractError) -> RefusedError:
-    """Return the refusal of a peer that does not keep to the protocol, or whose frame breaks its bounds."""
+    """Return the refusal of a peer that breaks the protocol or the bounds of a frame."""
     is_version = isinstance(message, ContractError) and message.rule is Rule.VERSION
     reason = RefusalReason.REFUSAL_REASON_SCHEMA_VERSION if is_version else RefusalReason.REFUSAL_REASON_PROTOCOL
     return RefusedError(reason, str(message))
@@ -42,37 +42,41 @@ def protocol_error(message: str | ContractError) -> RefusedError:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class KnownPeer:
-    """One life of a worker or a client, through all of its connections."""
+    """One life of a worker or a client, over all of its connections."""
 
     name: str
     proof: bytes
-    """What it drew at random: a peer that shows it is the same life."""
+    """Random token that identifies one life of the peer."""
     peer: bytes | None = None
-    """The connection that it has just now, if any."""
+    """Its current connection."""
     last_heard: float = 0.0
     next_heartbeat: float = 0.0
     echo_ns: int = 0
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """The fields that name it in logs."""
+        raise NotImplementedError
 
 
 P = TypeVar("P", bound=KnownPeer)
 
 
 class Peers(Generic[P]):
-    """The connections at one address, which peer has each of them, and what the peers are sent."""
+    """The known peers at one address, by connection."""
 
     listener: Listener
-    """Where they connect, once the processor listens: before that there are none."""
+    """Set once the processor listens."""
 
     def __init__(self, frame_of: Callable[..., Message]) -> None:
         self.frame_of = frame_of
         self._by_connection: dict[bytes, P] = {}
 
     def at(self, connection: bytes) -> P | None:
-        """Return the peer that has a connection."""
         return self._by_connection.get(connection)
 
     def connect(self, known: P, connection: bytes) -> None:
-        """Let a peer have this connection, and no other."""
+        """Give a peer a connection, in place of its former one."""
         if known.peer not in {None, connection}:
             self.cut_off(known)
         self.disconnect(known)
@@ -81,33 +85,32 @@ class Peers(Generic[P]):
         self.listener.admit(connection)
 
     def disconnect(self, known: P) -> None:
-        """Send a peer nothing until it says hello again."""
+        """Send a peer nothing more until its next hello."""
         if known.peer is not None:
             self._by_connection.pop(known.peer, None)
             known.peer = None
 
     def cut_off(self, known: P) -> None:
-        """End a peer's connection: one that no peer has would keep its place for ever."""
+        """Close a peer's connection: without a peer it would count against the limit forever."""
         if known.peer is not None:
             self.listener.disconnect(known.peer)
         self.disconnect(known)
 
     def send(self, known: P, frame: Message) -> Outcome:
-        """Send a peer a frame."""
         if known.peer is None:
             return Outcome.GONE
         return self.listener.send(known.peer, [write_frame(frame)])
 
 
 def _size(parts: list[bytes]) -> int:
-    """Return the size of what is read of a message; a payload behind it is not."""
+    """Return the size of a message's frame: its payload is not parsed."""
     return len(parts[0]) if parts else 0
 
 
 class Connections(ABC, Generic[P]):
-    """Handles what the peers at one address send. Its methods are given messages and the time: it has no clock."""
+    """Handles the messages of the peers at one address. It has no clock: its methods get messages and the time."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what differs between workers and clients, and what they share
+    def __init__(  # noqa: PLR0913, PLR0917 - the differences between workers and clients, and the shared parts
         self,
         kind: str,
         frames: type[Message],
@@ -126,32 +129,28 @@ class Connections(ABC, Generic[P]):
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._asked: OrderedDict[bytes, float] = OrderedDict()
-        """When each of the unknown peers that spoke last was asked to say hello."""
+        """By unknown connection, the time of the last request for a hello."""
         self._unadmitted = UnadmittedBudget()
         self.is_draining = False
         self.refused = 0
         self.refusals: Counter[str] = Counter()
-        """How many peers were refused, by the reason."""
+        """Refused peers by reason."""
         self.failed_ticks = 0
 
     @abstractmethod
     def _take(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
-        """Take one message, or raise what is wrong with it: a ContractError, or a RefusedError that ends the peer."""
+        """Handle one message. Raises a ContractError to refuse the frame, or a RefusedError to refuse the peer."""
 
     @abstractmethod
     def _check(self, known: P, now: float) -> None:
-        """Do what time alone demands of one peer."""
+        """Check the deadlines of one peer."""
 
-    @abstractmethod
-    def _names(self, known: P | None) -> dict[str, object]:
-        """Return the fields by which the log names a peer."""
-
-    # What comes in.
+    # Messages.
 
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
-        """Take one message of a peer; whatever it contains, it ends nothing but itself."""
+        """Handle one message of a peer. An invalid message is refused, and has no other effect."""
         known = self.peers.at(peer)
-        # One that has gone hears no answer, and proves no key any more.
+        # A closed connection gets no answer, and proves no key.
         if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, parts, now)):
             return
         try:
@@ -163,18 +162,18 @@ class Connections(ABC, Generic[P]):
             self._charge(peer, known, parts, now)
             self.refused += 1
             frame = parts[0] if parts else b""
-            # A hello has its sender's proof, which the log must not show.
+            # The log must not show the proof in a hello.
             shown = 0 if body_of(self._frames, frame) == "hello" else SHOWN_BYTES
-            self._refused_messages.add("frame refused", frame, error, self._names(known), shown=shown)
+            self._refused_messages.add("frame refused", frame, error, _log_fields(known), shown=shown)
             if known is None:
                 self._send_refusal(peer, protocol_error(error))
             else:
                 self._answer_refused(known, parts, error)
 
     def _may_be_read(self, peer: bytes, parts: list[bytes], now: float) -> bool:
-        """Tell whether to read a message of an unknown peer: a large one costs much, and only a hello is of any use.
+        """Tell whether to parse a message of an unknown peer. A large one is parsed only if it may be a hello.
 
-        One that is none of this protocol is read, as long as others were not, so that its peer hears why it is refused.
+        A large message of another protocol is parsed too, within a budget, so that its peer learns why it is refused.
         """
         size = _size(parts)
         if size <= LARGE:
@@ -188,16 +187,16 @@ class Connections(ABC, Generic[P]):
         return True
 
     def _charge(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
-        """Charge a large message of an unknown peer that was read for nothing, and cut the peer off."""
+        """Charge a refused large message of an unknown peer to the budget, and close the connection."""
         if known is None and _size(parts) > LARGE:
             self._unadmitted.refused(_size(parts), now)
             self.peers.listener.disconnect(peer)
 
     def _answer_refused(self, known: P, parts: list[bytes], error: ContractError) -> None:
-        """Answer a frame that breaks its bounds."""
+        """Answer a known peer's frame that breaks the contract."""
 
     def _ask_for_handshake(self, peer: bytes, now: float) -> None:
-        """Ask an unknown peer to say hello, once an interval: it was connected to an earlier life of this processor."""
+        """Ask an unknown peer for a hello, once an interval: it knows only an earlier life of this processor."""
         asked_at = self._asked.pop(peer, -inf)
         is_due = now - asked_at >= self._interval
         self._asked[peer] = now if is_due else asked_at
@@ -220,7 +219,7 @@ class Connections(ABC, Generic[P]):
         self.peers.listener.send(peer, [write_frame(self.peers.frame_of(refusal=refusal))])
 
     def _warn_once(self, key: tuple[object, ...], event: str, known: P | None, **values: object) -> None:
-        self._repeated_log.begin(key, _log.warning, event, **values, **self._names(known))
+        self._repeated_log.begin(key, _log.warning, event, **values, **_log_fields(known))
 
     # The handshake.
 
@@ -231,7 +230,7 @@ class Connections(ABC, Generic[P]):
         self._asked.pop(peer, None)
 
     def _welcome(self) -> dict[str, Any]:
-        """Return what every peer learns at its handshake."""
+        """Return the fields that both kinds of welcome have."""
         return {
             "processor_id": self._settings.processor.id,
             "schema_minor": MINOR,
@@ -240,12 +239,11 @@ class Connections(ABC, Generic[P]):
         }
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
-        """Tell whether a hello comes from the life that is known: by its proof, or because that one is gone."""
+        """Tell whether a hello is of the known life: it shows its proof, or without a proof, that life is gone."""
         is_proven = hmac.compare_digest(known.proof, proof)
         return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
 
     def _is_alive(self, known: P, now: float) -> bool:
-        """Tell whether a peer is there: it was heard in time, and its connection takes messages."""
         if known.peer is None or now - known.last_heard > self._timeout:
             return False
         return self._send_heartbeat(known, now) is not Outcome.GONE
@@ -253,23 +251,23 @@ class Connections(ABC, Generic[P]):
     # Time.
 
     def tick(self, now: float) -> None:
-        """Do what time alone demands of every peer; a defect in one keeps no other from its turn."""
+        """Check the deadlines of all peers. A defect at one peer does not affect the others."""
         for known in list(self._known.values()):
             try:
                 self._check(known, now)
-            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+            except Exception:  # noqa: BLE001 - a defect of ours
                 self.failed_ticks += 1
-                self._repeated_log.begin("defect", _log.exception, "tick failed", **self._names(known))
+                self._repeated_log.begin("defect", _log.exception, "tick failed", **known.log_fields)
                 self.peers.disconnect(known)
         self._repeated_log.expire()
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Do not count some seconds in which this processor stood still as the peers' silence."""
+        """Do not count a stall of this processor as silence of its peers."""
         for known in self._known.values():
             known.last_heard = min(now, known.last_heard + seconds)
 
     def close(self, reason: GoodbyeReason, message: str) -> None:
-        """Send each peer what is due, and say goodbye."""
+        """Say goodbye to all peers."""
         for known in list(self._known.values()):
             self._say_goodbye(known, reason, message)
         self._repeated_log.close()
@@ -279,14 +277,11 @@ class Connections(ABC, Generic[P]):
         goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence(known))
         self.peers.send(known, self.peers.frame_of(goodbye=goodbye))
 
-    # What goes out.
-
     @abstractmethod
     def _flush(self, known: P) -> None:
-        """Send a peer what it is due now."""
+        """Send the frames or acks that wait for a peer."""
 
     def _last_sequence(self, _known: P) -> int:
-        """Return the last sequence that came from a peer, or zero."""
         return 0
 
     def _send_heartbeat(self, known: P, now: float) -> Outcome:
@@ -295,3 +290,7 @@ class Connections(ABC, Generic[P]):
             sent_at_ns=max(1, int(now * _NS)), echo_ns=known.echo_ns, last_sequence=self._last_sequence(known)
         )
         return self.peers.send(known, self.peers.frame_of(heartbeat=beat))
+
+
+def _log_fields(known: KnownPeer | None) -> dict[str, object]:
+    return {} if known is None else known.log_fields

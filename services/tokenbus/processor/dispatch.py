@@ -1,4 +1,4 @@
-"""Dispatch: which worker a new request goes to, and which requests go to none."""
+"""Dispatch: chooses the worker of each new request, or refuses the request."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _IMBALANCE = 8
-"""A worker with requests of the same client may have this part of the least load more: each reader of a step costs."""
+"""A worker with requests of the same client may exceed the least load by this part: each reader of a step costs."""
 
 
 class Dispatch:
-    """Hands each new request to a worker with few requests and many of the same client, among those that serve it."""
+    """Sends each request to a worker that serves it, with few requests, and if possible with others of its client."""
 
     def __init__(self, settings: Settings, registry: RequestRegistry, workers: Workers) -> None:
         self._settings = settings
@@ -38,28 +38,27 @@ class Dispatch:
         self._waiting: list[Request] = []
         self._waits_until = -inf
         self._turns = 0
-        registry.on_prefilled = self._decode
         self.refused: Counter[str] = Counter()
-        """How many requests were not taken, by the error that said why."""
+        """Refused requests by error code."""
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a worker to come."""
+        """Queued requests."""
         return len(self._waiting)
 
     def expect_workers(self, now: float) -> None:
-        """Let requests wait for a worker from now on, as long as a worker that is alive may be silent.
+        """Let requests wait for workers from now on, for the heartbeat's timeout.
 
-        After a restart, clients may be back before workers are; a worker that was lost may come back.
+        After a restart, clients may be back before workers; a lost worker may come back.
         """
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Let requests wait longer for a worker by a stall of this processor: none could come in it."""
+        """Let requests wait longer for workers by a stall of this processor."""
         self._waits_until = min(self._waits_until + seconds, now + self._settings.bus.heartbeat_timeout_ms / 1000)
 
     def submit(self, generate: Generate, route: int, owner: int) -> Request | RequestError:
-        """Open a request of an owner's, hand it to a worker and return it, or return why not."""
+        """Open a request and send it to a worker, or let it wait for one; return the error if it is refused."""
         error = self._refusal(generate, owner)
         worker = None if error is not None else self._choice(generate, route)
         if worker is not None:
@@ -77,17 +76,17 @@ class Dispatch:
         return error
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
-        """Send a worker its request; for a prefill worker's, room at a decode worker is reserved."""
+        """Send a request to its worker; if that is a prefill worker, reserve room at a decode worker."""
         target = self._decoder_for(worker, request.generate)
         self._turns += 1
         worker.last_turn = self._turns
         if target is not None:
             target.last_turn = self._turns
         self.registry.table.reserve(request, NO_STREAM if target is None else target.source.stream)
-        # A worker that cannot be reached just now gets it after its next hello, because the registry has the request.
+        # If the worker is away, it gets the request after its next hello, because the table has the request.
         self.resend(worker, request)
 
-    def _decode(self, request: Request, token_ids: list[int]) -> None:
+    def decode(self, request: Request, token_ids: list[int]) -> None:
         """Send a request whose prefill has ended to a decode worker, with the tokens of the prefill."""
         table, generate = self.registry.table, request.for_decode
         accepted = 0 if generate is None else len(generate.continuation.token_ids) + len(token_ids)
@@ -106,7 +105,7 @@ class Dispatch:
             self.workers.abort(worker.source.stream, request.id)
 
     def _decoder_of(self, request: Request) -> Worker | None:
-        """Return the decode worker whose room is reserved for a request; another one, if that leaves or is gone."""
+        """Return the decode worker with reserved room for a request, or another one if that drains or is lost."""
         table, by_stream = self.registry.table, self.workers.by_stream
         reserved, prefill = (by_stream.get(int(each[request.slot])) for each in (table.decoder, table.stream))
         if prefill is not None and (reserved is None or reserved.takes_no_more):
@@ -114,7 +113,7 @@ class Dispatch:
         return reserved
 
     def hand_out_waiting(self) -> None:
-        """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
+        """Send waiting requests to workers that have room for them now."""
         waiting, self._waiting = self._waiting, []
         full: set[tuple[str | int | None, ...]] = set()
         offered = self._offered() if waiting else set()
@@ -131,16 +130,16 @@ class Dispatch:
             self.registry.table.dispatch(request, worker.source.stream)
             self._hand_out(request, worker)
 
-    def give_back(self, request: Request) -> None:
-        """Hand a request that its worker has not begun to another one; the next tick ends it if none takes it."""
+    def requeue(self, request: Request) -> None:
+        """Send a request that its worker refused to another one; the next tick ends it if no worker takes it."""
         if request.generate is not None and request.generate.HasField("continuation"):
             request.generate.continuation.ClearField("transfer_state")  # another worker may have to prefill
-        self.registry.table.give_back(request)
+        self.registry.table.requeue(request)
         self._waiting.append(request)
         self.hand_out_waiting()
 
     def tick(self, now: float) -> None:
-        """Hand out what waits and finds a place now, and end the requests that waited long enough."""
+        """Send waiting requests to workers, and fail overdue ones."""
         self.hand_out_waiting()
         if self._has_stalled():
             self.expect_workers(now)
@@ -153,16 +152,16 @@ class Dispatch:
                 error = self._no_worker(request.generate)
                 self.registry.fail(request, error.code, error.message)
 
-    def relieve(self) -> None:
-        """Let clients continue the requests of workers that leave, as far as other workers like them have room."""
+    def relieve_draining(self) -> None:
+        """End requests of draining workers that their clients can continue at a similar worker with room."""
         load_of = self.registry.table.load_of
         for leaving in [each for each in self.workers.by_id.values() if each.takes_no_more and not _is_prefill(each)]:
             able = [each for each in self.workers.by_id.values() if self._takes_more(each) and _is_like(each, leaving)]
             room = sum(each.stream.hello.max_requests - load_of(each.source.stream) for each in able)
-            self.registry.let_go_from(leaving.source.stream, room, f"worker {leaving.stream.worker_id} stops")
+            self.registry.end_continuable_of(leaving.source.stream, room, f"worker {leaving.stream.worker_id} stops")
 
     def alone(self, now: float) -> list[Worker]:
-        """Return the prefill workers that have had no decode worker here for too long: another processor may have."""
+        """Return the prefill workers that have had no decode worker for too long: another processor may have one."""
         patience = self._settings.bus.heartbeat_timeout_ms / 1000
         alone = []
         for worker in filter(_is_prefill, self.workers.by_id.values()):
@@ -179,14 +178,14 @@ class Dispatch:
         return table.get(request.id) is request and table.state_of(request) is State.QUEUED
 
     def resend(self, worker: Worker, request: Request) -> None:
-        """Hand a request to its worker again, which never got it."""
+        """Send a request to its worker, also again after the worker missed it."""
         if request.generate is not None:
             request.sent_after = worker.hellos
             self.workers.send(worker, ProcessorFrame(generate=request.generate))
 
     def _goes_on_elsewhere(self, generate: Generate, route: int) -> bool:
-        """Tell whether a client that is refused a further turn asks another processor, which may have workers."""
-        consumer = self.registry.router.consumers.get(route)
+        """Tell whether a client whose further turn is refused here has other processors to ask."""
+        consumer = self.registry.consumers.get(route)
         return generate.continuation.turn > 0 and consumer is not None and consumer.knows_others
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
@@ -204,7 +203,7 @@ class Dispatch:
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
     def _choice(self, generate: Generate, route: int) -> Worker | None:
-        """Return the worker for a request: one of the least busy, if possible one that the client reads already."""
+        """Return the worker for a request: one of the least busy, if possible one with requests of the same client."""
         able = [each for each in self._candidates(generate) if not _obstacle(each, generate)]
         loads = [(load, each) for each in able if (load := self._load(each, generate)) is not None]
         least = min((load for load, _ in loads), default=0)
@@ -214,14 +213,14 @@ class Dispatch:
         def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
             load, worker = it
             is_prefill = _is_prefill(worker)
-            # A prefill worker's load is its decode worker's: all of them would send one client to the same.
+            # Prefill workers share the load of their decode worker: counted, a client would always get the same one.
             read = 0 if is_prefill else requests_of(route, worker.source.stream)
             return -read, load, is_prefill, worker.last_turn
 
         return min(near, key=order, default=(0, None))[1]
 
     def _load(self, worker: Worker, generate: Generate) -> int | None:
-        """Return how many requests a worker has, or its decode worker if that has more; None: one is full."""
+        """Return the load of a worker, or of its decode worker if that is higher; None if either is full."""
         target = self._decoder_for(worker, generate)
         if not self._takes_more(worker) or (target is None and _is_prefill(worker)):
             return None
@@ -229,12 +228,12 @@ class Dispatch:
         return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
 
     def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
-        """Return the worker with the fewest requests, of those that take one more; of several, they take turns."""
+        """Return the worker with room that has the fewest requests; equal ones take turns."""
         load_of, able = self.registry.table.load_of, filter(self._takes_more, workers)
         return min(able, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
 
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
-        """Return the decode worker that goes on with a request of a prefill worker's, if one takes it."""
+        """Return a decode worker with room for a request of a prefill worker."""
         decoders = self._decoders(worker.stream.hello.model) if _is_prefill(worker) else []
         if generate is not None and generate.continuation_policy == _SAME_WEIGHTS:
             version = worker.stream.hello.weight_version
@@ -246,11 +245,10 @@ class Dispatch:
         return load < worker.stream.hello.max_requests and not (worker.takes_no_more or worker.is_stalled)
 
     def _has_stalled(self) -> bool:
-        """Return whether a worker may go on soon that gets no new requests now."""
+        """Tell whether a stalled worker may take requests again soon."""
         return any(worker.is_stalled for worker in self.workers.by_id.values())
 
     def _decoders(self, model: str) -> list[Worker]:
-        """Return the decode workers of a model, busy or not."""
         return [
             worker
             for worker in self.workers.by_id.values()
@@ -260,25 +258,25 @@ class Dispatch:
         ]
 
     def _candidates(self, generate: Generate) -> list[Worker]:
-        """Return the workers that serve what a request asks for, busy or not."""
+        """Return the workers that serve the model and the adapter of a request, whatever their load."""
         adapter = generate.sampling.lora_adapter
         serving = self._serving(generate.model)
         return [each for each in serving if adapter in each.stream.hello.lora_adapters] if adapter else serving
 
     def _serving(self, model: str) -> list[Worker]:
-        """Return the workers that take requests for a model, or for any where it is empty, busy or not."""
+        """Return the workers that take requests for a model (empty: any model), whatever their load."""
         return [
             worker
             for worker in self.workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
-            and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
+            and not worker.stream.hello.tp_rank  # the other ranks follow the first one
             and model in ("", worker.stream.hello.model)
             and (not _is_prefill(worker) or self._decoders(worker.stream.hello.model))
         ]
 
     def _offered(self) -> set[str | int]:
-        """Return the models, adapters and tokenizers' digests of all workers, and what asks for none in particular."""
+        """Return the models, adapters, tokenizer digests and weight versions of all workers, and the values for any."""
         offered: set[str | int] = {"", 0}
         for worker in self.workers.by_id.values():
             hello = worker.stream.hello
@@ -286,7 +284,7 @@ class Dispatch:
         return offered
 
     def room(self) -> Room:
-        """Return how many requests the connected workers take, by model."""
+        """Return the room at connected workers, by model."""
         rooms: dict[str, ModelRoom] = {}
         for worker in self._serving(""):
             hello = worker.stream.hello
@@ -321,7 +319,7 @@ def _is_prefill(worker: Worker) -> bool:
 
 
 def _is_like(worker: Worker, other: Worker) -> bool:
-    """Tell whether a worker can continue all requests of another one."""
+    """Tell whether a worker can continue every request of another one."""
     ours, theirs = worker.stream.hello, other.stream.hello
     fields = attrgetter("role", "model", "weight_version", "tokenizer_digest")
     return fields(ours) == fields(theirs) and set(ours.lora_adapters) >= set(theirs.lora_adapters)
@@ -350,7 +348,7 @@ def _continuation_fault(generate: Generate) -> str:
 
 
 def _obstacle(worker: Worker, generate: Generate) -> str:
-    """Return why a worker that serves the model cannot be sent a request, or an empty string."""
+    """Return why a worker that serves the model cannot take a request; an empty string if it can."""
     digest, version = worker.stream.hello.tokenizer_digest, worker.stream.hello.weight_version
     if _has_weights(generate) and generate.continuation.weight_version != version:
         found = f"that of a worker ({worker.stream.worker_id} has {version})"
@@ -362,14 +360,14 @@ def _obstacle(worker: Worker, generate: Generate) -> str:
 
 
 def _has_weights(generate: Generate) -> bool:
-    """Tell whether only a worker with certain weights can go on with a request."""
+    """Tell whether only workers with certain weights can continue a request."""
     return generate.continuation_policy == _SAME_WEIGHTS and bool(generate.continuation.token_ids)
 
 
 def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None, ...]:
-    """Return what decides which workers may have a request: where one finds no place, no other of its kind does.
+    """Return the fields that decide which workers may take a request: if one finds no room, no other of its kind does.
 
-    What no worker offers is all the same: a client that makes up names makes up no kinds.
+    Values that no worker offers count as one, so that a client with invented names makes no more kinds.
     """
     weights = generate.continuation.weight_version if _has_weights(generate) else 0
     asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest, weights

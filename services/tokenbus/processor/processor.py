@@ -1,4 +1,4 @@
-"""Processor: consumes workers' streams, and hands every request its tokens. Core: its parts, without sockets."""
+"""Processor: consumes workers' streams and delivers tokens to requests. Core: its parts, without sockets."""
 
 import asyncio
 import secrets
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _log = logger("processor")
 _CLOSING = "the processor is closing"
 _TICKS = 10
-"""How many ticks there are in a heartbeat's interval."""
+"""Ticks in a heartbeat interval."""
 
 
 class Core:
-    """The managers of connections, and what they need: each part is given only parts that were made before it."""
+    """The parts of a processor. Each part gets only parts that were made before it."""
 
     def __init__(self, settings: Settings, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._repeated_log = DeduplicatedLog()
@@ -47,46 +47,45 @@ class Core:
         self.clients = ClientConnections(settings, self.dispatch, self.refused_messages, clock.now, call_soon)
         self.intake = Intake(settings, self.dispatch, self.clients, self.refused_messages, clock.now)
         self.worker_connections = WorkerConnections(settings, self.workers, self.intake, self.refused_messages)
-        self.clients.ack_observers.append(self.worker_connections.proceed_after_ack)
 
     @property
     def failed_ticks(self) -> int:
-        """How many ticks of a peer, a request or a part failed: a defect."""
+        """Failed ticks of a peer, a request or a part: defects."""
         parts = self.registry.failed_ticks, self.worker_connections.failed_ticks, self.clients.failed_ticks
         return self._failed_ticks + sum(parts)
 
     def listen(self, workers: Listener, clients: Listener) -> None:
-        """Learn where workers and clients connect."""
+        """Set the listeners of workers and of clients."""
         self.workers.listener, self.clients.peers.listener = workers, clients
 
     def begin(self, now: float) -> None:
-        """Learn that messages may come from now on."""
+        """Start the time in which workers may reconnect."""
         self._back_at = now + self._timeout
         self.dispatch.expect_workers(now)
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Extend the peers' deadlines after a local stall of some seconds: what looks like their silence was ours."""
+        """Extend the peers' deadlines by a local stall: their messages may have arrived and not been handled."""
         self._back_at = min(now + self._timeout, self._back_at + seconds)
         for part in (self.dispatch, self.worker_connections, self.clients):
             part.extend_deadlines(seconds, now)
 
     def drain(self) -> None:
-        """Take no new request and no new worker; let clients continue their requests at other processors."""
+        """Refuse new requests and workers, and let clients continue their requests at other processors."""
         self.worker_connections.is_draining = self.clients.is_draining = True
-        self.registry.let_go(_CLOSING)
-        self._send_away()
+        self.registry.end_continuable(_CLOSING)
+        self._send_workers_away()
 
-    def _send_away(self) -> None:
+    def _send_workers_away(self) -> None:
         if self.worker_connections.is_draining:
             self.worker_connections.send_away(self.workers.by_id.values(), _CLOSING)
 
     def tick(self, now: float) -> None:
-        """Do what time alone demands; a part that fails keeps no other from its turn."""
+        """Check all deadlines. A defect in one part does not affect the others."""
         parts: tuple[Callable[[], object], ...] = (
             self.registry.expire,
-            self._send_away,
+            self._send_workers_away,
             lambda: self.worker_connections.send_away(self.dispatch.alone(now), "no decode worker is here"),
-            self.dispatch.relieve,
+            self.dispatch.relieve_draining,
             lambda: self.dispatch.tick(now),
             lambda: self.worker_connections.tick(now),
             lambda: self.clients.tick(now),
@@ -95,7 +94,7 @@ class Core:
         for part in parts:
             try:
                 part()
-            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+            except Exception:  # noqa: BLE001 - a defect of ours
                 self._failed_ticks += 1
                 self._repeated_log.begin("defect", _log.exception, "tick failed")
         self._repeated_log.expire()
@@ -108,9 +107,9 @@ class Core:
 
 
 class Processor:
-    """Takes workers at one address and clients at another, for as long as `async with` lasts.
+    """Listens for workers at one address and for clients at another, as long as `async with` lasts.
 
-    In this process, `steps()` iterates over all steps as columns; clients ask for requests.
+    `steps()` iterates over all steps as columns in this process; clients send requests and read their tokens.
 
     Example:
         async with tokenbus.Processor() as processor:
@@ -134,9 +133,9 @@ class Processor:
         self._transport = transport
         self._listeners: list[Listener] = []
         self.item_log: ItemLog | None = None
-        """What keeps the durable log, where `durable_log.address` is set."""
+        """The durable log, if `durable_log.address` is set."""
         self.waits_for_log = False
-        """Whether it does not listen yet, because the log that it must keep cannot be written."""
+        """Whether it does not listen yet, because the durable log cannot be written."""
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -144,8 +143,6 @@ class Processor:
         self.refused_connections = 0
         self.unreachable: tuple[str, ...] = ()
         """The addresses at which nothing new can connect."""
-
-    # Its life.
 
     async def __aenter__(self) -> Self:
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
@@ -174,16 +171,16 @@ class Processor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take no new request, let the open ones end within the drain's time, and leave."""
+        """Drain, and close."""
         if error is None:
             await self.drain()
         await self._close()
 
     async def drain(self) -> None:
-        """Take no new request and no new worker, and wait until the open requests have ended, or time is over.
+        """Refuse new requests and workers, and wait until the open requests have ended, or for `drain_timeout_ms`.
 
-        Workers that know another processor go there as soon as they have no requests. Clients that do so are told to
-        continue theirs there.
+        Idle workers go to another processor if they have one in their list. Clients with other processors continue
+        their requests there.
         """
         self._core.drain()
         deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
@@ -201,13 +198,13 @@ class Processor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.intake.step_queue is not None:
-            self.intake.step_queue.put_nowait(None)  # the steps that wait are still taken
+            self.intake.step_queue.put_nowait(None)  # the waiting steps are still delivered
         await self._close_listeners()
         await self._close_log()
         _log.info("closed", processor=self.id)
 
     async def _open_log(self) -> None:
-        """Keep the durable log from now on, if there is to be one; raises an AddressError if it can never be kept."""
+        """Open the durable log if there is one; raises an AddressError if the address can never work."""
         if self.settings.durable_log.address:
             require_nats(self.settings.durable_log.address)
             from tokenbus.processor.item_log import ItemLog  # noqa: PLC0415 - needs an extra
@@ -231,25 +228,23 @@ class Processor:
 
     @property
     def is_listening(self) -> bool:
-        """Whether workers and clients are taken, and what takes them runs."""
+        """Whether it listens, and all of its tasks run."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     @property
     def failed_ticks(self) -> int:
-        """How many ticks of a worker, a client or a request failed: a defect."""
+        """Failed ticks of a worker, a client or a request: defects."""
         return self._core.failed_ticks
 
     @property
     def workers_address(self) -> str:
-        """Where workers connect, with the port that was chosen."""
+        """The address for workers, with the actual port."""
         return self._listeners[0].address if self._listeners else self.settings.bus.workers_address
 
     @property
     def clients_address(self) -> str:
-        """Where clients connect, with the port that was chosen."""
+        """The address for clients, with the actual port."""
         return self._listeners[1].address if self._listeners else self.settings.bus.clients_address
-
-    # What runs.
 
     async def _carry(self, listener: Listener, receive: Callable[[bytes, list[bytes], float], None]) -> None:
         while True:
@@ -259,18 +254,17 @@ class Processor:
                 return
             try:
                 receive(peer, parts, self.clock.now())
-            except Exception:  # noqa: BLE001 - whatever it is
-                # A defect of ours must end one message, not the process.
+            except Exception:  # noqa: BLE001 - a defect of ours affects one message, and not the process
                 self._repeated_log.begin("internal", _log.exception, "a message could not be handled")
 
     def _receive_from_worker(self, peer: bytes, parts: list[bytes], now: float) -> None:
-        self.clients.gather(now)  # until before_pause: nothing else runs before that
+        self.clients.gather(now)  # until `before_pause`
         self.worker_connections.receive(peer, parts, now)
 
     def _send_gathered(self) -> None:
         try:
             self.clients.send_gathered()
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # noqa: BLE001 - a defect of ours
             self._repeated_log.begin("internal", _log.exception, "frames could not be sent")
 
     async def _tick(self) -> None:
@@ -295,7 +289,7 @@ class Processor:
             )
 
     def usage(self) -> Usage:
-        """Return how much of the transport's bounds all peers use together."""
+        """Return the use of the transport's limits by all peers together."""
         return self._listeners[0].usage() if self._listeners else Usage()
 
     @property
@@ -306,15 +300,12 @@ class Processor:
         self.refused_connections += 1
         self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
-    # What it offers in this process.
-
     def steps(self) -> AsyncGenerator[Step, None]:
-        """Return an iterator over every step, whole and in original batch order; only one such at a time.
+        """Return an iterator over every step from now on, in original batch order; at most one at a time.
 
-        It has every step from this call on, whenever it is first awaited. A step is acknowledged when the next one is
-        asked for, and workers wait when steps are not taken. So after a restart the steps that were not acknowledged
-        come again: a consumer that keeps what it took skips those by stream and sequence. Until it is closed, rows of
-        requests that were not claimed come only here.
+        A step is acknowledged when the next one is asked for, and workers wait for a slow consumer. After a restart,
+        unacknowledged steps come again: a consumer that stores steps recognizes them by stream and sequence.
+        Until the iterator is closed, rows of unclaimed requests come only here.
         """
         if self.intake.step_queue is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
@@ -338,6 +329,6 @@ class Processor:
 
 
 def _named(settings: Settings) -> Settings:
-    """Name each life of a processor: clients must tell one that was restarted, or a request would be computed twice."""
+    """Give each life of a processor a name: a client must notice a restart, or its request would be computed twice."""
     name = f"{settings.processor.id}-{secrets.token_hex(4)}"
     return replace(settings, processor=replace(settings.processor, id=name))

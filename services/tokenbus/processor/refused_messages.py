@@ -1,4 +1,4 @@
-"""Refused messages: counted by the rule that they break, and logged with their first bytes."""
+"""RefusedMessages: counts and logs the messages that break the contract."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ SHOWN_BYTES = 64
 
 
 class RefusedMessages:
-    """Counts and logs the messages that break the contract."""
+    """Counts refused messages by rule, and logs them with their first bytes."""
 
     def __init__(self, repeated_log: DeduplicatedLog) -> None:
         self.by_rule: Counter[str] = Counter()
-        self._repeated_log = repeated_log
+        self.repeated_log = repeated_log
 
-    def add(  # noqa: PLR0913 - what the line says
+    def add(  # noqa: PLR0913 - the fields of the log line
         self,
         event: str,
         payload: bytes,
@@ -27,11 +27,11 @@ class RefusedMessages:
         sequence: int = 0,
         shown: int = SHOWN_BYTES,
     ) -> None:
-        """Count a refused message and log it, once for those of a sender that break one rule; zero is no sequence."""
+        """Count and log a message, one line for those of a sender that break one rule. Zero is no sequence."""
         self.by_rule[str(error.rule)] += 1
         key = (event, error.rule, *sender.values())
-        place = {**sender, "sequence": sequence} if sequence else sender
+        fields = {**sender, "sequence": sequence} if sequence else sender
         first = payload[:shown].hex()
-        self._repeated_log.begin(
-            key, _log.warning, event, reason=str(error), **place, bytes=len(payload), first_bytes=first
+        self.repeated_log.begin(
+            key, _log.warning, event, reason=str(error), **fields, bytes=len(payload), first_bytes=first
         )

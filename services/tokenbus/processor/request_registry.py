@@ -1,7 +1,6 @@
-"""RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
+"""RequestRegistry: opens and ends requests, and tells their workers and consumers."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -23,58 +22,57 @@ from tokenbus.processor.requests import (
     Source,
     State,
 )
-from tokenbus.processor.router import Router
 from tokenbus.processor.session import Session
 from tokenbus.processor.workers import Workers
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import LogprobBatch
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 
 _log = logger("processor")
 _MOST_DROPPED = 256
-"""How many requests that no client asked for are dropped in one tick: a worker may have invented thousands."""
+"""Unclaimed requests that are dropped in one tick, at most: a worker may have invented thousands."""
 
 
 @dataclass(slots=True)
 class RequestCounts:
-    """How requests began and ended, in requests."""
+    """Requests by how they began and ended."""
 
     opened: int = 0
     finished: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     unclaimed: int = 0
     refused_resumes: int = 0
-    """Resumes that were refused because the request is another client's."""
+    """Resumes of other clients' requests."""
 
 
 class RequestRegistry:
-    """Decides when a request begins, changes hands and ends; tells its worker and its consumer."""
+    """All requests, and the consumers that take their rows."""
 
     def __init__(self, settings: ProcessorSettings, clock: Clock, workers: Workers) -> None:
         self._settings = settings
         self._clock = clock
         self._now = clock.now
+        self._abort_timeout = settings.abort_timeout_ms / 1000
         self.workers = workers
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
-        self.router = Router(self.table, self)
+        self.consumers: dict[int, Session] = {}
+        """The sessions by route."""
         self.default_route = UNCLAIMED
         """The route of requests that no client asked for."""
         self.counts = RequestCounts()
-        self.on_prefilled: Callable[[Request, list[int]], None] = lambda *_: None
-        """Called with a request whose prefill has ended, and the tokens of the prefill."""
         self._repeated_log = DeduplicatedLog()
         self.failed_ticks = 0
 
-    # How they begin.
+    # Beginning.
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int) -> Request:
-        """Open a request that a client asks for, at a stream or queued; the caller checks first that there is room."""
+        """Open a client's request at a stream, or queue it (NO_STREAM). The caller checks first that there is room."""
         deadline = self._deadline(generate.deadline_unix_ms, generate.deadline_ms)
         self.counts.opened += 1
         return self.table.submit(generate, stream, route, owner, deadline)
 
     def _deadline(self, unix_ms: int, at_most_ms: int = 0) -> Deadline:
-        """Return when a request ends at the latest that is to end at some moment; zero: the peer set none."""
+        """Return the deadline of a request: the earliest of a client's limits, of which zero is none, and our own."""
         ms = self._settings.request_timeout_ms
         if unix_ms:
             ms = min(ms, unix_ms - self._clock.unix_ms())
@@ -84,15 +82,15 @@ class RequestRegistry:
         return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms, ms)
 
     def make_room(self) -> bool:
-        """Drop the oldest request that was not asked for, of the worker that brought most; False if there is none."""
-        request = self.table.oldest_unasked()
+        """Drop an unclaimed request to make room for a client's; False if there is none."""
+        request = self.table.oldest_unclaimed()
         if request is None:
             return False
         self._drop_unclaimed(request)
         return True
 
     def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        """Tell which of the unknown requests of a step cannot be opened: they begin midway, or are too many."""
+        """Tell which unknown requests of a step cannot be opened, because they begin midway or exceed the room."""
         may_open = self._may_open(ids, positions, source)
         room = self.table.room_for(source.payer)
         return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
@@ -103,8 +101,8 @@ class RequestRegistry:
         pairs = zip(ids.tolist(), positions.tolist(), strict=True)
         return [position == 0 or request_id in source.owners for request_id, position in pairs]
 
-    def brought_by(self, batch: LogprobBatch, source: Source) -> set[int]:
-        """Return the unknown requests of a batch that wait for room, as others of their worker or its key have it."""
+    def waiting_for_room(self, batch: LogprobBatch, source: Source) -> set[int]:
+        """Return the unknown requests of a batch that need room; none while their payer has no others."""
         if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
             return set()
         unknown = np.flatnonzero(self.table.slots_of(batch.request_ids) < 0)
@@ -112,91 +110,86 @@ class RequestRegistry:
         found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
         return {request_id for request_id, may_open in found if may_open and not self.is_over(request_id, source)}
 
-    def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
-        """Open a request that a stream brought; the caller asks first which of them are refused."""
+    def open_unclaimed(self, request_id: int, position: int, source: Source, now: float) -> Request:
+        """Open a request that only its worker knows. The caller checks first that it is not `refused`."""
         shown_only = self.default_route == UNROUTED
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
         deadline, route = Deadline(now + wait_ms / 1000, after_ms=wait_ms), self.default_route
-        request = self.table.appear(request_id, position, source, deadline, route)
+        request = self.table.open_unclaimed(request_id, position, source, deadline, route)
         self.counts.opened += 1
         return request
 
     def scored_by(self, request_id: int, source: Source, now: float) -> Request | None:
-        """Return the request whose prompt a stream scores, met here first if need be; None: it is not the stream's."""
+        """Return the request of a stream's prompt scores, opened if it is unknown; None if it is not the stream's."""
         request = self.table.get(request_id)
         if request is None:
             ids, positions = np.array([request_id], np.uint64), np.zeros(1, np.uint32)
             if self.is_over(request_id, source) or self.refused(ids, positions, source)[0]:
                 return None
-            return self.meet(request_id, 0, source, now)
+            return self.open_unclaimed(request_id, 0, source, now)
         is_its = self.table.stream_of(request) in (NO_STREAM, source.stream)
         return request if is_its and self.table.state_of(request) is not State.ENDED else None
 
     def failed_by(self, request_id: int, source: Source, now: float) -> Request | None:
-        """Return a request that failed at a stream, met here first if need be; None: it is not the stream's.
+        """Return the request of a stream's error, opened if it is unknown; None if it is not the stream's.
 
-        After a restart the error may come before the client, and its worker's handshake names the request no more.
+        After a restart the error may come before the client, and the worker's hello does not name the request any more.
         """
         request = self.scored_by(request_id, source, now)
         may_end = request is not None and self.table.state_of(request) in (State.RUNNING, State.RESUMED)
         return request if may_end else None
 
-    def answer(self, request_id: int, source: Source) -> None:
-        """Learn from a handshake that a stream has a request, before any row of it came."""
+    def on_worker_has(self, request_id: int, source: Source) -> None:
+        """Assign a request to the worker that named it in its hello, or have the worker abort it."""
         request = self.table.get(request_id)
         if request is None:
-            if self.is_over(request_id, source):  # as when its worker had been given up
+            if self.is_over(request_id, source):
                 source.owners.pop(request_id, None)
                 self.workers.abort(source.stream, request_id)
             return
         if self.table.state_of(request) is State.RESUMED:
             self._settle_owner(request, source.owners.get(request_id, NO_OWNER))
-            if self.table.get(request_id) is not request:  # as when the refusal was too much for its consumer's queue
+            if self.table.get(request_id) is not request:  # the refusal overfilled the consumer's send queue
                 return
         state, stream = self.table.state_of(request), self.table.stream_of(request)
-        if state is State.RUNNING and stream != source.stream:  # asked for again, and another has it now
+        if state is State.RUNNING and stream != source.stream:  # asked for again, and dispatched to another worker
             self.workers.abort(source.stream, request_id)
         elif stream == NO_STREAM and state is not State.ENDED:
             self.table.go_on(request, source.stream)
 
-    def admitted(self, request: Request, admitted: Admitted) -> None:
-        """Tell a request's consumer which worker took it."""
-        if (consumer := self.consumer_of(request)) is not None:
-            consumer.admitted(request, admitted)
-
     def _settle_owner(self, request: Request, owner: int) -> None:
-        """Learn from a worker which client a request belongs to that was resumed before any worker had it."""
+        """Set the owner of a resumed request from its worker's hello; fail the request at another client."""
         if owner in (NO_OWNER, request.owner):
             return
         consumer = self.consumer_of(request)
         request.owner = owner
         if consumer is not None:
-            consumer.fail(request, self.not_theirs(request.id, consumer.name))
+            consumer.fail(request, self.refuse_resume(request.id, consumer.name))
             self.table.close(request, None)
             self.table.forget_end(request.id)  # its owner may resume it yet
 
-    def not_theirs(self, request_id: int, client: str) -> RequestError:
-        """Return what a client hears that resumed another client's request, and count it."""
+    def refuse_resume(self, request_id: int, client: str) -> RequestError:
+        """Count the resume of another client's request, and return the error for it."""
         self.counts.refused_resumes += 1
         self._repeated_log.begin(("resume", client), _log.warning, "resume refused", client=client, request=request_id)
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
 
-    # How they change hands.
+    # Consumers.
 
     def consumer_of(self, request: Request) -> Session | None:
-        """Return the consumer that takes a request's rows."""
-        return self.router.consumers.get(int(self.table.route[request.slot]))
+        """Return the consumer of a request's rows, if it has one."""
+        return self.consumers.get(int(self.table.route[request.slot]))
 
     def all_lag(self, stream: int) -> bool:
-        """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
-        consumers = map(self.router.consumers.get, set(self.table.route[self.table.stream == stream].tolist()))
+        """Tell whether all clients with requests at a worker are behind: then throttling it delays no other client."""
+        consumers = map(self.consumers.get, set(self.table.route[self.table.stream == stream].tolist()))
         return not any(each is not None and each.keeps_up for each in consumers)
 
     def is_in_open_step(self, request: Request) -> bool:
-        """Tell whether a worker's last row of a request waits for the rest of its step."""
+        """Tell whether the last row of a request waits for the rest of its step."""
         return any(worker.assembler.has_last_row(request.id) for worker in self.workers.by_id.values())
 
-    def claim(  # noqa: PLR0913 - what a client says of a request
+    def claim(  # noqa: PLR0913 - the fields of a resume
         self,
         request_id: int,
         position: int,
@@ -206,9 +199,9 @@ class RequestRegistry:
         owner: int = NO_OWNER,
         deadline_unix_ms: int = 0,
     ) -> Request:
-        """Lead a request's further rows to a consumer that has its tokens up to a position.
+        """Route the further rows of a request to a consumer that has its tokens up to a position.
 
-        The rows that wait already are the caller's to take over.
+        The caller delivers the rows that wait already.
         """
         now, table = self._now(), self.table
         request = table.get(request_id)
@@ -222,10 +215,10 @@ class RequestRegistry:
             table.skip_to(request, position)
         return request
 
-    # How they end.
+    # End.
 
     def finish(self, request: Request) -> None:
-        """End a request that has had its last row."""
+        """End a request that got its last row."""
         self.counts.finished += 1
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request)
@@ -235,14 +228,14 @@ class RequestRegistry:
             self.table.end(request, None)
 
     def fail(self, request: Request, code: ErrorCode, message: str, *, tell_worker: bool = True) -> None:
-        """End a request with an error that says how far it got; one that has ended already, as others did, stays so."""
+        """End a request with an error that says how far it got. Does nothing if it has ended already."""
         if self.table.get(request.id) is not request:
             return
         emitted = max(0, int(self.table.next_position[request.slot]))
         retry_after_ms = RETRY_MS if code in NOT_TAKEN else 0
         error = request_error(request.id, code, message, emitted_tokens=emitted, retry_after_ms=retry_after_ms)
         name = code_name(code)
-        # A worker may send any number for a code: a count for each would let it fill the memory.
+        # A worker may send any number as a code; a counter for each would fill the memory.
         self.counts.failed[name if code in CODE_NAMES else "other"] += 1
         if tell_worker:
             self._abort_at_worker(request)
@@ -262,24 +255,21 @@ class RequestRegistry:
         else:
             self.table.end(request, error)
 
-    def let_go(self, why: str) -> None:
+    def end_continuable(self, why: str) -> None:
         """End the requests that their clients can continue at another processor."""
         for request in self.table.open_requests():
             consumer = self.consumer_of(request)
             if request.can_go_on and consumer is not None and consumer.knows_others:
                 self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
-    def let_go_from(self, stream: int, most: int, why: str) -> None:
-        """End some of a worker's requests that it has begun and that their clients can continue at another worker."""
+    def end_continuable_of(self, stream: int, most: int, why: str) -> None:
+        """End admitted requests of a worker, at most some number, that their clients can continue at another worker."""
         begun = [each for each in self.table.of_stream(stream) if each.generate is None and each.aborted_at is None]
         for request in [each for each in begun if each.can_go_on][:most]:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """End the requests whose rows wait here and hold a stream back the longest.
-
-        Of those that no client asked for, all go at once that hold it back up to a sequence.
-        """
+        """Drop the unclaimed requests whose rows hold a pending ack, or older ones of its stream through a sequence."""
         for request in self.table.open_requests():
             if request.waiting:
                 found = request.waiting[0][0].pending_ack
@@ -287,18 +277,16 @@ class RequestRegistry:
                     self._drop_unclaimed(request)
 
     def abort(self, request_id: int) -> None:
-        """Ask the worker that has a request to end it; a request that has ended or was never known needs no end."""
+        """Ask the worker of a request to abort it. Does nothing if the request is unknown or has ended."""
         request = self.table.get(request_id)
         if request is None or request.aborted_at is not None:
             return
-        now = self._now()
-        request.aborted_at = now
-        self.table.look_again(request, now + self._settings.abort_timeout_ms / 1000)
-        if (stream := self.table.stream_of(request)) != NO_STREAM:
-            self.workers.abort(stream, request_id)
+        request.aborted_at = self._now()
+        self.table.check_at(request, self._due(request))
+        self._abort_at_worker(request)
 
     def expire(self) -> None:
-        """End what has waited too long; of what no client asked for only some, and the rest at the next ticks."""
+        """Expire overdue requests, a bounded number of unclaimed ones per tick."""
         now = self._now()
         self._repeated_log.expire()
         unclaimed = 0
@@ -308,7 +296,7 @@ class RequestRegistry:
                 continue
             try:
                 self._check(request, now)
-            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+            except Exception:  # noqa: BLE001 - a defect of ours
                 self.failed_ticks += 1
                 self._repeated_log.begin("defect", _log.exception, "tick failed", request=request.id)
                 if self.table.get(request.id) is request:
@@ -320,29 +308,25 @@ class RequestRegistry:
         if not request.is_claimed:
             self._drop_unclaimed(request)
             return
-        due = request.deadline.at
-        if request.aborted_at is not None:
-            given_up_at = request.aborted_at + self._settings.abort_timeout_ms / 1000
-            if now >= given_up_at:
-                why = f"aborted, and its worker did not say so within {self._settings.abort_timeout_ms} ms"
-                self.fail(request, ErrorCode.ERROR_CODE_ABORTED, why)
-                return
-            due = min(due, given_up_at)
-        if now >= request.deadline.at:
+        if request.aborted_at is not None and now >= request.aborted_at + self._abort_timeout:
+            why = f"aborted, and its worker did not say so within {self._settings.abort_timeout_ms} ms"
+            self.fail(request, ErrorCode.ERROR_CODE_ABORTED, why)
+        elif now >= request.deadline.at:
             why = f"it did not end within the {request.deadline.after_ms} ms that it had"
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
-            return
-        self.table.look_at(request, due)
+        else:
+            self.table.check_at(request, self._due(request))
 
-    def fail_unknown(self, request: Request) -> None:
-        """End a request that was resumed and that no worker here has."""
-        self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+    def _due(self, request: Request) -> float:
+        if request.aborted_at is None:
+            return request.deadline.at
+        return min(request.deadline.at, request.aborted_at + self._abort_timeout)
 
     def is_over(self, request_id: int, source: Source) -> bool:
-        """Tell whether a request that a stream has, or brings, has ended: here, or at its client.
+        """Tell whether a request of a stream has ended, here or at its client.
 
-        What the client said is of a request that began before: it holds until the worker has sent again what it
-        retained. A key may be used again.
+        The end at a client counts only until the worker has replayed its retained items: later, the client may have
+        used the id again.
         """
         worker = self.workers.by_stream.get(source.stream)
         is_sent_again = worker is None or worker.reconcile is not None
@@ -350,10 +334,9 @@ class RequestRegistry:
         return ended_here or (is_sent_again and self.table.has_ended_at_client(request_id))
 
     def client_ended(self, request_id: int, owner: int) -> None:
-        """Drop what workers bring of a request that has ended at its client, unless it is another client's.
+        """Drop the rows of an unclaimed request that has ended at its client, unless it is another client's.
 
-        After a processor is lost, workers send again what it had not acknowledged; kept, those rows would hold up the
-        acks behind them.
+        After the loss of a processor, workers replay such rows; kept, they would hold up the acks behind them.
         """
         request = self.table.get(request_id)
         source = None if request is not None else self.workers.source_of(request_id)
@@ -361,14 +344,14 @@ class RequestRegistry:
             if not request.is_claimed and request.owner in (NO_OWNER, owner):
                 is_whole = self.table.state_of(request) is State.ENDED
                 self._drop(request)
-                self.table.ended_at_client(request_id, owner)
+                self.table.note_end_at_client(request_id, owner)
                 if is_whole:  # else rows of it may still come
                     self.table.forget_end(request_id)
         elif source is None:
-            self.table.ended_at_client(request_id, owner)
+            self.table.note_end_at_client(request_id, owner)
         elif source.owners[request_id] == owner:
             del source.owners[request_id]
-            self.table.ended_at_client(request_id, owner)
+            self.table.note_end_at_client(request_id, owner)
             self.workers.abort(source.stream, request_id)
 
     def _drop(self, request: Request) -> None:
@@ -385,8 +368,8 @@ class RequestRegistry:
         if (stream := self.table.stream_of(request)) != NO_STREAM:
             self.workers.abort(stream, request.id)
 
-    def end_those_of(self, stream: int, name: str, why: str) -> int:
-        """End every request that a stream has: its worker is lost. Return how many."""
+    def end_all_of(self, stream: int, name: str, why: str) -> int:
+        """Fail all requests of a lost worker, and return how many."""
         ended = self.table.of_stream(stream)
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)

@@ -1,4 +1,4 @@
-"""Resumes: requests that a client takes up again, after it or the processor was away."""
+"""Resumes: requests that a client continues to read after it or the processor was away."""
 
 from collections.abc import Callable
 
@@ -17,15 +17,15 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
 _CHEAP_SEARCH = 64
-"""How many queued frames may be looked through at any time; more than that, once a tick."""
-_MOST_PUT_OFF = 1024
-"""Of requests that another client resumed first, and that no worker has vouched for yet."""
+"""Queued frames that may be searched at any time; longer searches are made once a tick."""
+_MAX_DEFERRED = 1024
+"""Bound of deferred resumes of requests that another client resumed first, and whose owner no worker has named."""
 
 
 class Resumes:
-    """Takes up again what clients resume, all that came in the same moment together: those requests share steps.
+    """Resumes requests, all that came at the same moment together, because such requests share steps.
 
-    A request belongs to the client that asked for it. To another client that resumes it there is none.
+    A request belongs to the client that asked for it. To another client that resumes it, it is unknown.
     """
 
     def __init__(
@@ -40,56 +40,60 @@ class Resumes:
         self._is_alive = is_alive
         self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
-        self._put_off: dict[tuple[int, int], tuple[Resume, float]] = {}
-        """Resumes of what another session has, and since when they wait: until its owner is known, or its life over."""
-        self._is_searched_out = False
+        self._deferred: dict[tuple[int, int], tuple[Resume, float]] = {}
+        """Resumes of requests of another session, with the time since which they wait.
+
+        They wait until the request's owner is known, or the other session is known to be dead.
+        """
+        self._is_exhausted = False
+        """Whether no more frames are searched before the next tick."""
 
     def add(self, session: Session, resume: Resume) -> None:
-        """Take one up, with those that come in the same moment."""
+        """Resume a request, together with the others of the same moment."""
         self._waiting[session.id, resume.request_id] = resume
-        if len(self._waiting) == 1 and not self._is_searched_out:
-            self._call_soon(self.take_up)
+        if len(self._waiting) == 1 and not self._is_exhausted:
+            self._call_soon(self.resume_all)
 
     def tick(self, *, are_back: bool) -> None:
-        """Take up what was put off, or had to wait because much had been looked through; end what no worker has.
+        """Retry the deferred resumes, and fail resumed requests that no worker has.
 
-        That is known once all workers had the time to come back, `are_back`, and have sent again what they retained.
+        Those are known once all workers had the time to reconnect (`are_back`) and have replayed their retained items.
         """
-        self._is_searched_out = False
+        self._is_exhausted = False
         if are_back and self._registry.workers.are_caught_up:
             for request in self._registry.table.resumed():
                 if not self._registry.is_in_open_step(request):
-                    self._registry.fail_unknown(request)
-        for place, (resume, _) in self._put_off.items():
-            self._waiting.setdefault(place, resume)
+                    self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+        for key, (resume, _) in self._deferred.items():
+            self._waiting.setdefault(key, resume)
         if self._waiting:
-            self.take_up()
+            self.resume_all()
 
-    def take_up(self) -> None:
-        """Take up the requests that were resumed: what waits goes to their clients, and so does what follows."""
-        if self._is_searched_out:
+    def resume_all(self) -> None:
+        """Deliver the waiting rows of the resumed requests to their clients, and route the further rows there."""
+        if self._is_exhausted:
             return
         waiting, self._waiting = self._waiting, {}
-        self._put_off = {place: entry for place, entry in self._put_off.items() if place[0] in self._sessions}
-        resumed = [(self._sessions[place[0]], each) for place, each in waiting.items() if place[0] in self._sessions]
+        self._deferred = {key: entry for key, entry in self._deferred.items() if key[0] in self._sessions}
+        resumed = [(self._sessions[key[0]], each) for key, each in waiting.items() if key[0] in self._sessions]
         found = self._search(resumed)
         sessions = {session for session, _ in resumed}
         for session in sessions:
             session.gather()
         for session, resume in resumed:
-            error = self._take_up(session, resume, found.get(resume.request_id, []))
+            error = self._resume(session, resume, found.get(resume.request_id, []))
             if error is not None:
                 session.put_error(error)
         for session in sessions:
             session.send_gathered()
 
-    # What is found where.
+    # Rows in the send queues of other sessions.
 
     def _search(self, resumed: list[tuple[Session, Resume]]) -> dict[int, list[_Rows]]:
-        """Return the rows of resumed requests that are on their way to other sessions of the same owners."""
+        """Return the rows of resumed requests in the send queues of other sessions of the same owners."""
         wanted: dict[int, set[int]] = {}
         for session, resume in resumed:
-            if not self._is_on_its_way(session, resume.request_id):
+            if not self._is_queued_for(session, resume.request_id):
                 wanted.setdefault(session.owner, set()).add(resume.request_id)
         found: dict[int, list[_Rows]] = {}
         asking = {session.id for session, _ in resumed}
@@ -100,7 +104,7 @@ class Resumes:
                 continue
             searched += len(other.send_queue)
             self._search_one(other, np.array(sorted(ids), np.uint64), found)
-        self._is_searched_out = searched > _CHEAP_SEARCH
+        self._is_exhausted = searched > _CHEAP_SEARCH
         return found
 
     def _search_one(self, other: Session, ids: RequestIds, found: dict[int, list[_Rows]]) -> None:
@@ -112,64 +116,68 @@ class Resumes:
                 rows = target.select([row]), draft and drafts_of(draft, request_id), frame.pending_ack
                 found.setdefault(request_id, []).append(rows)
 
-    def _is_on_its_way(self, session: Session, request_id: int) -> bool:
-        """Tell whether a request's last row waits in the session's own queue: it comes without being looked for."""
+    def _is_queued_for(self, session: Session, request_id: int) -> bool:
+        """Tell whether the further rows of a request are in the session's own queue, or go there."""
         ended = self._registry.table.ended(request_id)
         if ended is None:
             request = self._registry.table.get(request_id)
             return request is not None and self._registry.consumer_of(request) is session
         return has_last_row(session, ended)
 
-    # What becomes of one.
+    # One resume.
 
-    def _take_up(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
+    def _resume(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
         request_id, table = resume.request_id, self._registry.table
-        _, since = self._put_off.pop((session.id, request_id), (resume, session.last_heard))
+        _, since = self._deferred.pop((session.id, request_id), (resume, session.last_heard))
         ended, request = table.ended(request_id), table.get(request_id)
         if ended is not None:
-            return self._take_rest(session, resume, ended, found)
+            return self._resume_ended(session, resume, ended, found)
         if request is None:
-            return self._take_unknown(session, resume)
+            return self._resume_unknown(session, resume)
         holder = self._registry.consumer_of(request)
         if request.is_claimed and holder is not session:
             return self._take_over(session, resume, request, found, since)
         if request.owner not in (NO_OWNER, session.owner):
-            return self._registry.not_theirs(request_id, session.name)
+            return self._registry.refuse_resume(request_id, session.name)
         return self._claim(session, resume)
 
-    def _take_unknown(self, session: Session, resume: Resume) -> RequestError | None:
-        """Take up what this life of the processor has not met; a worker may have named its owner.
+    def _resume_unknown(self, session: Session, resume: Resume) -> RequestError | None:
+        """Resume a request that this life of the processor does not know.
 
-        A worker that has just come may have its last rows, which it has not sent again yet, and have named it no more.
+        A worker may have named its owner in its hello. A hello does not name requests that have ended at the worker,
+        though their last rows may still be replayed.
         """
         request_id, source = resume.request_id, self._registry.workers.source_of(resume.request_id)
-        self._registry.table.asked_again(request_id, session.owner)
+        self._registry.table.forget_end_at_client(request_id, session.owner)
         if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
-            return self._registry.not_theirs(request_id, session.name)
+            return self._registry.refuse_resume(request_id, session.name)
         if full := self._registry.table.limit_for(client_payer(session.owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full)
         self._claim(session, resume)
         if source is not None:
-            self._registry.answer(request_id, source)
+            self._registry.on_worker_has(request_id, source)
         return None
 
     def _take_over(
         self, session: Session, resume: Resume, request: Request, found: list[_Rows], since: float
     ) -> RequestError | None:
-        """Take a request from another session, if that is an earlier life of the same client; `since` it is wanted."""
+        """Move a request from another session if that is an earlier life of the same client.
+
+        `since` is the time of the first try.
+        """
         request_id, holder = request.id, self._registry.consumer_of(request)
         if holder is None or request.owner != session.owner:
             if self._registry.table.state_of(request) is not State.RESUMED:
-                return self._registry.not_theirs(request_id, session.name)
-            # Until a worker names the owner: the first that came has no better right.
-            if len(self._put_off) < _MOST_PUT_OFF:
-                self._put_off[session.id, request_id] = resume, since
+                return self._registry.refuse_resume(request_id, session.name)
+            # Deferred until a worker names the owner: the first of two clients has no better right.
+            if len(self._deferred) < _MAX_DEFERRED:
+                self._deferred[session.id, request_id] = resume, since
             return None
         if not session.is_proven and self._is_alive(holder):
-            # A life that was killed looks alive until its silence has lasted; one that is heard again lives.
+            # A killed session looks alive until its silence exceeds the timeout. One that is heard again is alive.
             if holder.last_heard > since:
-                return self._registry.not_theirs(request_id, session.name)
-            self._put_off[session.id, request_id] = resume, since
+                return self._registry.refuse_resume(request_id, session.name)
+            self._deferred[session.id, request_id] = resume, since
             return None
         holder.requests.discard(request_id)
         holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up"))
@@ -188,7 +196,7 @@ class Resumes:
         return error
 
     def _claim(self, session: Session, resume: Resume, *, settle: bool = True) -> RequestError | None:
-        """Lead a request to a session; return the error that it ended with before, if it did."""
+        """Route a request to a session and deliver its waiting rows; return the error that ended it, if any."""
         registry, request_id = self._registry, resume.request_id
         before = registry.table.get(request_id)
         was_claimed = before is not None and before.is_claimed
@@ -228,11 +236,11 @@ class Resumes:
         if table.get(request.id) is not request:  # it had ended
             session.requests.discard(request.id)
 
-    def _take_rest(self, session: Session, resume: Resume, ended: Ended, found: list[_Rows]) -> RequestError | None:
-        """Give a client what is still on its way of a request that has ended, or return why not."""
+    def _resume_ended(self, session: Session, resume: Resume, ended: Ended, found: list[_Rows]) -> RequestError | None:
+        """Deliver the undelivered rows of an ended request; return an error if its last row is not among them."""
         request_id, position = resume.request_id, resume.next_position
         if ended.owner not in (NO_OWNER, session.owner):
-            return self._registry.not_theirs(request_id, session.name)
+            return self._registry.refuse_resume(request_id, session.name)
         if ended.error is not None:
             return ended.error
         if has_last_row(session, ended):
@@ -247,9 +255,9 @@ class Resumes:
 
 
 def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
-    """Return the rows of a request that continue from a position, and the position behind them.
+    """Return the rows of a request that continue from a position, and the position after them.
 
-    Several earlier lives of a client may each have some of the rows in their queues, or the same: each is taken once.
+    The queues of several earlier lives of a client may have the same rows; each row is returned once.
     """
     rest: list[_Rows] = []
     for rows in sorted(found, key=lambda entry: int(entry[0].positions[0])):
@@ -265,9 +273,9 @@ def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
 
 
 def has_last_row(session: Session, ended: Ended) -> bool:
-    """Tell whether a session's queue has the last row of a request that has ended."""
+    """Tell whether a session's send queue has the last row of an ended request."""
     return (
         ended.last_frame is not None
-        and ended.last_frame[0] == session.route  # its id a client that was given up has again
+        and ended.last_frame[0] == session.route  # a client may use the session id of an earlier one again
         and session.send_queue.still_holds(ended.last_frame[1])
     )

@@ -1,4 +1,4 @@
-"""A step's rows, cut into a part for each consumer: once for all of them, whatever their number."""
+"""The rows of a step by route: one group for each consumer, written as messages in one pass for all of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,50 +16,52 @@ from tokenbus_contracts.wire import deal, write_parts
 
 Rows = npt.NDArray[np.intp]
 _Message = tuple[bytes, bytes]
+"""A message, and the ids of its requests."""
 
 
-class Part:
-    """The rows of a step that one consumer takes."""
+class RoutedRows:
+    """The rows of a step that have one route."""
 
     __slots__ = ("messages", "route", "rows")
 
     def __init__(self, route: int, rows: Rows, messages: Callable[[Limits], list[_Message]]) -> None:
         self.route = route
         self.rows = rows
-        """The places of its rows in the step."""
+        """The numbers of the rows in the step, in original batch order."""
         self.messages = messages
-        """Returns its rows as messages, each with the ids of their requests: one, or more where they are too many."""
+        """Returns the rows as messages: one, or more if one would exceed the limits."""
 
 
-def dealt(
+def split_message(
     batch: LogprobBatch, slots: Slots, requests: RequestColumns, stream: int, first_client: int
-) -> list[Part] | None:
-    """Return a step's parts in one pass, and move their requests on: a processor's way of most steps.
+) -> list[RoutedRows] | None:
+    """Split a step by route and advance its requests, in one native pass: the fast path of most steps.
 
-    None, with nothing changed: a row is not the next of a request that the stream has, or the step is no message.
+    Returns None and changes nothing if a row is not the next of its request, or if the step is not a single message.
     """
-    # Not checked again: the rows are of batches that the processor decoded, and the client checks what it reads.
-    found = deal(batch, _headed(batch), slots, requests, stream, first_client)
+    # Not validated again: the processor decoded these rows, and the client validates them.
+    found = deal(batch, _header_of(batch), slots, requests, stream, first_client)
     if found is None:
         return None
     rows, shares = found
     return [
-        Part(route, rows[begin:end], partial(_within, (message, ids))) for route, begin, end, message, ids in shares
+        RoutedRows(route, rows[begin:end], partial(_checked, (message, ids)))
+        for route, begin, end, message, ids in shares
     ]
 
 
-def _within(message: _Message, limits: Limits) -> list[_Message]:
+def _checked(message: _Message, limits: Limits) -> list[_Message]:
     if len(message[0]) > limits.max_message_bytes:
         raise ContractError("message", limits.max_message_bytes, len(message[0]), rule=Rule.BYTES)
     return [message]
 
 
-def _headed(batch: LogprobBatch) -> BatchHeader:
+def _header_of(batch: LogprobBatch) -> BatchHeader:
     return batch.header._replace(selection=True, draft_follows=False)
 
 
-class StepParts:
-    """The parts of a step, each the rows of one route, in original batch order."""
+class RowsByRoute:
+    """The rows of any step by route."""
 
     def __init__(self, batch: LogprobBatch, routes: npt.NDArray[np.int32]) -> None:
         indices = batch.batch_indices
@@ -72,26 +74,26 @@ class StepParts:
         self._routes: list[int] = by_route[begins].tolist()
         self._messages: list[list[_Message]] = []
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[RoutedRows]:
         for number, (begin, end) in enumerate(pairwise(self._bounds)):
-            yield Part(self._routes[number], self._rows[begin:end], partial(self._messages_of, number))
+            yield RoutedRows(self._routes[number], self._rows[begin:end], partial(self._messages_of, number))
 
     def _messages_of(self, number: int, limits: Limits) -> list[_Message]:
-        if not self._messages:  # the first call writes those of all parts
+        if not self._messages:  # the first call writes the messages of all routes
             self._messages = self._written(limits)
         return self._messages[number]
 
     def _written(self, limits: Limits) -> list[list[_Message]]:
         begins = [self._begins(begin, end, limits) for begin, end in pairwise(self._bounds)]
-        bounds = [*(begin for part in begins for begin in part), self._bounds[-1]]
-        # Not checked again, as above.
-        written = write_parts(self._batch.headed(_headed(self._batch)), self._rows, np.array(bounds[1:]), limits)
+        bounds = [*(begin for of_route in begins for begin in of_route), self._bounds[-1]]
+        batch = self._batch.headed(_header_of(self._batch))
+        written = write_parts(batch, self._rows, np.array(bounds[1:]), limits)  # not validated again, as above
         ids = self._batch.request_ids[self._rows].tobytes()
         messages = iter(zip(written, [ids[begin * 8 : end * 8] for begin, end in pairwise(bounds)], strict=True))
-        return [list(islice(messages, len(part))) for part in begins]
+        return [list(islice(messages, len(of_route))) for of_route in begins]
 
     def _begins(self, begin: int, end: int, limits: Limits) -> Sequence[int]:
-        """Return where the messages of some rows begin; those of one message of the stream are no more in another."""
+        """Return where the messages of a route's rows begin. Rows of one received message fit into one."""
         if self._batch.is_message or self._batch.nbytes <= room_in(limits):
             return range(begin, end, limits.max_rows)
         ends = self._batch.select(self._rows[begin:end]).runs(limits.max_rows, room_in(limits))

@@ -1,9 +1,8 @@
-"""From steps to requests: each row settled against what its request has had, then handed to its consumer."""
+"""Router: settles each row of a step against the state of its request, and delivers the new rows."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,22 +10,19 @@ import numpy.typing as npt
 from tokenbus.delivery import Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import LEAVES
-from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, Request, RequestTable, Source, State
-from tokenbus.processor.session import Session
-from tokenbus.processor.step_parts import Part, Rows, StepParts, dealt
-from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus.processor.dispatch import Dispatch
+from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, Source, State
+from tokenbus.processor.routed_rows import RoutedRows, Rows, RowsByRoute, split_message
+from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
-if TYPE_CHECKING:
-    from tokenbus.processor.request_registry import RequestRegistry
-
-_MOST_TURNED_AWAY = 16
-"""How many requests of one step a worker is asked to end: to say so costs more than to read the step."""
+_MAX_ABORTS = 16
+"""How many unknown requests of one step a worker is asked to abort: an abort costs more than reading the step."""
 
 
 @dataclass(slots=True)
 class RowCounts:
-    """What became of rows, in rows."""
+    """Rows by outcome."""
 
     delivered: int = 0
     repeated: int = 0
@@ -36,45 +32,55 @@ class RowCounts:
 
 
 class Router:
-    """Compares each row of a step with what its request has had, and hands what is new to the request's consumer."""
+    """Delivers each row exactly once, and only at the next position of its request."""
 
-    def __init__(self, table: RequestTable, registry: "RequestRegistry") -> None:
-        self._table = table
-        self._registry = registry
-        self.consumers: dict[int, Session] = {}
-        """By route, the session that takes the rows of its requests."""
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._registry = dispatch.registry
+        self._table = dispatch.registry.table
         self.counts = RowCounts()
 
-    def route(self, step: Step, source: Source, now: float) -> None:
-        """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""
+    # The three calls for each step, in this order.
+
+    def settle(self, step: Step, source: Source, now: float) -> tuple[Slots, Iterable[RoutedRows]]:
+        """Drop the rows that are not new from a step, and advance the requests of the others.
+
+        Returns the slots of the remaining rows, and these rows by route.
+        """
         slots = self._table.slots_of(step.rows.request_ids)
-        parts: Iterable[Part] | None = None
         if step.draft_rows is None:
-            parts = dealt(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
-        if parts is None:
-            slots = self._settle(step, slots, source, now)
-            self._table.advance(slots, step.rows.token_counts)
-            parts = StepParts(step.rows, self._table.route[slots]) if slots.size else ()
-        if slots.size:
-            self._deliver(step, source, slots, parts)
+            routed = split_message(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
+            if routed is not None:
+                return slots, routed
+        slots = self._settle_rows(step, slots, source, now)
+        self._table.advance(slots, step.rows.token_counts)
+        return slots, RowsByRoute(step.rows, self._table.route[slots]) if slots.size else ()
 
-    def _deliver(self, step: Step, source: Source, slots: Slots, parts: Iterable[Part]) -> None:
-        table, target = self._table, step.rows
+    def deliver(self, step: Step, slots: Slots, routed: Iterable[RoutedRows]) -> None:
+        """Give each consumer its rows; unclaimed rows wait with their requests."""
         self.counts.delivered += slots.size
-        for part in parts:
-            if part.route == UNCLAIMED:
-                table.put_aside(step, slots, part.rows)
-            elif (consumer := self.consumers.get(part.route)) is not None:  # else only steps() shows it, or it ended
-                consumer.give(step, slots, part)
-        leaving = np.flatnonzero(LEAVES[target.statuses])
-        for row in leaving.tolist():
-            # Its consumer may have ended it, for what was handed out here was more than may wait.
-            if (request := table.get(int(target.request_ids[row]))) is not None:
-                self._leave(request, target, row, source)
+        for rows in routed:
+            if rows.route == UNCLAIMED:
+                self._table.keep_rows(step, slots, rows.rows)
+            elif (consumer := self._registry.consumers.get(rows.route)) is not None:  # else only steps() gets them
+                consumer.deliver(step, slots, rows)
 
-    # Settling.
+    def close_finished(self, step: Step, source: Source) -> None:
+        """Close the requests that got their last row from this stream."""
+        target = step.rows
+        for row in np.flatnonzero(LEAVES[target.statuses]).tolist():
+            request = self._table.get(int(target.request_ids[row]))
+            if request is None:
+                continue  # ended by `deliver`: the rows overfilled the send queue of its client
+            source.owners.pop(request.id, None)
+            if target.statuses[row] == RowStatus.HANDED_OFF:
+                self._dispatch.decode(request, target.row(row).token_ids.tolist())
+            else:
+                self._registry.finish(request)
 
-    def _settle(self, step: Step, slots: Slots, source: Source, now: float) -> Slots:
+    # Rows that are not simply the next of their request.
+
+    def _settle_rows(self, step: Step, slots: Slots, source: Source, now: float) -> Slots:
         table, target = self._table, step.rows
         settled: npt.NDArray[np.bool_] = (
             (table.stream[slots] == source.stream)
@@ -87,10 +93,10 @@ class Router:
         keep = settled.copy()
         skip = np.zeros(slots.size, np.intp)
         for row in self._openable(step, np.flatnonzero(~settled), slots, source):
-            place = self._place(step, row, source, now)
-            if place is not None:
+            known_tokens = self._known_tokens(step, row, source, now)
+            if known_tokens is not None:
                 keep[row] = True
-                skip[row] = place
+                skip[row] = known_tokens
         draft = step.draft_rows
         if skip.any():
             target = target.between(skip, target.token_counts)
@@ -103,34 +109,34 @@ class Router:
         return table.slots_of(target.request_ids)
 
     def _openable(self, step: Step, rows: Rows, slots: Slots, source: Source) -> list[int]:
-        """Return those of a step's rows whose request is open or may be opened, and count the others."""
+        """Return the rows whose request is open or may be opened, and count the others."""
         found: list[int] = rows.tolist()
-        places: list[int] = rows[slots[rows] < 0].tolist()
-        if not places:
+        without_slot: list[int] = rows[slots[rows] < 0].tolist()
+        if not without_slot:
             return found
         ids: list[int] = step.rows.request_ids.tolist()
-        met = [row for row in places if not self._registry.is_over(ids[row], source)]
+        met = [row for row in without_slot if not self._registry.is_over(ids[row], source)]
         refused = self._registry.refused(step.rows.request_ids[met], step.rows.positions[met], source)
         unknown = list(compress(met, refused))
-        for row in unknown[:_MOST_TURNED_AWAY]:  # those that its worker brings again are turned away then
+        for row in unknown[:_MAX_ABORTS]:  # the others are aborted with a later step of their worker
             self._registry.workers.abort(source.stream, ids[row])
-        self.counts.late += len(places) - len(met)
+        self.counts.late += len(without_slot) - len(met)
         self.counts.unknown += len(unknown)
-        left = set(places).difference(met).union(unknown)
-        return [row for row in found if row not in left]
+        dropped = set(without_slot).difference(met).union(unknown)
+        return [row for row in found if row not in dropped]
 
-    def _place(self, step: Step, row: int, source: Source, now: float) -> int | None:
-        """Return how many of a row's tokens its request has had, or None: the row is not for it."""
+    def _known_tokens(self, step: Step, row: int, source: Source, now: float) -> int | None:
+        """Return how many tokens of a row its request has already; None if the row is dropped."""
         table, target = self._table, step.rows
         request_id, position = int(target.request_ids[row]), int(target.positions[row])
         request = table.get(request_id)
         if request is None:
-            if self._registry.is_over(request_id, source):  # as when a row before it ended it
+            if self._registry.is_over(request_id, source):  # an earlier row of the step may have ended it
                 self.counts.late += 1
                 return None
-            request = self._registry.meet(request_id, position, source, now)
+            request = self._registry.open_unclaimed(request_id, position, source, now)
         state, stream = table.state_of(request), table.stream_of(request)
-        if state is State.ENDED:  # its client has not asked for its tokens yet, and there will be no more
+        if state is State.ENDED:  # its rows wait for its client, and are complete
             self.counts.late += 1
             return None
         expected, count = int(table.next_position[request.slot]), int(target.token_counts[row])
@@ -148,12 +154,3 @@ class Router:
         if stream == NO_STREAM:
             table.go_on(request, source.stream)
         return expected - position
-
-    # Their end.
-
-    def _leave(self, request: Request, target: LogprobBatch, row: int, source: Source) -> None:
-        source.owners.pop(request.id, None)
-        if target.statuses[row] == RowStatus.HANDED_OFF:
-            self._registry.on_prefilled(request, target.row(row).token_ids.tolist())
-        else:
-            self._registry.finish(request)

@@ -1,4 +1,4 @@
-"""The frames on their way to one client: encoded once, sent as its window allows, kept until it acknowledges them."""
+"""SendQueue: the frames for one client, sent as its window allows and kept until it acknowledges them."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ from tokenbus.processor.client_frames import Frame, RequestIds
 
 
 class Budget:
-    """The bytes in all clients' queues together."""
+    """The bytes in the send queues of all clients together, and their bound."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -17,12 +17,11 @@ class Budget:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether that is more than there may be."""
         return self.bytes > self.max_bytes
 
 
 class SendQueue:
-    """The frames that one client has not acknowledged, oldest first: charged to it as outputs, and in bytes."""
+    """The unacknowledged frames of one client, oldest first, bounded in number and in bytes."""
 
     def __init__(self, max_frames: int, max_bytes: int, budget: Budget) -> None:
         self._max_frames = max_frames
@@ -35,9 +34,9 @@ class SendQueue:
         self._next_number = 1
         self._sent_bytes = 0
         self.outputs = 0
-        """How many frames with tokens it has."""
+        """Frames with rows or prompt scores."""
         self.last_ordinal = 0
-        """The number of the last frame that was put here, counted from one over all connections."""
+        """The ordinal of the last frame, counted from one over all connections."""
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -45,28 +44,27 @@ class SendQueue:
 
     @property
     def is_over_full(self) -> bool:
-        """Whether it has more than it may: its client reads too slowly."""
+        """Whether it exceeds its bounds, because its client reads too slowly."""
         return self.outputs > self._max_frames or self.bytes > self._max_bytes
 
     def still_holds(self, ordinal: int) -> bool:
-        """Tell whether the frame with a number, which was not dropped, is not acknowledged yet."""
+        """Tell whether the frame with an ordinal, which was not dropped, is still unacknowledged."""
         frames = self._sent or self._waiting
         return bool(frames) and ordinal >= frames[0].ordinal
 
     @property
     def has_room_in_window(self) -> bool:
-        """Whether a frame that is put now would be sent at once."""
+        """Whether the next frame would be sent at once."""
         return not self._waiting and self._fits(0)
 
     def connect(self, window_frames: int, window_bytes: int) -> None:
-        """Begin a connection: what was not acknowledged is sent again, numbered from one."""
+        """Begin a connection: all unacknowledged frames are sent again, numbered from one."""
         self._window_frames, self._window_bytes = window_frames, window_bytes
         self._waiting, self._sent = deque(self.frames()), deque()
         self._next_number = 1
         self._sent_bytes = 0
 
     def put(self, frame: Frame) -> None:
-        """Add a frame behind the others."""
         if frame.pending_ack is not None:
             frame.pending_ack.keep()
             frame.pending_ack.holders.append(self)
@@ -78,7 +76,7 @@ class SendQueue:
         self._budget.bytes += frame.cost
 
     def next_message(self) -> list[bytes] | None:
-        """Return the next frame that the window allows, as a message, or None."""
+        """Return the next frame that the window allows as a message, or None."""
         if not self._waiting or not self._fits(self._waiting[0].size):
             return None
         frame = self._waiting[0]
@@ -99,19 +97,18 @@ class SendQueue:
         while self._sent and self._sent[0].number <= through:
             frame = self._sent.popleft()
             self._sent_bytes -= frame.size
-            self._let_go(frame)
+            self._release(frame)
         return True
 
     def discard(self) -> None:
-        """Remove everything."""
         for frame in (*self._sent, *self._waiting):
-            self._let_go(frame)
+            self._release(frame)
         self._sent.clear()
         self._waiting.clear()
         self._sent_bytes = 0
 
     def drop_outputs(self) -> list[Frame]:
-        """Remove and return the frames with tokens; how requests ended is kept, and sent again."""
+        """Remove and return the frames with rows or prompt scores; the others are sent again."""
         frames = self.frames()
         self.discard()
         for frame in frames:
@@ -120,10 +117,9 @@ class SendQueue:
         return [frame for frame in frames if frame.is_output]
 
     def largest(self) -> set[int]:
-        """Return the largest requests, without whose own frames the queue is half as full; empty if there are none.
+        """Return the largest requests: without the frames that only they have rows in, the queue is half as full.
 
-        Only the fuller of its two bounds counts: many small frames do not fill the bytes. A step's rows of several
-        requests are no request's own.
+        Only the fuller of the two bounds counts. Empty if frames with rows of several requests fill the queue.
         """
         of = self.bytes / self._max_bytes < self.outputs / self._max_frames
         left, bound = ((self.bytes, self._max_bytes), (self.outputs, self._max_frames))[of]
@@ -143,21 +139,20 @@ class SendQueue:
         return set()
 
     def drop_own(self, request_ids: set[int]) -> list[Frame]:
-        """Remove and return the frames that are some requests' own."""
+        """Remove and return the frames that have rows of one of some requests alone."""
         dropped = [frame for frame in self.frames() if frame.owner in request_ids]
         for frame in dropped:
-            self._let_go(frame)
+            self._release(frame)
         self._sent_bytes -= sum(frame.size for frame in self._sent if frame.owner in request_ids)
         self._sent = deque(frame for frame in self._sent if frame.owner not in request_ids)
         self._waiting = deque(frame for frame in self._waiting if frame.owner not in request_ids)
         return dropped
 
     def frames(self) -> list[Frame]:
-        """Return all frames, oldest first."""
         return [*self._sent, *self._waiting]
 
     def frames_of(self, ids: RequestIds) -> list[Frame]:
-        """Return the frames that have rows of some requests, oldest first; nothing is decoded for that."""
+        """Return the frames with rows of some requests, oldest first. Nothing is decoded."""
         frames = [frame for frame in self.frames() if frame.ids]
         if not frames:
             return []
@@ -166,7 +161,7 @@ class SendQueue:
         return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
     def held_of(self, acks: AckTracker) -> tuple[int, int]:
-        """Return how many items of a stream it keeps from being acknowledged, and their bytes."""
+        """Return how many items of a stream its frames hold, and their bytes."""
         waiting = {frame.pending_ack for frame in self.frames() if frame.pending_ack is not None}
         held = [each for each in waiting if each.stream is acks]
         return sum(each.items for each in held), sum(each.bytes for each in held)
@@ -176,7 +171,7 @@ class SendQueue:
             not self._sent or self._sent_bytes + size <= self._window_bytes
         )
 
-    def _let_go(self, frame: Frame) -> None:
+    def _release(self, frame: Frame) -> None:
         self.outputs -= frame.is_output
         self.bytes -= frame.cost
         self._budget.bytes -= frame.cost

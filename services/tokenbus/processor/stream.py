@@ -1,4 +1,4 @@
-"""One worker's stream as it arrives: put in order, holes found and healed, or named; without sockets and a clock."""
+"""Stream: restores the order of a worker's items, and finds the missing ones; no sockets and no clock."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -18,54 +18,55 @@ from tokenbus_contracts.limits import Limits
 
 @dataclass(slots=True)
 class Arrived:
-    """An item in its place: a batch, an event, or None for a kind of payload that a newer minor brought."""
+    """A received item."""
 
     sequence: int
     contents: LogprobBatch | RequestEvent | None
+    """None for a kind of payload of a newer minor version."""
     kind: PayloadKind
     payload: bytes
     last_sequence: int
 
     @property
     def size(self) -> int:
-        """How many bytes of credit it used."""
+        """The used credit in bytes."""
         return len(self.payload)
 
 
 @dataclass(slots=True)
 class Lost:
-    """A run of items that cannot be had; without ids, any request of the stream may have had rows in them."""
+    """A run of lost items. Without ids, any request of the stream may have lost rows."""
 
     sequence: int
     last_sequence: int
     reason: GapReason
     request_ids: frozenset[int]
     size: int = 0
-    """How many bytes of credit they used."""
+    """The used credit in bytes."""
 
 
 class Fate(StrEnum):
-    """What became of an item when it came."""
+    """The outcome of receiving an item."""
 
     TAKEN = "taken"
     DUPLICATE = "duplicate"
     DIVERGENT = "divergent"
-    """A duplicate whose bytes differ from the first."""
+    """It came before, with other bytes."""
     DAMAGED = "damaged"
-    """Not the bytes that were sent: it is asked for again."""
+    """Its checksum is wrong; the worker is asked for it again."""
     REFUSED = "refused"
     """It breaks the contract."""
     FLOOD = "flood"
-    """It came without credit."""
+    """It exceeds the credit."""
 
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What happened in the streams of one worker, over all of its lives; in items, where the name says nothing else."""
+    """Counts of the streams of one worker over all of its lives; in items unless the name says otherwise."""
 
     taken: int = 0
     bytes: int = 0
-    """Of everything that came, repeated items too."""
+    """Payload bytes, also of repeated items."""
     duplicates: int = 0
     divergences: int = 0
     damaged: int = 0
@@ -101,41 +102,41 @@ class Stream:
         self._refused_once: set[int] = set()
         self._ahead_bytes = 0
         self.credit = Credit()
-        """What the worker was granted in this connection: up to which sequence, and how many bytes since its hello.
+        """The credit of this connection: the last sequence that may be sent, and the total bytes since the hello.
 
-        Both are totals, so a grant that is lost costs nothing but the time until the next.
+        Both are totals, so that a lost message of credit is made up for by the next one.
         """
         self._used_bytes = 0
         self.refusal: ContractError | None = None
         self.wants_handshake = False
         self.produced_at_ns = 0
-        """When the last step that was handed out was produced, by the worker's clock; zero: it did not say."""
+        """The time of production of the last delivered step, by the worker's clock; zero: unknown."""
 
     @property
     def lag(self) -> int:
-        """How many items are known to have been sent and are not in order yet."""
+        """Items that were sent and are not in order yet."""
         return max(0, self.known_last - self.expected + 1)
 
     @property
     def in_order_through(self) -> int:
-        """The last sequence up to which nothing is missing."""
+        """The last sequence without a missing item up to it."""
         return self.expected - 1
 
     @property
     def credit_left(self) -> int:
-        """How many more items the worker may send, as far as is known here."""
+        """The worker's remaining credit in items."""
         return max(0, self.credit.through_sequence - self.known_last)
 
     @property
     def is_credit_due(self) -> bool:
-        """Whether the worker has used so much credit that a grant is worth a message."""
+        """Whether enough credit is used up to be worth a message."""
         most_items, most_bytes = self._settings.credit_items, self._settings.credit_bytes
         items = self.in_order_through + most_items - self.credit.through_sequence
         size = self._used_bytes + most_bytes - self.credit.bytes
         return items >= max(1, most_items // 4) or size >= max(1, most_bytes // 4)
 
     def open_connection(self) -> None:
-        """Begin to count anew: the worker goes on from what is expected, in a connection of its own."""
+        """Start a connection, in which the worker continues with the expected sequence and with full credit."""
         self._ahead.clear()
         self._ahead_bytes = 0
         self.wants_handshake = False
@@ -147,14 +148,14 @@ class Stream:
         self.grant()
 
     def grant(self) -> None:
-        """Let the worker send as much as may be on its way."""
+        """Renew the worker's credit."""
         self.credit.through_sequence = self.in_order_through + self._settings.credit_items
         self.credit.bytes = self._used_bytes + self._settings.credit_bytes
 
     # Items.
 
     def take(self, item: Item, payload: bytes) -> Fate:
-        """Take one item; a ContractError only if the item itself contradicts its payload's length."""
+        """Receive one item. Raises a ContractError if its length differs from its payload's."""
         sequence = item.sequence
         if item.payload_bytes != len(payload):
             raise ContractError("item.payload_bytes", f"{len(payload)}, as it has", item.payload_bytes)
@@ -225,7 +226,7 @@ class Stream:
         self.counts.refused += 1
         self.refusal = error
         sequence = item.sequence
-        # Without a checksum it may have been damaged on the way: one more try shows.
+        # Without a checksum, the item may be damaged: the worker is asked for it once more.
         if item.HasField("payload_crc32") or sequence in self._refused_once:
             ids = _ids_in(item, payload, self._limits)
             self._put_ahead(Lost(sequence, sequence, GapReason.GAP_REASON_REFUSED, ids, len(payload)))
@@ -234,20 +235,20 @@ class Stream:
         return Fate.REFUSED
 
     def declare_lost(self, first: int, last: int, reason: GapReason, ids: frozenset[int]) -> None:
-        """Take the worker's word that some items cannot be had."""
+        """Mark a run of items as lost, as far as they have not come."""
         if last < self.expected:
             return
         first = max(first, self.expected)
-        while isinstance(self._ahead.get(first), Arrived):  # what came after all is not lost
+        while isinstance(self._ahead.get(first), Arrived):  # it came after all
             first += 1
         if first > last:
             return
         self.known_last = max(self.known_last, last)
-        self._pop_ahead(first)  # it was refused here before; its bytes cost credit all the same
+        self._pop_ahead(first)  # a refused item, which used credit
         self._put_ahead(Lost(first, last, reason, ids))
 
     def in_order(self, may_come: Callable[[Arrived | Lost], bool]) -> deque[Arrived | Lost]:
-        """Return what is next in order, and all that follows it, up to a hole or one that may not come yet."""
+        """Return the next items in order, up to a missing one or one that may not come yet."""
         ready: deque[Arrived | Lost] = deque()
         while (entry := self._ahead.get(self.expected)) is not None and may_come(entry):
             self._pop_ahead(self.expected)
@@ -256,7 +257,7 @@ class Stream:
                 self.counts.gaps += 1
                 self.counts.lost += entry.last_sequence - entry.sequence + 1
                 for covered in [each for each in self._ahead if each < self.expected]:
-                    self._pop_ahead(covered)  # they cost credit all the same
+                    self._pop_ahead(covered)  # they used credit
             self._refused_once.discard(entry.sequence)
             ready.append(entry)
         if ready:
@@ -264,14 +265,14 @@ class Stream:
             self._attempts = 0
         return ready
 
-    # Holes.
+    # Missing items.
 
     def heard_of(self, last_sequence: int) -> None:
-        """Take the worker's word that it sent everything up to a sequence."""
+        """Record that the worker has sent everything up to a sequence."""
         self.known_last = max(self.known_last, min(last_sequence, self.credit.through_sequence))
 
     def missing(self, now: float) -> tuple[int, int] | None:
-        """Return the range to ask for just now, if any; after the last attempt it is declared lost instead."""
+        """Return the range of missing items to ask for now, or None. After the last attempt it is declared lost."""
         if self.known_last < self.expected or self.expected in self._ahead:
             return None
         if self._asked_at is not None and now - self._asked_at < self._settings.replay_timeout_ms / 1000:
@@ -279,7 +280,7 @@ class Stream:
         last = min(self._ahead, default=self.known_last + 1) - 1
         if self._attempts >= self._settings.replay_attempts:
             self.declare_lost(self.expected, last, GapReason.GAP_REASON_RETENTION, frozenset())
-            # How much credit they took, only the worker knows: begin to count anew, together.
+            # Only the worker knows how much credit the lost items used: a new handshake resets the credit.
             self.wants_handshake = True
             return None
         self._asked_at = now
@@ -289,8 +290,8 @@ class Stream:
 
 
 def _ids_in(item: Item, payload: bytes, limits: Limits) -> frozenset[int]:
-    """Return the requests that a refused payload names; none, if that cannot be said."""
-    from tokenbus_contracts.codec import parse  # noqa: PLC0415 - what is refused is rare
+    """Return the requests in a refused payload; empty if the payload cannot be parsed."""
+    from tokenbus_contracts.codec import parse  # noqa: PLC0415 - a refusal is rare
 
     try:
         if item.payload_kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:

@@ -1,4 +1,4 @@
-"""The processor's side of the stream protocol: which workers may publish, in which order, with how much credit."""
+"""The processor's side of the stream protocol: handshakes, heartbeats, goodbyes, and lost workers."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from tokenbus.processor.connections import Connections, RefusedError, protocol_e
 from tokenbus.processor.intake import Intake
 from tokenbus.processor.refused_messages import RefusedMessages
 from tokenbus.processor.requests import NO_OWNER, Source
-from tokenbus.processor.stream import Fate, Stream
+from tokenbus.processor.stream import Stream
 from tokenbus.processor.workers import Worker, Workers
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Rule
@@ -23,9 +23,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     GoodbyeReason,
     Hello,
     ProcessorFrame,
-    Refusal,
     RefusalReason,
-    ReplayRequest,
     StreamLimits,
     Welcome,
     WorkerFrame,
@@ -34,27 +32,25 @@ from tokenbus_contracts.generated.stream_pb2 import (
 _log = logger("processor")
 _MOST_EPOCHS = 1024
 _GRACE_SECONDS = 0.5
-"""In which a worker whose connection closed may come back: its link may have broken, or a new publisher takes over."""
+"""Time for a worker to reconnect after its connection closed: a link may break, or a new publisher take over."""
 _SILENCE = 1.5
-"""How many of a heartbeat's intervals without a word are more than chance."""
+"""Heartbeat intervals of silence that are more than jitter."""
 _MOST_SEQUENCE = 2**61
-"""Beyond that a worker is not followed: half of the schema's bound, so that a grant beyond it can still be said."""
+"""Half of the bound in the schema, so that credit beyond a worker's last sequence stays within it."""
 
 
 class WorkerConnections(Connections[Worker]):
-    """Takes what workers send: their handshakes, items, gaps, heartbeats and goodbyes; answers with credit and acks."""
+    """Handles the frames of workers; items go to the intake."""
 
     def __init__(self, settings: Settings, workers: Workers, intake: Intake, refused_messages: RefusedMessages) -> None:
         super().__init__("worker", WorkerFrame, workers, workers.by_id, settings, refused_messages)
         self._workers = workers
         self._intake = intake
+        self._registry = intake.registry
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""
+        """The oldest epoch that a departed worker may come back with, and the end of that restriction."""
 
-    def _names(self, known: Worker | None) -> dict[str, object]:
-        return {} if known is None else {"stream": known.stream.worker_id, "epoch": known.stream.epoch}
-
-    # What comes in.
+    # Frames.
 
     def _take(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
         if not parts:
@@ -70,7 +66,7 @@ class WorkerConnections(Connections[Worker]):
         elif body is not None:
             self._excuse_silence(known, now)
             known.last_heard = now
-            # Items may be older than the engine's last sign: the next heartbeat says so then.
+            # Items may be older than the engine's last progress; then the next heartbeat says how long it stalled.
             known.stalled = frame.heartbeat.stalled_ms / 1000
             known.is_stalled = known.stalled > self._timeout
             self._frame(known, frame, body, parts, now)
@@ -81,7 +77,7 @@ class WorkerConnections(Connections[Worker]):
             raise ContractError("message", f"{expected} parts", len(parts), rule=Rule.LENGTH)
         match body:
             case "item":
-                self._item(worker, frame, parts[1], now)
+                self._intake.process(worker, now, frame.item, parts[1])
             case "gap":
                 if frame.gap.last_sequence < frame.gap.first_sequence:
                     limit = frame.gap.first_sequence
@@ -90,31 +86,16 @@ class WorkerConnections(Connections[Worker]):
                     raise ContractError("gap.last_sequence", _MOST_SEQUENCE, frame.gap.last_sequence, rule=Rule.MAX)
                 ids = frozenset(frame.gap.request_ids)
                 worker.stream.declare_lost(frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason, ids)
-                self._proceed(worker, now)
+                self._intake.process(worker, now)
             case "heartbeat":
                 worker.echo_ns = frame.heartbeat.sent_at_ns
                 worker.takes_no_more |= frame.heartbeat.takes_no_more
                 is_known = frame.heartbeat.HasField("kv_cache_permille")
                 worker.kv_cache_permille = frame.heartbeat.kv_cache_permille if is_known else None
                 worker.stream.heard_of(frame.heartbeat.last_sequence)
-                self._proceed(worker, now)
+                self._intake.process(worker, now)
             case "goodbye":
                 self._goodbye(worker, frame.goodbye, now)
-
-    def _item(self, worker: Worker, frame: WorkerFrame, payload: bytes, now: float) -> None:
-        stream = worker.stream
-        fate = stream.take(frame.item, payload)
-        if fate is Fate.FLOOD:
-            items, size = stream.credit.through_sequence, stream.credit.bytes
-            message = f"item {frame.item.sequence}: credit goes to item {items}, and to {size} bytes in all"
-            raise protocol_error(message)
-        if fate is Fate.REFUSED and stream.refusal is not None:
-            self.refused += 1
-            names, sequence = self._names(worker), frame.item.sequence
-            self._refused_messages.add("item refused", payload, stream.refusal, names, sequence=sequence)
-        elif fate in (Fate.DAMAGED, Fate.DIVERGENT):
-            self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=frame.item.sequence)
-        self._proceed(worker, now)
 
     # The handshake.
 
@@ -142,7 +123,7 @@ class WorkerConnections(Connections[Worker]):
         self._greet(known, hello, now)
 
     def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
-        """Return the known worker if it is the one that says hello, or None where another life takes its place."""
+        """Return the known worker if the hello is its own, or None after a younger life has replaced it."""
         name = known.stream.worker_id
         if epoch == known.stream.epoch:
             is_same_key = known.identity.name == self._workers.listener.identity(peer).name
@@ -158,7 +139,7 @@ class WorkerConnections(Connections[Worker]):
         return None
 
     def _check_fence(self, worker_id: str, epoch: int, now: float) -> None:
-        """Refuse an older life for a while after a younger one has gone; never for good, however large its epoch."""
+        """Refuse a life that is older than a departed one, for a while: no epoch locks a name out for good."""
         latest, until = self._fenced.get(worker_id, (0, now))
         if now < until:
             self._check_epoch(worker_id, epoch, latest)
@@ -181,13 +162,7 @@ class WorkerConnections(Connections[Worker]):
             last_heard=now,
             stream=stream,
             assembler=Assembler(hello.worker_id, epoch, self._settings.processor),
-            source=Source(
-                self._workers.streams,
-                stream.name,
-                hello.first_sequence > 1,
-                counts=stream.counts,
-                key=identity.name,
-            ),
+            source=Source(self._workers.streams, stream.name, hello.first_sequence > 1, key=identity.name),
             identity=identity,
             met_at=now,
             acknowledged=hello.first_sequence - 1,
@@ -203,21 +178,21 @@ class WorkerConnections(Connections[Worker]):
             stream.declare_lost(stream.expected, hello.first_sequence - 1, reason, frozenset())
         welcome = Welcome(resume_from=stream.expected, credit=stream.credit, **self._welcome())
         self._workers.send(worker, ProcessorFrame(welcome=welcome))
-        registry, owners = self._intake.registry, hello.request_owners or repeat(NO_OWNER)
+        registry, owners = self._registry, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
         worker.source.owners.update(zip(hello.request_ids, owners, strict=False))
-        # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
-        # are answered when a client resumes them: a hello may make up as many as it likes.
+        # After the welcome, because a worker ignores aborts before it. Unknown requests open only when a client resumes
+        # them: a hello may invent any number.
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_ids))
         for request_id, owner in worker.source.owners.items():
-            registry.table.worker_has(request_id, owner)
+            registry.table.forget_end_at_other_client(request_id, owner)
         for request_id in filter(registry.table.knows, hello.request_ids):
-            registry.answer(request_id, worker.source)
+            registry.on_worker_has(request_id, worker.source)
         worker.hellos += 1
         self._workers.arrivals += 1
-        _log.info("worker connected", resume_from=stream.expected, **self._names(worker))
+        _log.info("worker connected", resume_from=stream.expected, **worker.log_fields)
         self._intake.connected(worker)
-        self._proceed(worker, now)
+        self._intake.process(worker, now)
 
     def _refuse(self, peer: bytes, known: Worker | None, refused: RefusedError) -> None:
         super()._refuse(peer, known, refused)
@@ -226,60 +201,28 @@ class WorkerConnections(Connections[Worker]):
 
     def _goodbye(self, worker: Worker, goodbye: Goodbye, now: float) -> None:
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
-            self._workers.disconnect(worker)  # its retention stays good until the heartbeat's time is over
+            self._workers.disconnect(worker)  # it is lost only if it stays away for the heartbeat's timeout
             return
         self._lose(worker, goodbye.message or "it stopped")
         self._fence(worker, worker.stream.epoch + 1, now)
 
     def send_away(self, workers: Iterable[Worker], why: str) -> None:
-        """Say goodbye to the workers without requests of some that know another processor: they go there."""
-        load_of = self._intake.registry.table.load_of
-        for worker in [each for each in workers if each.stream.hello.processors > 1]:
-            if load_of(worker.source.stream):
-                continue
-            self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
-            self._lose(worker, why)
+        """Say goodbye to idle workers that have another processor in their list, so that they go there."""
+        for worker in list(workers):
+            if worker.stream.hello.processors > 1 and not self._registry.table.load_of(worker.source.stream):
+                self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
+                self._lose(worker, why)
 
     def _lose(self, worker: Worker, why: str) -> None:
-        """Forget a worker: nothing more comes from it, and its requests end."""
+        """Remove a worker, and fail its requests."""
         self._intake.close(worker, why)
         self._workers.disconnect(worker)
         self._workers.remove(worker)
-        registry, name = self._intake.registry, worker.stream.worker_id
-        ended = registry.end_those_of(worker.source.stream, name, why)
+        ended = self._registry.end_all_of(worker.source.stream, worker.stream.worker_id, why)
         log = _log.warning if ended else _log.info
-        log("worker gone", reason=why, requests_ended=ended, **self._names(worker))
+        log("worker gone", reason=why, requests_ended=ended, **worker.log_fields)
 
-    # What goes out.
-
-    def _proceed(self, worker: Worker, now: float) -> None:
-        """Hand on what is in order, and tell the worker what that means for it."""
-        self._intake.proceed(worker, now)
-        missing = worker.stream.missing(now)
-        if missing is not None:
-            first, last = missing
-            replay = ReplayRequest(first_sequence=first, last_sequence=last)
-            self._workers.send(worker, ProcessorFrame(replay=replay))
-            self._warn_once((worker.name, "replay"), "items asked for again", worker, first=first, last=last)
-        if worker.stream.wants_handshake:
-            worker.stream.wants_handshake = False
-            self._intake.proceed(worker, now)
-            refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="count credit anew")
-            self._workers.send(worker, ProcessorFrame(refusal=refusal))
-        self._workers.acknowledge(worker)
-        self._grant(worker)
-
-    def proceed_after_ack(self) -> None:
-        """Acknowledge what a client has: workers that wait for that send nothing until they hear of it."""
-        for worker in self._workers.by_id.values():
-            self._workers.acknowledge(worker)
-            self._grant(worker)
-
-    def _grant(self, worker: Worker) -> None:
-        stream = worker.stream
-        if stream.is_credit_due and not self._intake.is_throttled(worker):
-            stream.grant()
-            self._workers.send(worker, ProcessorFrame(credit=stream.credit))
+    # Time.
 
     def _check(self, known: Worker, now: float) -> None:
         is_gone = known.peer is not None and not self._workers.listener.is_connected(known.peer)
@@ -296,24 +239,24 @@ class WorkerConnections(Connections[Worker]):
         if known.is_stalled and not is_gone:
             self._warn_once((known.name, "stalled"), "worker stalled", known)
         self._excuse_silence(known, now)
-        self._proceed(known, now)
+        self._intake.process(known, now)
         self._workers.acknowledge(known, at_once=True)
         if now >= known.next_heartbeat:
             self._send_heartbeat(known, now)
-            # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
+            # Sent again because one may have been lost: then the worker would wait for it forever. Both are totals.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
             self._workers.send(known, ProcessorFrame(credit=known.stream.credit))
 
     def _why_lost(self, worker: Worker, now: float) -> str:
-        """Return why a worker that is stalled is lost; or an empty string, as it may be in a long step.
+        """Return why a stalled worker is lost; an empty string while it may be in a long step.
 
-        Silence alone says little of one that computes: on a busy machine it may not have its turn for seconds.
+        Silence alone is no proof: on a busy machine a computing worker may not be scheduled for seconds.
         """
         grace = min(_GRACE_SECONDS, self._timeout)
         if worker.gone_since is not None and now - worker.gone_since >= grace:
             return f"its connection closed, and it did not come back within {round(1000 * grace)} ms"
         silent = now - worker.last_heard
-        has_requests = self._intake.registry.table.load_of(worker.source.stream)
+        has_requests = self._registry.table.load_of(worker.source.stream)
         patience = self._timeout + worker.stream.hello.longest_step_ms / 1000
         if silent > self._timeout and (worker.peer is None or not has_requests):
             return f"silent for {self._settings.bus.heartbeat_timeout_ms} ms"
@@ -323,18 +266,16 @@ class WorkerConnections(Connections[Worker]):
         return ""
 
     def _fence(self, worker: Worker, oldest: int, now: float) -> None:
-        """Remember for a while which is the oldest life of a worker that may come now."""
         self._fenced[worker.stream.worker_id] = oldest, now + self._timeout
         if len(self._fenced) > _MOST_EPOCHS:
             self._fenced.popitem(last=False)
 
     def _excuse_silence(self, worker: Worker, now: float) -> None:
-        """Count no time against a worker's steps in which it could not send: its link stalls, or we give no credit."""
+        """Restart the timeout of a worker's open steps after a time in which it could not send."""
         if now - worker.last_heard > _SILENCE * self._interval or self._intake.is_throttled(worker):
             worker.assembler.renew(now)
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Extend by a stall of this processor what it waits for: peers, steps, and clients of what is held back."""
         super().extend_deadlines(seconds, now)
         for worker in self._workers.by_id.values():
             worker.assembler.renew(now)
@@ -352,7 +293,6 @@ class WorkerConnections(Connections[Worker]):
 
 
 def _check_hello(hello: Hello, settings: Settings, identity: Identity) -> None:
-    """Refuse a worker that is not authorized, or that may send wider batches or compute for longer than is allowed."""
     if not identity.may(Role.WORKER, hello.worker_id):
         message = f"key {identity.name} may not be worker {hello.worker_id}"
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)

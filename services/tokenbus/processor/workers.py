@@ -1,4 +1,4 @@
-"""The workers that this processor knows, and what each of them is sent."""
+"""The workers of this processor, and the frames that it sends them."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -26,35 +26,40 @@ class Worker(KnownPeer):
     identity: Identity
     met_at: float
     acknowledged: int = 0
-    """The last sequence that it was sent an ack for."""
+    """The sequence of the last ack."""
     alone_since: float | None = None
-    """Since when a prefill worker has had no decode worker here."""
+    """The time since which this prefill worker has had no decode worker here."""
     last_turn: int = 0
-    """The number of the last new request that it was given, or was to go on with: it breaks ties in dispatch."""
+    """The number of the last request that was dispatched to it, which breaks ties."""
     stalled: float = 0.0
-    """For how many seconds its engine had made no progress, as its last heartbeat says, if it was heard since."""
+    """Seconds without progress of its engine, as of its last heartbeat."""
     is_stalled: bool = False
-    """Whether its connection is closed, or it shows no progress: it gets no new requests."""
+    """Whether it gets no new requests because its connection is closed, or its engine makes no progress."""
     kv_cache_permille: int | None = None
-    """How much of its engine's KV cache was in use at its last heartbeat, in thousandths; None: not known."""
+    """The used share of its engine's KV cache at its last heartbeat, in thousandths; None: unknown."""
     gone_since: float | None = None
-    """When its connection was first found closed, if it has not come back."""
+    """When its connection was found closed."""
     takes_no_more: bool = False
-    """Whether it gets no new requests, because it leaves when those it has are done."""
+    """Whether it drains: it gets no new requests."""
     held_back: tuple[PendingAck, float] | None = None
-    """What has held its stream back for the longest, and since when, while too much waits to be acknowledged."""
+    """The oldest pending ack while the consumers' buffer is too full, and the time since which it is the oldest."""
     waits_for_room: bool = False
-    """Whether its next item brings more requests that no client asked for than there is room for."""
+    """Whether its next item has more unclaimed requests than the table has room for."""
     hellos: int = 0
-    """How many of its hellos were answered."""
+    """Completed handshakes."""
     reconcile: tuple[int, frozenset[int]] | None = None
-    """When the stream has come to that sequence, the worker has only these requests, and what it was sent since."""
+    """The last sequence before its hello, and the requests that the hello named; None once they were reconciled."""
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """The fields that name it in logs."""
+        return {"stream": self.stream.worker_id, "epoch": self.stream.epoch}
 
     def count(self, step: Step) -> None:
-        """Count a step that was handed out, with the rows of it that were."""
+        """Count a delivered step."""
         counts, rows = self.stream.counts, step.rows
         counts.steps += 1
-        self.source.count(rows)
+        counts.tokens += rows.token_ids.size
         counts.incomplete_steps += not step.is_whole
         if rows.draft_token_counts.any():
             counts.speculation.add(rows)
@@ -62,29 +67,28 @@ class Worker(KnownPeer):
 
 
 class Workers(Peers[Worker]):
-    """All workers that have said hello and are not lost, by their ids and by the numbers of their streams."""
+    """The workers that completed a handshake, until they are lost."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         super().__init__(ProcessorFrame)
         self._settings = settings
         self.streams = 0
-        """How many streams there were: each one's number is below that."""
+        """The number of the next stream."""
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
         self.arrivals = 0
-        """How often a worker came."""
+        """Completed handshakes of all workers."""
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
-        """What was counted of workers that are gone, for as many as may be here, so that a sum misses nothing."""
+        """The counts of lost workers, at most `max_workers`, so that sums do not drop."""
         self.lost = 0
 
     def add(self, worker: Worker) -> None:
-        """Add a worker whose stream has the next number."""
         self.streams += 1
         self.by_id[worker.stream.worker_id] = worker
         self.by_stream[worker.source.stream] = worker
 
     def remove(self, worker: Worker) -> None:
-        """Forget a worker that is lost, and keep what was counted of it."""
+        """Remove a worker, and keep its counts."""
         self.by_id.pop(worker.stream.worker_id, None)
         self.by_stream.pop(worker.source.stream, None)
         self.lost += 1
@@ -94,21 +98,18 @@ class Workers(Peers[Worker]):
 
     @property
     def are_caught_up(self) -> bool:
-        """Whether every worker has sent again what it retained when it introduced itself."""
+        """Whether every worker has replayed the items that it retained before its hello."""
         return all(worker.reconcile is None for worker in self.by_id.values())
 
     def source_of(self, request_id: int) -> Source | None:
-        """Return the stream whose worker said in its handshake that it has a request."""
+        """Return the stream whose worker named a request in its hello."""
         sources = (worker.source for worker in self.by_stream.values())
         return next((source for source in sources if request_id in source.owners), None)
 
-    # What they are sent.
-
     def send(self, known: Worker, frame: Message) -> Outcome:
-        """Send a worker a frame."""
+        """Send a frame, or disconnect a worker that does not read: its next hello makes up for the lost frames."""
         outcome = super().send(known, frame)
         if outcome is Outcome.FULL:
-            # A worker that reads nothing: all of it is sent again after its next hello.
             self.disconnect(known)
         return outcome
 
@@ -118,7 +119,7 @@ class Workers(Peers[Worker]):
             self.send(worker, ProcessorFrame(abort=Abort(request_id=request_id)))
 
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
-        """Let a worker forget what has arrived; now and then, as each time costs a message."""
+        """Acknowledge the items that no consumer needs: a share of the credit at a time, as each ack is a message."""
         acks = worker.stream.acks
         acks.advance()
         behind = acks.acknowledged - worker.acknowledged

@@ -258,7 +258,7 @@ async def test_arrays_that_do_not_fit_end_their_requests_alone(bus: Bus) -> None
         bus.core.add("second", extra_args={ARGUMENT: 2})
         bus.core.step()
         await until(lambda: processor.registry.table.get(2))
-        assert processor.registry.router.counts.late == 0
+        assert processor.intake.router.counts.late == 0
 
 
 async def test_without_a_processor_vllm_goes_on(folder: Path) -> None:
