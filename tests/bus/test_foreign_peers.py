@@ -15,7 +15,7 @@ from tests.bus.foreign import call, sending
 from tests.bus.harness import MAX_PART_BYTES, Bus, both_ways, introduce, meet_again
 from tests.support.waiting import soon, until
 from tokenbus.bus import Listener, Outcome
-from tokenbus.bus.accepted import AcceptedConnection, place
+from tokenbus.bus.accepted import AcceptedConnection, local_address_of
 from tokenbus.bus.sockets import LoopSocket
 from tokenbus.bus.zap import Authenticator
 
@@ -148,11 +148,11 @@ def test_descriptor_that_is_another_sockets_by_now(family: int, tmp_path: Path) 
         listening.listen()
         peer.connect(listening.getsockname())
         with listening.accept()[0] as accepted:
-            connection = AcceptedConnection(accepted.fileno(), place(listening), 0, 0.0)
+            connection = AcceptedConnection(accepted.fileno(), local_address_of(listening), 0, 0.0)
             assert not connection.was_closed_by_peer()
             connection.close()
         with pytest.raises(OSError, match="another connection"):
-            AcceptedConnection(peer.fileno(), place(listening), 0, 0.0)
+            AcceptedConnection(peer.fileno(), local_address_of(listening), 0, 0.0)
 
 
 async def test_gate() -> None:

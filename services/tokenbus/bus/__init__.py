@@ -38,13 +38,13 @@ __all__ = [
 
 
 def clock_for(address: str) -> Clock:
-    """Return the clock of all that is connected at an address: the system's, but for a bus of tokenbus.testing."""
+    """Return the clock of an address: the system's, or that of a bus of tokenbus.testing."""
     transport = shared(address)
     return SystemClock() if transport is None else transport.clock
 
 
 def transport_for(settings: BusSettings, address: str) -> Transport:
-    """Return the transport of an address; raises AddressError for one in this process that no bus of a test has."""
+    """Return the transport of an address; raises AddressError for a memory address that no bus of a test has."""
     if not address.startswith("memory://"):
         return ZeroMQTransport(settings)
     transport = shared(address)

@@ -1,4 +1,4 @@
-"""AcceptedConnection: how many bytes libzmq holds of a connection that it has accepted."""
+"""AcceptedConnection: the bytes that libzmq holds of one connection."""
 
 import contextlib
 import ctypes
@@ -15,34 +15,33 @@ _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received
 _MUCH = 1_048_576
 _STUCK_BYTES, _STUCK_SECONDS = 65_536, 0.05
-"""What has arrived, and how long no message was read: then the process's growth is charged to the connection."""
+"""Unread bytes of a connection, and their age, from which it is charged with the growth of the process."""
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # a command's name, a nonce, a proof, and the flags
-
 _LIBC = ctypes.CDLL(None)
-_NOWHERE = bytes(16)
+_NO_ADDRESS = bytes(16)
 """An address of the family AF_UNSPEC: connecting to it resets a TCP connection."""
 
 
 class AcceptedConnection:
     """A connection that libzmq has accepted, by a duplicate of its descriptor.
 
-    libzmq holds an unfinished message of several parts without any bound, and does not report it. But the kernel counts
-    a TCP connection's bytes: those that arrived, less those that were read as whole messages, are held. It does not for
-    a Unix socket, and of tiny parts libzmq holds thirty times their bytes: so the process's growth since the connection
-    last finished a message counts as well, while more of one comes.
+    libzmq holds an unfinished message of several parts without any bound, and does not report its size. For TCP, the
+    size follows from the kernel's count: the bytes that arrived, minus the bytes of whole messages that were read. The
+    kernel has no such count for a Unix socket, and libzmq needs thirty times the memory for tiny parts. So the growth
+    of the process counts too, since the connection last finished a message and while it sends more.
     """
 
     report: Callable[["AcceptedConnection", str], None]
-    """Reports why it was cut off, to the owner of the listening socket."""
+    """Reports the reason of a cut to the owner of the listening socket."""
     is_read_out: Callable[[], bool]
-    """Returns, on the event loop, whether every message that arrived at the listening socket was read."""
+    """Returns, on the event loop, whether every message at the listening socket was read."""
 
-    def __init__(self, descriptor: int, listens_at: object, handshakes: int, now: float) -> None:
-        """Duplicate a descriptor; `handshakes` is the number of those that were answered before it was accepted.
+    def __init__(self, descriptor: int, local_address: object, handshakes: int, now: float) -> None:
+        """Duplicate a descriptor; `handshakes` is the number of handshakes that were answered before.
 
-        Raises OSError if the connection has ended: its descriptor may by now be of something else in this process,
-        which is not at the place where its listener `listens_at` (see `place`).
+        Raises OSError if the connection has ended. Its descriptor may belong to something else by now, which then has
+        another local address than the listening socket.
         """
         duplicate = os.dup(descriptor)
         try:
@@ -50,18 +49,18 @@ class AcceptedConnection:
         except OSError:
             os.close(duplicate)
             raise
-        if place(self.connection) != listens_at:
+        if local_address_of(self.connection) != local_address:
             self.connection.close()
             raise OSError(errno.EBADF, "another connection's descriptor")
         self.handshakes = handshakes
         self.accepted = self.moved = now
         self.peer = b""
         self.public = ""
-        """The key that its peer proved, in Z85; empty where none is asked for."""
+        """The key that the peer proved, in Z85; empty if the listener asks for none."""
         self.delivered = 0
-        """Bytes that were read, with their framing; only the event loop writes it."""
+        """Bytes of the messages that were read, with their framing; only the event loop writes this."""
         self.held = self.grown = 0
-        """Bytes over TCP that were not read as whole messages; what the process grew by during an unfinished one."""
+        """Bytes over TCP that were not read as whole messages; growth of the process during an unfinished one."""
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None
         self._read_before = -1
@@ -70,7 +69,7 @@ class AcceptedConnection:
 
     @property
     def is_tcp(self) -> bool:
-        """Whether it is over TCP, so that the kernel counts its bytes."""
+        """Whether the kernel counts the connection's bytes."""
         return self.connection.family != socket.AF_UNIX
 
     def measure(self, now: float, resident: int) -> None:
@@ -88,7 +87,7 @@ class AcceptedConnection:
         self.grown = resident - self._grown_from if is_stuck else 0
 
     def forgive(self, resident: int) -> None:
-        """Count the growth from now on: another connection was the cause of what there was."""
+        """Discard the growth so far: another connection caused it."""
         self._grown_from = resident
 
     def _measure_tcp(self) -> int:
@@ -103,12 +102,12 @@ class AcceptedConnection:
         return int.from_bytes(fcntl.ioctl(self.connection, termios.FIONREAD, bytes(4)), "little")
 
     def shut_down(self, *, reset: bool = False) -> None:
-        """End it: libzmq reads an end of file, and frees all that it holds of it.
+        """End the connection: libzmq reads an end of file, and frees the connection's memory.
 
-        With a reset it does not read what is left in the kernel, which may be as much again.
+        With `reset`, libzmq does not read the bytes that are left in the kernel.
         """
         self.is_cut = True
-        if reset and self.is_tcp and not _LIBC.connect(self.connection.fileno(), _NOWHERE, len(_NOWHERE)):
+        if reset and self.is_tcp and not _LIBC.connect(self.connection.fileno(), _NO_ADDRESS, len(_NO_ADDRESS)):
             return
         with contextlib.suppress(OSError):  # it has ended already
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -118,21 +117,21 @@ class AcceptedConnection:
         self.connection.close()
 
     def was_closed_by_peer(self) -> bool:
-        """Return whether the peer has closed it."""
+        """Return whether the peer ended the connection."""
         poll = select.poll()
         poll.register(self.connection, select.POLLRDHUP)  # not a read: much may still be unread
         return bool(poll.poll(0))
 
     def __str__(self) -> str:
         with contextlib.suppress(OSError):
-            where = self.connection.getpeername()
-            if isinstance(where, tuple):
-                return f"{where[0]}:{where[1]}"
+            address = self.connection.getpeername()
+            if isinstance(address, tuple):
+                return f"{address[0]}:{address[1]}"
         return "a peer"
 
 
-def place(connection: socket.socket) -> object:
-    """Return where a socket is: a port, or a path; a listening socket and what it accepts are at the same."""
+def local_address_of(connection: socket.socket) -> object:
+    """Return the port or path of a socket; a listening socket shares it with the connections that it accepts."""
     name = connection.getsockname()
     return name[1] if isinstance(name, tuple) else name
 

@@ -16,7 +16,7 @@ _MOST_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class TcpEndpoint:
-    """A host and a port; to listen, the host may be `*` for all interfaces, and the port 0 for any free one."""
+    """A host and a port; a listener's host may be `*` for all interfaces, and its port 0 for any free one."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class TcpEndpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it: 127.0.0.0/8, ::1 or localhost."""
+        """Whether only this machine can reach the host: 127.0.0.0/8, ::1 or localhost."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -73,7 +73,7 @@ def _tcp(address: str) -> TcpEndpoint:
 
 
 def _ipc(address: str, path: str) -> IpcEndpoint:
-    # To libzmq, @NAME and * are no paths, but names without a file, which every user of the machine may take.
+    # To libzmq, @NAME and * are names without a file, which every user of the machine may bind.
     if not path or not path.isprintable() or path == "*" or path.startswith("@"):
         raise AddressError(address, "expected ipc://PATH")
     size = len(os.fsencode(path))

@@ -1,4 +1,4 @@
-"""AllowList: which keys may connect, with which roles, and under which names."""
+"""AllowList: the keys that may connect, with their roles and names."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _log = logger("bus")
 
 
 def checked_name(name: object) -> str:
-    """Return a key's name, after which its files are named; raises ValueError with the reason if it is none."""
+    """Return a key's name, which is also the name of its files; raises ValueError for an invalid one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         limit = "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"
         raise ValueError(f"name: {limit}, got {name!r}")
@@ -45,21 +45,20 @@ def checked_name(name: object) -> str:
 class AllowedKey:
     """One entry of the allow-list; a name may have several keys, as during a rotation."""
 
-    public: str
-    """In Z85."""
+    public: str  # in Z85
     identity: Identity
     added: datetime
     revoked: datetime | None = None
 
 
 class AllowListError(UsageError, ValueError):
-    """An allow-list cannot be used: one line with the place, the limit and the value."""
+    """An allow-list cannot be used: the message has the entry, the limit and the value."""
 
 
 class AllowList:
     """The allow-list of a process that listens, reloaded when its file changes.
 
-    A file that cannot be read leaves the last good list in force, and is logged.
+    If the file cannot be read, the last good list stays in force.
     """
 
     def __init__(self, path: str) -> None:
@@ -75,11 +74,11 @@ class AllowList:
             raise SettingsError("bus.allowed_keys", f"a file of allowed keys: {error}", path) from None
 
     def find(self, public: str) -> Identity | None:
-        """Return a key's identity, or None: it is not allowed, or was revoked."""
+        """Return a key's identity; None: the key is not allowed, or was revoked."""
         return self._identities.get(public)
 
     def refresh(self) -> None:
-        """Reload the file if it has changed; call it periodically, from any thread."""
+        """Reload the file if it has changed; any thread calls this periodically."""
         with self._lock:
             self._repeated_log.expire()
             try:
@@ -95,7 +94,7 @@ class AllowList:
 
 
 def read_keys(path: Path) -> list[AllowedKey]:
-    """Return the keys in a file, revoked ones too; raises AllowListError."""
+    """Return the keys in a file, including revoked ones; raises AllowListError."""
     try:
         with path.open("rb") as file:
             mode, data = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES + 1)
@@ -124,12 +123,12 @@ def read_keys(path: Path) -> list[AllowedKey]:
 
 
 def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
-    """Replace the keys in a file, atomically."""
+    """Replace the keys in a file atomically."""
     replace_file(path, _HEAD + "".join(_text(key) for key in keys), _MODE)
 
 
 def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) -> AllowedKey:
-    """Return an entry that is valid from now on; raises ValueError with the reason."""
+    """Return an entry that is valid from now on; raises ValueError."""
     now = datetime.now(timezone.utc).replace(microsecond=0)
     return _parsed({"name": name, "public": public, "roles": list(roles), "names": list(names), "added": now})
 

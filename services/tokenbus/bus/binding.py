@@ -1,7 +1,7 @@
-"""Listening sockets, which are bound here rather than by libzmq.
+"""Listening sockets, bound here and not by libzmq.
 
-libzmq replaces the socket of another process that listens at a path, deletes a path that may be another's by then, and
-says little about what is wrong with an address.
+libzmq replaces the socket of another process that listens at a path, later deletes a path that may belong to another
+process, and hardly explains an unusable address.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tokenbus.bus.errors import AddressError
 from tokenbus.printable import reason_of
 
 _BACKLOG = 4096
-"""As many as connect at once after a restart; of those beyond it the kernel drops the first packet, for a second."""
+"""Peers that may connect at once, as after a restart; the kernel makes others wait for a second."""
 _LOCK_TRIES = 10
 _OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"
@@ -44,15 +44,15 @@ class Binding:
         self._file = (endpoint.path, endpoint.path.stat()) if isinstance(endpoint, IpcEndpoint) else None
 
     def is_reachable(self) -> bool:
-        """Return whether connections can reach it: a socket's file can be removed, or replaced."""
+        """Return whether connections can reach the socket: its file may be removed or replaced."""
         return self._file is None or _is_at(*self._file)
 
     def hand_over(self) -> None:
-        """Leave closing the descriptor to another owner."""
+        """Let another owner close the descriptor."""
         self._listening.detach()
 
     def release(self) -> None:
-        """Close what was not handed over, and release the path."""
+        """Close the socket, unless it was handed over, and release the path."""
         self._listening.close()
         if self._lock is not None:
             self._lock.release(self._file[1] if self._file else None)
@@ -61,8 +61,8 @@ class Binding:
 async def bind(address: str, *, reuse_port: bool = False) -> Binding:
     """Listen at an address; raises AddressError.
 
-    With `reuse_port` a tcp socket is bound, and the caller makes it listen: from then on the kernel gives it its share
-    of the connections to the port.
+    With `reuse_port`, a tcp socket is only bound. When the caller makes it listen, the kernel shares the connections to
+    the port among its sockets.
     """
     endpoint = parse(address)
     try:
@@ -72,8 +72,9 @@ async def bind(address: str, *, reuse_port: bool = False) -> Binding:
     except socket.gaierror as error:
         raise AddressError(address, f"no such host here: {reason_of(error)}") from None
     except OSError as error:
-        said = error.strerror or str(error)
-        reason = said if said != os.strerror(error.errno or 0) else _REASONS.get(error.errno or 0, said.lower())
+        reason = error.strerror or str(error)
+        if reason == os.strerror(error.errno or 0):
+            reason = _REASONS.get(error.errno or 0, reason.lower())
         raise AddressError(address, reason) from None
 
 
@@ -107,7 +108,7 @@ def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
     lock = _PathLock(endpoint.path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Before it has a path: the file gets this mode, and there is no moment in which others could connect.
+        # Before the socket has a path: others can never connect.
         os.fchmod(listening.fileno(), 0o600)
         _clear_path(endpoint.path)
         _listen(listening, str(endpoint.path))
@@ -118,16 +119,16 @@ def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
     return Binding(endpoint, listening, lock)
 
 
-def _listen(listening: socket.socket, where: str | tuple[Any, ...]) -> None:
-    listening.setblocking(False)  # noqa: FBT003 - libzmq's thread must not block on a connection that left before it was accepted
-    listening.bind(where)
+def _listen(listening: socket.socket, address: str | tuple[Any, ...]) -> None:
+    listening.setblocking(False)  # noqa: FBT003 - libzmq's thread must not block on a connection that ended before it was accepted
+    listening.bind(address)
     listening.listen(_BACKLOG)
 
 
 def _make_private(folder: Path) -> None:
-    """Make a socket's folder if there is none, and refuse one in which other users could replace the socket.
+    """Make a socket's folder, or refuse a folder in which other users could replace the socket.
 
-    In a sticky folder, as /tmp is, they could only bind the path first, which is refused as taken or not permitted.
+    In a sticky folder such as /tmp they can only bind the path first; then binding fails.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
@@ -141,7 +142,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _clear_path(path: Path) -> None:
-    """Remove the socket file of a process that died; refuse to remove anything else."""
+    """Remove the socket file of a process that died, and nothing else."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(errno.EEXIST, "there is something else than a socket")
@@ -155,7 +156,7 @@ def _clear_path(path: Path) -> None:
 
 
 class _PathLock:
-    """A lock on a file beside the path, which ends with its process."""
+    """A lock on a file beside the path; it ends with its process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -177,7 +178,7 @@ class _PathLock:
         raise OSError(errno.EADDRINUSE, _TAKEN)
 
     def release(self, ours: os.stat_result | None = None) -> None:
-        """Release the path, and remove our files, unless they were replaced by another process's."""
+        """Release the path, and remove our files unless another process has replaced them."""
         if ours is not None and _is_at(self._path, ours):
             self._path.unlink(missing_ok=True)
         if self._is_current():
@@ -185,13 +186,12 @@ class _PathLock:
         os.close(self._descriptor)
 
     def _make_private(self) -> None:
-        """Refuse a lock file of another user, and make ours private."""
         if (owner := os.fstat(self._descriptor).st_uid) != os.geteuid():
             raise OSError(errno.EEXIST, f"{self._file.name} beside it belongs to user {owner}")
         os.fchmod(self._descriptor, 0o600)
 
     def _is_current(self) -> bool:
-        """Return whether the locked file is still the one in the folder: its last owner may have removed it."""
+        """Return whether the locked file is still in the folder: its last owner may have removed it."""
         return _is_at(self._file, os.fstat(self._descriptor))
 
 

@@ -1,4 +1,4 @@
-"""Errors of the bus. Imports nothing else of ours, so that every module may raise them."""
+"""Errors of the bus. Every module may raise them: this one imports only the base class."""
 
 from tokenbus.errors import UsageError
 
@@ -20,7 +20,7 @@ class AddressError(UsageError, BusError):
 
 
 class ClosedError(BusError):
-    """A listener or connection was closed on this side, by its owner; a peer that leaves never causes this."""
+    """The owner closed its listener or connection; a peer that leaves never causes this."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -31,7 +31,7 @@ class ClosedError(BusError):
 
 
 class MessageError(BusError):
-    """A message cannot be sent, because no peer accepts it: the caller's fault."""
+    """No peer would accept a message: the caller's fault."""
 
     def __init__(self, limit: str, actual: int) -> None:
         super().__init__(limit, actual)

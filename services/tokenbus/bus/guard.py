@@ -1,6 +1,6 @@
-"""Guard: the bounds on all connections to a context's listening sockets: their number, silence and memory.
+"""Guard: the bounds on the number, silence and memory of all connections to listening sockets.
 
-It has a thread of its own, which a busy event loop does not delay: connections can send a gigabyte in a second.
+The guard has its own thread, which a busy event loop does not delay: connections can send a gigabyte in a second.
 """
 
 import asyncio
@@ -14,46 +14,51 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tokenbus.bus.accepted import AcceptedConnection
 from tokenbus.bus.transport import Usage
 from tokenbus.logs import logger
 from tokenbus.settings import BusSettings
 
-if TYPE_CHECKING:
-    from tokenbus.bus.monitor import Monitor
-
 _log = logger("bus")
 BOUNDS = ("bytes", "connections", "silent", "id", "key", "accept")
 _CHECK_SECONDS = 0.02
 _QUICK_SECONDS = 0.005
 _FULL_SECONDS = 0.25
-_MOST_SHARE = 0.05
-"""The most of the time that full checks of thousands of connections take, in which nothing else of Python runs."""
+_MAX_SHARE = 0.05
+"""Largest share of the time for full checks of thousands of connections: no other Python code runs meanwhile."""
 _GROWTH = 8_388_608
-"""With less growth of the process between two checks, no connection is measured: what is held is resident."""
+"""Growth of the process, in bytes, that makes a full check due: the bytes of connections are resident."""
 _FAREWELL_SECONDS = 0.1
-"""How long a peer that its listener disconnects may still read the reason."""
+"""Time for a peer to read why its listener disconnects it."""
 _OTHER_FILES = 64
 _FREED = 8
+
+
+class WatchedSocket(Protocol):
+    """A listening socket whose connections a guard bounds."""
+
+    connections: dict[int, AcceptedConnection]
+    descriptor: int
+    """Readable when `catch_up` has something to read."""
+
+    def catch_up(self) -> None:
+        """Update `connections`."""
 
 
 class Guard:
     """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
-        """Take the bounds and the time in seconds, and start the thread.
-
-        The bound on connections is lowered to what this process's limit of open files allows.
-        """
+        """Start the thread; this process's limit of open files may lower the bound on connections."""
         self.lock = threading.RLock()
         self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
         self.held_bytes = 0
         self._settings = settings
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._watched: list[Monitor] = []
+        self._watched: list[WatchedSocket] = []
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.POLLIN)
@@ -78,21 +83,21 @@ class Guard:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def watch(self, watched: "Monitor") -> None:
+    def watch(self, watched: WatchedSocket) -> None:
         """Bound a listening socket's connections."""
         with self.lock:
             self._watched.append(watched)
             self._poll.register(watched.descriptor, select.POLLIN)
         os.eventfd_write(self._wake, 1)
 
-    def release(self, watched: "Monitor") -> None:
+    def release(self, watched: WatchedSocket) -> None:
         """Stop bounding a listening socket's connections."""
         with self.lock:
             self._watched.remove(watched)
             self._poll.unregister(watched.descriptor)
 
     def usage(self) -> Usage:
-        """Return how much of the bounds is in use; any thread may call this."""
+        """Return the use of the bounds; any thread may call this."""
         with self.lock:
             admitted = [each.is_admitted for watched in self._watched for each in watched.connections.values()]
             silent = len(admitted) - sum(admitted)
@@ -100,17 +105,17 @@ class Guard:
 
     # New connections.
 
-    def accept(self, descriptor: int, listens_at: object, handshakes: int) -> AcceptedConnection | None:
-        """Return a new connection, or None if it has ended already; from now on there is something to check."""
-        os.eventfd_write(self._wake, 1)  # another thread may accept it just as this one's begins to sleep without end
+    def accept(self, descriptor: int, local_address: object, handshakes: int) -> AcceptedConnection | None:
+        """Return a new connection, or None if it has ended already."""
+        os.eventfd_write(self._wake, 1)  # the guard's thread may be about to sleep until a connection comes
         with contextlib.suppress(OSError):
-            return AcceptedConnection(descriptor, listens_at, handshakes, self._now())
+            return AcceptedConnection(descriptor, local_address, handshakes, self._now())
         return None
 
     def make_room(self, at_least: int = 0) -> None:
-        """Evict connections, as far as there are too many in all: those that leave, then the oldest unadmitted.
+        """Evict connections while there are too many: first those about to be cut off, then the oldest unadmitted ones.
 
-        If the newest were refused, a peer of ours would have to wait for the place of a silent one.
+        If the newest were refused, a silent peer could keep others out.
         """
         if not at_least and sum(len(each.connections) for each in self._watched) <= self.max_connections:
             return
@@ -129,7 +134,7 @@ class Guard:
         return [each for watched in self._watched for each in watched.connections.values() if not each.is_cut]
 
     def free_descriptors(self, listening: socket.socket) -> None:
-        """Make room after no descriptor was left for a connection, and refuse those that wait for one.
+        """Make room after a connection found no descriptor, and refuse the connections that wait for one.
 
         libzmq would try to accept them again and again, without a pause.
         """
@@ -158,7 +163,7 @@ class Guard:
             connection.shut_down(reset=True)
 
     def dismiss(self, connection: AcceptedConnection) -> None:
-        """Cut a connection off soon, once what was sent to it is out."""
+        """Cut a connection off soon, after it could read the last messages to it."""
         connection.cut_at = self._now() + _FAREWELL_SECONDS
 
     # The thread.
@@ -174,7 +179,7 @@ class Guard:
                     for watched in tuple(self._watched):
                         watched.catch_up()
                     self._check()
-            except Exception:  # noqa: BLE001 - without this thread nothing is bounded, and handshakes wait for it
+            except Exception:  # noqa: BLE001 - without this thread nothing is bounded
                 _log.exception("checking connections failed")
                 time.sleep(_CHECK_SECONDS)
 
@@ -197,7 +202,7 @@ class Guard:
             self._check_introduction(connection, now)
         self._check_growth(live, now, resident)
         self._check_sum(live, now)
-        self._next_full = now + max(_FULL_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
+        self._next_full = now + max(_FULL_SECONDS, (time.monotonic() - began) / _MAX_SHARE)
 
     def _check_size(self, connection: AcceptedConnection) -> None:
         settings = self._settings
@@ -207,7 +212,7 @@ class Guard:
             self.cut(connection, "bytes", reason)
 
     def _check_growth(self, live: list[AcceptedConnection], now: float, resident: int) -> None:
-        """Cut off the peers in whose unfinished messages the process grew: all unadmitted ones, one admitted one."""
+        """Cut off the peers during whose unfinished messages the process grew: of the admitted ones only the worst."""
         settings, admitted = self._settings, []
         for connection in live:
             if connection.is_admitted and connection.grown > settings.max_pending_bytes:
@@ -223,21 +228,21 @@ class Guard:
 
     def _cut_grown(self, connection: AcceptedConnection, most: int) -> None:
         reason = f"an unfinished message, for which this process grew by {connection.grown} bytes, more than {most}"
-        # What an admitted peer has sent, or one at a Unix socket, may be unread.
+        # The messages of an admitted peer, or of one at a Unix socket, may be complete and unread.
         cut = self.cut if connection.is_tcp and not connection.is_admitted else self._cut_if_read_out
         cut(connection, "bytes", reason)
 
     def _check_introduction(self, connection: AcceptedConnection, now: float) -> None:
         most = self._settings.introduction_timeout_ms
         if not connection.is_admitted and now - connection.accepted > most / 1000:
-            # What it has sent may be unread; of a Unix socket it is not known whether there is any.
+            # Its hello may be unread; at a Unix socket unread bytes are not counted.
             cut = self.cut if connection.is_tcp and not connection.held else self._cut_if_read_out
             cut(connection, "silent", f"it has not introduced itself within {most} ms")
 
     def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
-        """Cut off those that hold the most, until the rest is within the bound.
+        """Cut off the connections that hold the most, until the rest is within the bound.
 
-        For how long they have held it decides between equals only: it is no time at all for a flooder that is read.
+        The time for which they hold it decides only between equals: a flooder whose messages are read always looks new.
         """
         self.held_bytes = sum(each.held for each in live)
         unadmitted = [each for each in live if not each.is_admitted]
@@ -252,7 +257,7 @@ class Guard:
                 held -= connection.held
 
     def _cut_if_read_out(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
-        """Cut a connection off, unless a busy event loop has yet to read what it has sent."""
+        """Cut a connection off, unless a busy event loop has yet to read its messages."""
         if connection.is_suspect:
             return
         connection.is_suspect = True
@@ -273,7 +278,7 @@ class Guard:
 
 
 def _room(wanted: int) -> int:
-    """Return for how many connections there are descriptors; each takes two: libzmq's and the duplicate."""
+    """Return how many connections have descriptors; each needs two, libzmq's and the duplicate."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

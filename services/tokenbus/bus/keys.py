@@ -1,4 +1,4 @@
-"""CURVE keys: the files that pyzmq reads and writes, a process's own keys, and the sockets that use them."""
+"""CURVE keys: their files, the keys of a process, and the sockets that use them."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ class KeyPair:
 
 
 def check_private(setting: str, path: str) -> None:
-    """Raise a SettingsError for a file with a secret that other users may read, or that cannot be read at all."""
+    """Raise SettingsError for a secret file that other users may read, or that cannot be read."""
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError) as error:
@@ -41,7 +41,7 @@ def check_private(setting: str, path: str) -> None:
 
 
 def load_key(path: str) -> KeyPair:
-    """Return the key in a file; raises SettingsError for `bus.key_file` if others may read it, or it is no key."""
+    """Return the key in a file; raises SettingsError if other users may read the file, or it has no key."""
     check_private("bus.key_file", path)
     try:
         public, secret = zmq.auth.load_certificate(path)
@@ -53,11 +53,11 @@ def load_key(path: str) -> KeyPair:
 
 
 def public_key(given: str) -> bytes:
-    """Return a public key in Z85, given as text or as a certificate's path; raises ValueError with the reason."""
+    """Return a public key in Z85, from its text or the path of its certificate; raises ValueError."""
     path = Path(given)
     try:
         is_file = path.is_file()
-    except (OSError, ValueError):  # too long for a path, or none
+    except (OSError, ValueError):  # too long for a path, or invalid
         is_file = False
     if is_file:
         try:
@@ -72,13 +72,13 @@ def public_key(given: str) -> bytes:
 
 
 def create_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a new key's two files, NAME.key and NAME.key_secret, and return their paths; raises OSError.
+    """Write a new key to NAME.key and NAME.key_secret, and return their paths; raises OSError.
 
-    A missing folder is made, for its owner alone. No file is replaced.
+    A missing folder is made for its owner alone. No file is replaced.
     """
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
-    # Written elsewhere first, so that the secret is never in a file that others may open.
+    # In a private folder first: the secret is never in a file that others may open.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as draft:
         made = [Path(path) for path in zmq.auth.create_certificates(draft, name, {"name": name})]
         made[0].chmod(_PUBLIC_MODE)
@@ -98,7 +98,7 @@ def _reason(error: Exception) -> str:
 
 
 class ProcessKeys:
-    """The keys of one process, read from their files when a socket first needs them."""
+    """The keys of one process, read when a socket first needs them."""
 
     def __init__(self, settings: BusSettings) -> None:
         self._settings = settings
@@ -107,7 +107,7 @@ class ProcessKeys:
         self._warned = False
 
     def for_listener(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, AllowList] | None:
-        """Return the key of a listener and its allow-list, or None: it asks for no keys.
+        """Return a listener's key and allow-list; None: it asks for no keys.
 
         Raises SettingsError for a file that cannot be used, and AddressError for an address that needs keys.
         """
@@ -124,7 +124,7 @@ class ProcessKeys:
         return self._key(), self._allowed
 
     def for_connection(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, bytes] | None:
-        """Return the key of a connection and its listener's public key, or None: it has no keys; raises as above."""
+        """Return a connection's key and its listener's public key; None: it has no keys. Raises as `for_listener`."""
         if isinstance(endpoint, IpcEndpoint):
             return None
         settings = self._settings
@@ -160,7 +160,7 @@ class ProcessKeys:
 
 
 def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes = b"") -> None:
-    """Make a socket prove its key: to the listener with that public key, or, if it listens itself, to its peers."""
+    """Make a socket prove its key to the listener with that public key; without one, the socket is a listener."""
     if listener:
         socket.setsockopt(zmq.CURVE_SERVERKEY, listener)
     else:

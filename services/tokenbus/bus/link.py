@@ -30,97 +30,96 @@ from tokenbus_contracts.generated.stream_pb2 import (
 
 _FULL_WAIT = 0.005
 _UNANSWERED_SECONDS, _STILL_UNANSWERED_SECONDS = 3.0, 30.0
-"""After how long the log says that no processor answers, and how often from then on."""
-_MOST_DOUBLINGS = 16
+"""Time until the first warning that no processor answers, and between later ones."""
+_MAX_DOUBLINGS = 16
 _NS = 1_000_000_000
 PROOF_BYTES = 16
-"""The length of the proof that a session draws once, and shows in each hello: a peer that has it is the same life."""
+"""Length of the random proof in each hello: it identifies one life of the peer."""
 
 
 class SessionState(Enum):
-    """Where a worker or a client stands with its processor."""
+    """The state of a session with its processor."""
 
     GREETING = auto()
-    """It says hello repeatedly, until the processor answers."""
+    """The session repeats its hello until the processor answers."""
     OPEN = auto()
     REFUSED = auto()
-    """The processor refused it; it says hello again after a while."""
+    """The processor refused the session, which says hello again later."""
     LEFT = auto()
 
 
 class ReconnectingSession(ABC):
-    """What worker and client sessions share: the handshake, repeated after refusals and silence, and heartbeats.
+    """The common part of worker and client sessions: heartbeats, and the handshake after refusals and silence.
 
-    A session that knows several processors asks each in turn while none has welcomed it. The first that does is its
-    home. While that is away for no longer than `abandon_after` seconds, it asks no other; then it asks all in turn, its
-    home too.
+    A session with several processors says hello to each in turn; the first that welcomes it is its home. When the home
+    is away, the session waits for it for `abandon_after` seconds, and then tries all processors in turn again.
     """
 
     def __init__(self, interval: float, timeout: float, processors: int = 1, abandon_after: float = 0.0) -> None:
-        """Take the interval of heartbeats and the silence after which a processor is lost, in seconds."""
+        """Make a session; times are in seconds, and a processor that is silent for `timeout` is lost."""
         self._interval = interval
         self._timeout = timeout
         self._processors = processors
         self._abandon_after = abandon_after
         self.address_index = 0
-        """The place in the list of the processor that it is at, or asks."""
+        """Index of the current processor in the list of addresses."""
         self.home: int | None = None
-        """The place of the processor that welcomed it last."""
+        """Index of the processor that welcomed the session last."""
         self._leaves_at = inf
         self._stays_until = -inf
-        """Until when it waits for its home alone."""
+        """The time until which the session waits for its home alone."""
         self._tries = 0
-        """How many processors it has left since the last one welcomed it."""
+        """Processors that were left since the last welcome."""
         self._next_greeting = 0.0
         self._hellos = 0
-        """How many hellos it has said since the last answer to one."""
+        """Hellos since the last answer to one."""
         self._last_sent = 0.0
         self._last_heard = 0.0
         self._echo_ns = 0
         self._is_news = False
-        """Whether the next heartbeat says something that the processor does not know: it is sent at once."""
+        """Whether the next heartbeat has news for the processor, and is sent at once."""
         self.state = SessionState.GREETING
         self.processor_id = ""
         self.refusal: Refusal | None = None
         self.loss = ""
-        """Why the processor was lost, until that is logged."""
+        """Reason of the processor's loss, until it is logged."""
         self.handshakes = 0
 
     @property
     @abstractmethod
     def outstanding(self) -> int:
-        """How many items or requests the processor has not answered yet."""
+        """Number of items or requests that the processor has not answered yet."""
 
     @abstractmethod
     def _decode(self, parts: list[bytes]) -> ProcessorFrame | ServerFrame:
-        """Return the frame of a transport message."""
+        """Return the frame of a message."""
 
     @abstractmethod
     def _encode(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
-        """Return a frame with that body, as it is sent."""
+        """Return the bytes of a frame with that body."""
 
     @abstractmethod
     def _hello(self) -> Hello | ClientHello:
-        """Return what begins the handshake."""
+        """Return the hello that begins the handshake."""
 
     @abstractmethod
     def _welcome(self, welcome: Any) -> None:  # noqa: ANN401 - a Welcome or a ClientWelcome
-        """Take the processor's answer to the hello."""
+        """Handle the processor's answer to the hello."""
 
     @abstractmethod
     def _handle(self, frame: Any, body: str, parts: list[bytes], now: float) -> None:  # noqa: ANN401 - as `_decode` returns it
-        """Take a frame of the connected processor, with the message's parts behind it."""
+        """Handle a frame of the connected processor, and the message's other parts."""
 
     @abstractmethod
     def _next_data(self) -> list[bytes] | None:
-        """Return the next message to a connected processor, but for heartbeats, or None."""
+        """Return the next message to a connected processor, except heartbeats, or None."""
 
     @property
     def _last_sequence(self) -> int:
         return 0
 
     def receive(self, parts: list[bytes], now: float) -> None:
-        """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
+        """Handle one message; an invalid one raises ContractError and changes nothing."""
         frame = self._decode(parts)
         body = frame.WhichOneof("body")
         if body is None or self.state is SessionState.LEFT:
@@ -129,36 +128,36 @@ class ReconnectingSession(ABC):
         if body == "welcome":
             self._welcome(frame.welcome)
         elif body == "refusal":
-            self._refused(frame.refusal, now)
+            self._handle_refusal(frame.refusal, now)
         elif self.state is SessionState.OPEN:
             if body == "heartbeat":
                 self._echo_ns = frame.heartbeat.sent_at_ns
             elif body == "goodbye":
                 self.loss = f"it closes: {frame.goodbye.message}".removesuffix(": ")
-                self._lost(now + self._interval)
+                self._greet_again(now + self._interval)
                 if self._processors > 1:
                     self._leaves_at = self._stays_until = now
             else:
                 self._handle(frame, body, parts[1:], now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Count seconds in which this process stood still as no silence of the processor."""
+        """Exclude seconds in which this process stood still from the processor's silence."""
         self._last_heard = min(now, self._last_heard + seconds)
 
     def silence(self, now: float) -> float:
-        """Return for how many seconds the processor has been silent, or away; infinity: it has never been heard."""
+        """Return how many seconds the processor has been silent or away; infinity: it was never heard."""
         return now - self._last_heard if self.handshakes else inf
 
     def disconnected(self, now: float) -> None:
-        """Learn that the connection broke, and say hello again."""
+        """Say hello again after the connection broke."""
         if self.state is SessionState.OPEN:
             self._greet_again(now)
 
     def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next message to send, or None: there is none, or no credit for it."""
+        """Return the next message to send; None: there is none, or no credit for it."""
         if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
             self.loss = f"silent for {round((now - self._last_heard) * 1000)} ms"
-            self._lost(now)
+            self._greet_again(now)
         if self.is_leaving(now):
             return None
         if self.state in (SessionState.GREETING, SessionState.REFUSED):
@@ -176,25 +175,22 @@ class ReconnectingSession(ABC):
     def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
         """Leave, and return the last message to send."""
         self.state = SessionState.LEFT
-        return self._goodbye(reason, message)
-
-    def _goodbye(self, reason: GoodbyeReason, message: str) -> list[bytes]:
         return [self._encode(goodbye=Goodbye(reason=reason, message=message, last_sequence=self._last_sequence))]
 
     def seconds_to_wait(self, now: float) -> float:
-        """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
+        """Return the seconds until `next_message` may have a message even if nothing arrives, at most an interval."""
         if self.state in (SessionState.GREETING, SessionState.REFUSED):
             return max(0.0, min(self._next_greeting - now, self._leaves_at - now, self._interval))
         return max(0.0, min(self._last_sent + self._interval - now, self._leaves_at - now, self._interval))
 
-    # Going from one processor to the next.
+    # Moving to the next processor.
 
     def is_leaving(self, now: float) -> bool:
-        """Tell whether it is time to ask the next processor: nothing more is sent to this one."""
+        """Tell whether it is time to move; then nothing more is sent to the current processor."""
         return now >= self._leaves_at
 
     def move(self, now: float) -> None:
-        """Begin to ask the next processor."""
+        """Move to the next processor."""
         self.address_index = (self.address_index + 1) % self._processors
         self._tries += 1
         self._leaves_at = inf
@@ -202,18 +198,14 @@ class ReconnectingSession(ABC):
 
     @property
     def asks_another(self) -> bool:
-        """Whether it asks another processor than its home."""
+        """Whether the session says hello to another processor than its home."""
         return self.home not in {None, self.address_index}
 
     @property
     def _patience(self) -> float:
-        """How long each is asked: briefly at first; one that is only slow has more time in the next round."""
-        rounds = min(self._tries // self._processors, _MOST_DOUBLINGS)
+        """Seconds for which each processor is tried; they double in each round, for a processor that is only slow."""
+        rounds = min(self._tries // self._processors, _MAX_DOUBLINGS)
         return min(self._timeout, self._interval * 2.0**rounds)
-
-    def _lost(self, greets_at: float) -> None:
-        """Learn that the processor is silent or closes: say hello again at a time."""
-        self._greet_again(greets_at)
 
     # The handshake.
 
@@ -229,11 +221,11 @@ class ReconnectingSession(ABC):
         return [self._encode(hello=self._hello())]
 
     def _pause(self) -> float:
-        """Return after how long it says hello again if nothing answers: a random time, each time from a wider range.
+        """Return the seconds until the hello is repeated: random, from a range that grows with each hello.
 
-        Many peers that say hello to one processor at once give it time in that way, and do not come back together.
+        Otherwise many peers would keep saying hello to one processor at the same time.
         """
-        most = min(self._interval * 2.0 ** min(self._hellos, _MOST_DOUBLINGS), self._timeout)
+        most = min(self._interval * 2.0 ** min(self._hellos, _MAX_DOUBLINGS), self._timeout)
         self._hellos += 1
         return random.uniform(self._interval, max(self._interval, most))  # noqa: S311 - nothing secret
 
@@ -244,7 +236,7 @@ class ReconnectingSession(ABC):
         self._next_greeting = at
 
     def _welcomed(self, welcome: Welcome | ClientWelcome) -> None:
-        """Be connected; a ContractError says which of the processor's times contradict each other."""
+        """Open the session; raises ContractError if the processor's times contradict each other."""
         if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
             limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
@@ -257,7 +249,7 @@ class ReconnectingSession(ABC):
         self._interval = welcome.heartbeat_interval_ms / 1000
         self._timeout = welcome.heartbeat_timeout_ms / 1000
 
-    def _refused(self, refusal: Refusal, now: float) -> None:
+    def _handle_refusal(self, refusal: Refusal, now: float) -> None:
         if refusal.reason == RefusalReason.REFUSAL_REASON_HELLO_FIRST:
             if self.state is SessionState.OPEN:
                 self._greet_again(now)
@@ -267,10 +259,10 @@ class ReconnectingSession(ABC):
         self.refusal = refusal
         self._hellos = 0
         self._next_greeting = now + self._timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
-        # Another may have room for it. What it must correct to be taken, the operator is to see here.
+        # Another processor may have room. Any other refusal stays here, for the operator to see and correct.
         self._leaves_at = inf
-        has_no_place = refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
-        if self._processors > 1 and (has_no_place or self.asks_another):
+        is_full = refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
+        if self._processors > 1 and (is_full or self.asks_another):
             self._leaves_at = now if self._tries < self._processors - 1 else now + self._patience
 
     def _heartbeat(self, now: float) -> Heartbeat:
@@ -279,7 +271,7 @@ class ReconnectingSession(ABC):
 
 
 class Link:
-    """Runs a session over a connection until it is told to stop; the lock guards the session."""
+    """Runs a session over a connection until `stop`; the lock guards the session."""
 
     def __init__(
         self, session: ReconnectingSession, lock: AbstractContextManager[object], clock: Clock, name: str
@@ -293,38 +285,38 @@ class Link:
         self._addresses: Sequence[str]
         self.loop: asyncio.AbstractEventLoop | None = None
         self._sends_on: Connection | None = None
-        """The connection that what the session says goes out on, while it does."""
+        """The connection that `_send_now` may send on."""
         self._unsent: list[bytes] | None = None
-        """A message that found the connection full."""
+        """A message that the full connection did not accept."""
         self._error: Exception | None = None
-        """What went wrong outside of the task that sends, which raises it."""
+        """An exception of `_send_now`, which the sending task raises."""
         self._wake = asyncio.Event()
         self._woken = False
-        self._looks_at = 0.0
-        """Until when the task that sends as time passes waits."""
+        self._wakes_at = 0.0
+        """The time until which the sending task waits."""
         self._stopping = asyncio.Event()
         self.progress = asyncio.Event()
-        """Set after each message that was taken."""
+        """Set after each message that was handled."""
         self._drain_seconds = 0.0
         self._repeated_log = DeduplicatedLog()
-        self._tells_at: float | None = None
-        """When the log says that no processor answers, if none does until then."""
+        self._warns_at: float | None = None
+        """The time of the next warning that no processor answers."""
         self._connections = 0
         self.thread_id = 0
         self.refused_frames = 0
 
     def wake(self) -> None:
-        """Wake the sender: there may be something to send. Any thread may call this, with the lock held."""
-        # One call into the loop, however many items wait: each of them costs a system call.
+        """Send soon; any thread may call this, with the lock held."""
+        # One call into the loop, however many items wait: each call costs a system call.
         if not self._woken and self.loop is not None:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is sent any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 self.loop.call_soon_threadsafe(self._send_now)
 
     async def start(self, transport: Transport, addresses: Sequence[str]) -> asyncio.Task[None]:
-        """Connect to the first of the processors, and to the next each time that the session leaves one.
+        """Connect to the first processor, and to the next one whenever the session moves.
 
-        Return the task that carries messages until it is told to stop, drains, and says goodbye.
+        The returned task carries messages until `stop`, then drains and says goodbye.
         """
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
@@ -354,7 +346,6 @@ class Link:
             connection = await self._move(transport, connection)
 
     async def _move(self, transport: Transport, left: Connection) -> Connection:
-        """Leave a processor: nothing more of it is heard."""
         with self._lock:
             self._session.move(self._clock.now())
         self._log.info("asking another processor", address=self._address)
@@ -371,8 +362,7 @@ class Link:
         self._connections = number = self._connections + 1
 
         def lost() -> None:
-            """Tell the session, unless it has left this processor in the meantime."""
-            if number == self._connections:
+            if number == self._connections:  # else the session has moved
                 with self._lock:
                     self._session.disconnected(self._clock.now())
                 self._wake.set()
@@ -381,7 +371,7 @@ class Link:
         return await transport.connect(address, lost=lost)
 
     def stop(self, drain_seconds: float) -> None:
-        """End once all is acknowledged, or after so many seconds. Any thread may call this."""
+        """End when everything is acknowledged, or after `drain_seconds`. Any thread may call this."""
         self._drain_seconds = drain_seconds
         if self.loop is not None:
             with contextlib.suppress(RuntimeError):
@@ -415,14 +405,14 @@ class Link:
                 self._repeated_log.begin("processor", self._log.warning, "frame refused", reason=str(error))
                 continue
             if is_due and self.loop is not None:
-                self.loop.call_soon(self._send_now)  # once for all that has come, when no more of it is there
+                self.loop.call_soon(self._send_now)  # once for all messages that have arrived
             self.progress.set()
             if after is not before:
                 self._wake.set()
                 self._log_state(after)
 
     async def _send(self, connection: Connection) -> None:
-        """Send what the session has to say as time passes, until it leaves the processor; the rest `_send_now` does."""
+        """Send the messages that time makes due, until the session moves; `_send_now` sends the others."""
         self._unsent, self._sends_on = None, connection
         try:
             while True:
@@ -430,12 +420,12 @@ class Link:
                 if self._error is not None:
                     raise self._error
                 is_full = not self._send_all(connection)
-                self._tell_if_unanswered()
+                self._warn_if_unanswered()
                 with self._lock:
                     if self._session.is_leaving(self._clock.now()):
                         return
                     seconds = self._session.seconds_to_wait(self._clock.now())
-                    self._looks_at = self._clock.now() + seconds
+                    self._wakes_at = self._clock.now() + seconds
                 # Nothing announces that a full connection has room again, so look again soon.
                 await self._clock.wait(self._wake, _FULL_WAIT if is_full else seconds)
         finally:
@@ -445,9 +435,9 @@ class Link:
         now = self._clock.now()
         with self._lock:
             self._woken = False
-            if now > self._looks_at:
-                self._session.excuse(now - self._looks_at, now)
-                self._looks_at = now
+            if now > self._wakes_at:
+                self._session.excuse(now - self._wakes_at, now)
+                self._wakes_at = now
         while True:
             if self._unsent is None:
                 with self._lock:
@@ -461,10 +451,10 @@ class Link:
             self._unsent = None
 
     def _send_now(self) -> None:
-        """Send what there is at once, without waiting for the task that sends as time passes.
+        """Send at once, without a switch to the sending task.
 
-        That one is woken where something is left to it: a full connection, a processor to leave, an error, and
-        what is due sooner than it knew.
+        Wake that task only if it has something to do: after an error, on a full connection, to move, or because a
+        message is due sooner than it wakes.
         """
         connection = self._sends_on
         if connection is None:
@@ -476,18 +466,18 @@ class Link:
             self._error, is_sent = error, False
         with self._lock:
             now = self._clock.now()
-            is_due = self._session.is_leaving(now) or now + self._session.seconds_to_wait(now) < self._looks_at
+            is_due = self._session.is_leaving(now) or now + self._session.seconds_to_wait(now) < self._wakes_at
         if is_due or not is_sent:
             self._wake.set()
 
-    def _tell_if_unanswered(self) -> None:
+    def _warn_if_unanswered(self) -> None:
         now = self._clock.now()
         if self._session.state is not SessionState.GREETING:
-            self._tells_at = None
-        elif self._tells_at is None:
-            self._tells_at = now + _UNANSWERED_SECONDS
-        elif now >= self._tells_at:
-            self._tells_at = now + _STILL_UNANSWERED_SECONDS
+            self._warns_at = None
+        elif self._warns_at is None:
+            self._warns_at = now + _UNANSWERED_SECONDS
+        elif now >= self._warns_at:
+            self._warns_at = now + _STILL_UNANSWERED_SECONDS
             remedy = "start a processor there, or correct the setting"
             if self.refused_frames:
                 remedy = "what is there is no processor, or listens at its other address: correct the setting"

@@ -37,17 +37,17 @@ class MemoryTransport:
 
     @property
     def messages(self) -> int:
-        """How many messages were sent, in both directions."""
+        """Number of messages that were sent in both directions."""
         return sum(meeting.messages for meeting in self._meetings.values())
 
     def crash(self, address: str) -> None:
-        """Let the listener at an address vanish as with its process: what it says from now on reaches nobody."""
+        """Break the connections of the listener at an address, as the death of its process does."""
         listener = self._meeting(address).listener
         if listener is not None:
             listener.crash()
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "MemoryListener":
-        """Listen under a name, one listener each; no peer is ever refused."""
+        """Listen under a name, which has at most one listener; no peer is ever refused."""
         del refused
         meeting = self._meeting(address)
         if meeting.listener is not None:
@@ -55,7 +55,6 @@ class MemoryTransport:
         return MemoryListener(meeting, self._settings)
 
     async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> "MemoryConnection":
-        """Connect to a name."""
         return MemoryConnection(self._meeting(address), self._settings, lost)
 
     def _meeting(self, address: str) -> "_Meeting":
@@ -70,13 +69,13 @@ def share(transport: MemoryTransport, *addresses: str) -> None:
 
 
 def unshare(*addresses: str) -> None:
-    """Let these addresses not be found any more."""
+    """Undo `share`."""
     for address in addresses:
         _SHARED.pop(address, None)
 
 
 def shared(address: str) -> MemoryTransport | None:
-    """Return the transport that has an address."""
+    """Return the transport that was shared under an address."""
     return _SHARED.get(address)
 
 
@@ -116,7 +115,6 @@ class MemoryListener:
             meeting.introduce(connection)
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
-        """Return the next message and its peer; reads busy peers in turn."""
         await self.budget.next()
         while not self._ready:
             self._check_open()
@@ -131,7 +129,6 @@ class MemoryListener:
         return connection.peer, parts
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:
-        """Send to one peer, without waiting."""
         self._check_open()
         check_message(parts, self._max_part_bytes)
         connection = self.peers.get(peer)
@@ -140,19 +137,17 @@ class MemoryListener:
         return Outcome.SENT if connection.deliver(list(parts)) else Outcome.FULL
 
     def identity(self, peer: bytes) -> Identity:
-        """Return ANONYMOUS: no peer proves a key."""
         del peer
         return ANONYMOUS
 
     def is_connected(self, peer: bytes) -> bool:
-        """Return whether a peer's connection is still there."""
         return peer in self.peers
 
     def admit(self, peer: bytes) -> None:
-        """Ignore it: no peer is cut off for silence."""
+        """Do nothing: no peer is cut off for silence."""
 
     def disconnect(self, peer: bytes) -> None:
-        """Cut a peer off; it is another peer from then on."""
+        """Cut a peer off; its connection becomes another peer at once."""
         connection = self.peers.pop(peer, None)
         if connection is not None:
             connection.outgoing.clear()
@@ -162,15 +157,13 @@ class MemoryListener:
             self._meeting.introduce(connection)
 
     def is_reachable(self) -> bool:
-        """Return whether new connections can reach it: as long as it is open."""
         return self._meeting.listener is self
 
     def usage(self) -> Usage:
-        """Return no usage: the only bound is the high-water mark."""
         return Usage()
 
     async def close(self) -> None:
-        """Close; what was not received waits for the next listener."""
+        """Close; unread messages wait for the next listener."""
         if not self._closed:
             self._closed = True
             self._meeting.listener = None
@@ -179,7 +172,7 @@ class MemoryListener:
                 connection.lost()
 
     def crash(self) -> None:
-        """Lose every peer, before the close."""
+        """Lose every peer without a close."""
         lost = list(self.peers.values())
         self.peers.clear()
         self._ready.clear()
@@ -188,7 +181,7 @@ class MemoryListener:
             connection.lost()
 
     def notice(self, connection: "MemoryConnection") -> None:
-        """Mark a connection as having messages to read."""
+        """Queue a connection that has a message to read."""
         self._ready.append(connection)
         self._readable.set()
 
@@ -215,7 +208,6 @@ class MemoryConnection:
         meeting.introduce(self)
 
     async def receive(self) -> list[bytes]:
-        """Return the next message."""
         await self._budget.next()
         while not self._incoming:
             self._check_open()
@@ -225,7 +217,6 @@ class MemoryConnection:
         return self._incoming.popleft()
 
     def send(self, parts: Parts) -> bool:
-        """Send, without waiting; False if the send queue is full."""
         self._check_open()
         check_message(parts, self._max_part_bytes)
         if not self.has_room(1):
@@ -237,7 +228,7 @@ class MemoryConnection:
         return True
 
     async def close(self) -> None:
-        """Close; the listener still receives what was sent."""
+        """Close; the listener still receives the messages that were sent."""
         if not self._closed:
             self._closed = True
             self._meeting.connections.remove(self)
@@ -246,17 +237,17 @@ class MemoryConnection:
             self._readable.set()
 
     def has_room(self, messages: int) -> bool:
-        """Tell whether so many more messages can be sent."""
+        """Tell whether the send queue has room for a number of messages."""
         return len(self.outgoing) + messages <= self.high_water_mark
 
     def cut(self) -> None:
-        """Break, with what is on its way, and be another peer of the listener from then on."""
+        """Break the connection and lose its messages; it becomes another peer of the listener at once."""
         self._incoming.clear()
         if self._meeting.listener is not None:
             self._meeting.listener.disconnect(self.peer)
 
     def deliver(self, parts: list[bytes]) -> bool:
-        """Queue a message of the listener's; False if the queue is full."""
+        """Queue a message of the listener; False if the queue is full."""
         if len(self._incoming) >= self.high_water_mark:
             return False
         self._meeting.messages += 1

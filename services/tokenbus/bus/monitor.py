@@ -1,4 +1,4 @@
-"""Monitor: the connections of a listening ZeroMQ socket, as libzmq's monitor socket reports them."""
+"""Monitor: the connections of a listening ZeroMQ socket, from the events of libzmq's monitor socket."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tokenbus.bus.accepted import AcceptedConnection, bytes_on_the_wire, place
+from tokenbus.bus.accepted import AcceptedConnection, bytes_on_the_wire, local_address_of
 from tokenbus.bus.allow_list import AllowList
 from tokenbus.bus.guard import Guard
 from tokenbus.bus.transport import ANONYMOUS, Identity
@@ -22,19 +22,19 @@ _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PR
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _FAILURES
 _BATCH = 1000
 _ACCEPTED_AT_ONCE = 32
-"""After so many events room is made: more connections might find no descriptor, and each look costs time."""
-_MOST_CUT = 4096
+"""Events between two calls of `make_room`, each of which costs time: more connections might find no descriptor."""
+_MAX_CUT = 4096
 _ID_BYTES = 5
 _NO_RIGHTS = Identity("", frozenset(), ())
 
 
 class Monitor:
-    """Tracks each connection, counts what is read of it, and reports why one was refused or cut off.
+    """Tracks each connection, counts the bytes that are read from it, and reports why it was refused or cut off.
 
-    libzmq reports that a connection ended, but not which side ended it. So each descriptor is duplicated while its
-    connection lasts, and asked at the end whether the peer had closed it. No handshake is answered before that (see
-    Authenticator). Events are read by the guard's thread and, before a handshake is answered, on the event loop, with
-    the guard's lock held.
+    libzmq reports that a connection ended, but not which side ended it. So a duplicate of each descriptor tells at the
+    end whether the peer closed the connection. The duplicate exists before the handshake is answered (see
+    Authenticator). Events are read on the guard's thread and, before each handshake's answer, on the event loop, both
+    with the guard's lock held.
     """
 
     def __init__(  # noqa: PLR0913 - it connects them
@@ -49,23 +49,23 @@ class Monitor:
         guard: Guard,
         allowed: AllowList | None = None,
     ) -> None:
-        """Monitor a socket that is not bound yet, and will accept connections from a listening descriptor.
+        """Monitor a socket that is not bound yet, and that will accept connections from a listening descriptor.
 
         `refused` is called with one line for each peer that is refused or cut off. `is_read_out` returns whether every
-        message that has arrived was read. A listener that asks for keys has an allow-list.
+        message was read. A listener that asks for keys has an allow-list.
         """
         self._allowed = allowed
         self._allowed_version = 0 if allowed is None else allowed.version
         self.connections: dict[int, AcceptedConnection] = {}
-        """By libzmq's descriptors."""
+        """The connections by libzmq's descriptors."""
         self._is_read_out = is_read_out
         self._by_peer: dict[bytes, AcceptedConnection] = {}
         self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
-        """Readable when there are events of connections."""
-        self._listening: sockets.socket | None = sockets.socket(fileno=os.dup(listening))
-        self._listens_at = place(self._listening)
+        """Readable when events of connections wait."""
+        self._listening = sockets.socket(fileno=os.dup(listening))
+        self._local_address = local_address_of(self._listening)
         self._with_curve = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
         self._settings = settings
         self._refused = refused
@@ -79,7 +79,7 @@ class Monitor:
         guard.watch(self)
 
     def silence(self) -> None:
-        """Report nothing from now on: its owner closes the socket."""
+        """Report nothing more: the owner closes the socket."""
         self._authenticator.before_answer.remove(self.catch_up)
         with self.guard.lock:
             self._silenced = True
@@ -87,18 +87,16 @@ class Monitor:
                 connection.close()
             self.connections.clear()
             self._by_peer.clear()
-            if self._listening is not None:
-                self._listening.close()
-                self._listening = None
+            self._listening.close()
 
     async def stopped(self) -> None:
-        """Wait until the closed socket has sent what it had, or its linger is over."""
+        """Wait until the closed socket has sent its messages, or its linger is over."""
         await asyncio.wait([self._stopped])
 
     # Messages.
 
     def read(self, frame: zmq.Frame, parts: list[bytes]) -> bytes | None:
-        """Count a message and return its peer, whose id is the first frame; None: drop the message."""
+        """Count a message and return its peer, the first frame; None: drop the message."""
         peer = frame.bytes
         connection = self._by_peer.get(peer)
         if connection is None:
@@ -126,7 +124,7 @@ class Monitor:
         return (connection and self._allowed.find(connection.public)) or _NO_RIGHTS
 
     def is_connected(self, peer: bytes) -> bool:
-        """Return whether a peer's connection was there when its message was read, and has not ended since."""
+        """Return whether the connection of a peer's last message still exists."""
         return peer in self._by_peer
 
     def cut_revoked(self) -> None:
@@ -151,20 +149,20 @@ class Monitor:
             connection.is_admitted = True
 
     def disconnect(self, peer: bytes) -> None:
-        """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
+        """Drop the peer's further messages, and cut it off after it could read the last messages to it."""
         if (connection := self._by_peer.get(peer)) is not None and connection.cut_at is None:
             self.guard.dismiss(connection)
 
     def _identify(self, peer: bytes, frame: zmq.Frame) -> AcceptedConnection | None:
         with self.guard.lock:
             connection = self.connections.get(int(frame.get(zmq.SRCFD)))
-            # A descriptor whose connection has ended may be another's by now, whose handshake came later.
+            # The message's connection may have ended, and its descriptor belong to one with a later handshake.
             if connection is None or connection.peer or int(frame.get(HANDSHAKE)) <= connection.handshakes:
                 return None
             connection.peer = peer
             self._by_peer[peer] = connection
             if len(peer) != _ID_BYTES or peer[0]:
-                # libzmq lets a peer choose its id: that of one that has just left, or megabytes for each message.
+                # libzmq lets a peer choose its id: megabytes for each message, or the id of a peer that just left.
                 self.guard.cut(connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
             if self._allowed is not None:
                 connection.public = str(frame.get(USER))
@@ -174,7 +172,7 @@ class Monitor:
     # Events of libzmq.
 
     def catch_up(self) -> None:
-        """Read all events of connections that are there."""
+        """Read all events that wait."""
         with self.guard.lock:
             events: list[tuple[int, int]] = []
             with contextlib.suppress(zmq.Again):
@@ -187,29 +185,22 @@ class Monitor:
             self._handle(events)
 
     def _handle(self, events: list[tuple[int, int]]) -> None:
-        # A descriptor whose connection has ended may be another's by now.
-        ended: set[int] = set()
-        is_late = []
-        for event, value in reversed(events):
-            is_late.append(event == zmq.EVENT_ACCEPTED and value in ended)
-            if event == zmq.EVENT_DISCONNECTED:
-                ended.add(value)
-            elif event == zmq.EVENT_ACCEPTED:
-                ended.discard(value)
-        for number, ((event, value), late) in enumerate(zip(events, reversed(is_late), strict=True), 1):
-            self._handle_one(event, value, late=late)
+        ends = {value: number for number, (event, value) in enumerate(events, 1) if event == zmq.EVENT_DISCONNECTED}
+        for number, (event, value) in enumerate(events, 1):
+            # The descriptor of a connection that ends later in this batch may belong to another one by now.
+            self._handle_one(event, value, has_ended=ends.get(value, 0) > number)
             if number % _ACCEPTED_AT_ONCE == 0:
                 self.guard.make_room()
         self.guard.make_room()
-        if any(event == zmq.EVENT_ACCEPT_FAILED for event, _ in events) and self._listening is not None:
+        if any(event == zmq.EVENT_ACCEPT_FAILED for event, _ in events) and not self._silenced:
             self.report(None, "no connection can be accepted: no descriptor is left")
             self.guard.free_descriptors(self._listening)
 
-    def _handle_one(self, event: int, value: int, *, late: bool) -> None:
+    def _handle_one(self, event: int, value: int, *, has_ended: bool) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._forget(value)
-            if not late and not self._silenced:
-                connection = self.guard.accept(value, self._listens_at, self._authenticator.handshakes)
+            if not has_ended and not self._silenced:
+                connection = self.guard.accept(value, self._local_address, self._authenticator.handshakes)
                 if connection is not None:
                     connection.report, connection.is_read_out = self.report, self._is_read_out
                     self.connections[value] = connection
@@ -231,7 +222,7 @@ class Monitor:
     def _report_end(self, connection: AcceptedConnection | None) -> None:
         reason, self._failure = self._failure, None
         if connection is not None and (connection.is_cut or connection.cut_at is not None):
-            return  # its reason was reported then
+            return  # reported when it was cut
         if reason is None and connection is None:
             reason = "what it sent is not this protocol"
         elif reason is None and connection is not None and not connection.was_closed_by_peer():
@@ -241,10 +232,10 @@ class Monitor:
             self.report(connection, reason)
 
     def report(self, connection: AcceptedConnection | None, reason: str) -> None:
-        """Report why a connection was cut off."""
+        """Report why a connection was cut off or refused."""
         if not self._silenced:
             name = "a peer" if connection is None else str(connection)
-            # Through the loop, so that an error of the callback is not taken for one of the monitor.
+            # On the loop, so that an error of the callback does not look like one of the monitor.
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._refused, f"{name}: {reason}")
 
@@ -268,6 +259,6 @@ class Monitor:
                 del self._by_peer[connection.peer]
                 if connection.is_cut or connection.cut_at is not None:
                     self._cut_peers[connection.peer] = None
-                    if len(self._cut_peers) > _MOST_CUT:
+                    if len(self._cut_peers) > _MAX_CUT:
                         self._cut_peers.popitem(last=False)
             connection.close()

@@ -1,8 +1,8 @@
 """LoopSocket: a ZeroMQ socket on an event loop.
 
-Not zmq.asyncio: it makes a future for each message, and a send without waiting can hide an arrival from it. libzmq's
-descriptor is edge-triggered, and any call on the socket consumes the edge. So every wait here begins after a receive
-that found nothing, and after every send the socket is checked again.
+zmq.asyncio makes a future for each message, and a send without waiting can hide an arrival from it. libzmq's descriptor
+is edge-triggered, and any call on the socket consumes the edge. So each wait here begins after a receive that found no
+message, and after each send the socket is checked again.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ import zmq
 from tokenbus.bus.errors import ClosedError
 from tokenbus.bus.transport import ReceiveBudget
 
-# As plain numbers: to combine enums costs as much as to send.
+# Plain numbers: combining enums costs as much as a send.
 _NOW = int(zmq.NOBLOCK)
 _NOW_WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _MORE, _EVENTS, _READABLE = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class LoopSocket:
-    """Sends without waiting, and waits to receive, on the event loop that it was made on."""
+    """Sends without waiting, and waits to receive, on one event loop."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
         self._socket = socket
-        # Not pyzmq's own wrappers of these, which serve other kinds of sockets, and cost as much again.
+        # pyzmq's own wrappers double the cost.
         bare: Any = super(zmq.Socket, socket)
         self._send, self._recv, self._get = bare.send, bare.recv, bare.get
         self._name = name
@@ -39,54 +39,52 @@ class LoopSocket:
         self._loop.add_reader(self._descriptor, self._check)
 
     async def receive(self) -> list[bytes]:
-        """Return the next message's parts; cancelling this loses no message."""
+        """Return the parts of the next message; cancelling this loses no message."""
         await self.budget.next()
         while (parts := self.receive_now()) is None:
             await self.wait()
-        self.budget.took(parts)
+        self.budget.count(parts)
         return parts
 
     async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
-        """Return the next message of a ROUTER: its peer's id, as a frame with properties, and its parts."""
+        """Return the next message of a ROUTER: the peer's id, as a frame with properties, and the parts."""
         await self.budget.next()
         while not self._has_message():
             self.budget.before_pause()
             await self.wait()
         peer: zmq.Frame = self._recv(_NOW, copy=False)
-        parts = self._rest()
-        self.budget.took(parts)
+        parts = self._receive_parts()
+        self.budget.count(parts)
         return peer, parts
 
     def is_read_out(self) -> bool:
-        """Tell whether every message that has arrived was received, and another receive has found none."""
+        """Tell whether every message was received, and another receive found none."""
         self._check()
         return not self._readable.is_set()
 
     async def wait(self) -> None:
-        """Wait, after a receive that found nothing, until there may be a message, or the socket is closed."""
+        """Wait after a receive that found no message, until one may be there or the socket is closed."""
         await self._readable.wait()
 
     def receive_now(self) -> list[bytes] | None:
-        """Return the next message's parts, or None."""
-        return self._rest() if self._has_message() else None
+        """Return the parts of the next message, or None."""
+        return self._receive_parts() if self._has_message() else None
 
     def _has_message(self) -> bool:
-        """Tell whether a message has arrived; if not, it may be waited for."""
         self.check_open()
         has_message = bool(int(self._get(_EVENTS)) & _READABLE)
         if not has_message:
             self._readable.clear()
         return has_message
 
-    def _rest(self) -> list[bytes]:
-        """Receive the parts of a message that are left."""
+    def _receive_parts(self) -> list[bytes]:
         parts: list[bytes] = [self._recv(_NOW)]
         while self._get(_MORE):
             parts.append(self._recv(_NOW))
         return parts
 
     def send(self, parts: Sequence[bytes]) -> None:
-        """Send a message; raises what libzmq raises for its first part, and sends nothing then."""
+        """Send a message; an error of libzmq for its first part is raised, and nothing is sent."""
         self.check_open()
         self._check_soon()  # even a send that fails may have consumed the descriptor's edge
         send = self._send
@@ -94,19 +92,19 @@ class LoopSocket:
             send(parts[0], _NOW)
         else:
             send(parts[0], _NOW_WITH_MORE)
-            # Room is for whole messages: a later part fails only with its connection. The parts after it must still be
-            # sent, or libzmq would take the next message for the rest of this one.
+            # A later part fails only if the connection ends. The parts after it must still be sent: otherwise libzmq
+            # appends the next message to this one.
             last = len(parts) - 1
-            for place in range(1, last + 1):
+            for index in range(1, last + 1):
                 try:  # noqa: SIM105 - a context manager for each part costs half as much as to send it
-                    send(parts[place], _NOW_WITH_MORE if place < last else _NOW)
+                    send(parts[index], _NOW_WITH_MORE if index < last else _NOW)
                 except zmq.Again:
                     pass
 
     def connect_anew(self, address: str) -> None:
-        """Connect again, after removing what is left of the earlier connection: never two at once."""
+        """Connect again, after removing the earlier connection: never two at once."""
         self._check_soon()
-        with contextlib.suppress(zmq.ZMQError):  # nothing was left
+        with contextlib.suppress(zmq.ZMQError):  # there was none
             self._socket.disconnect(address)
         self._socket.connect(address)
 
@@ -116,14 +114,14 @@ class LoopSocket:
             raise ClosedError(self._name)
 
     def stop(self) -> None:
-        """Refuse all calls from now on, and wake those that wait."""
+        """Refuse all further calls, and wake the coroutines that wait."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
             self._readable.set()
 
     def close(self) -> None:
-        """Stop, and close the socket; what was sent still goes out, for at most its linger."""
+        """Stop, and close the socket; queued messages are still sent, for at most its linger."""
         self.stop()
         self._socket.close()
 

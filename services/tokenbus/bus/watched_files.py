@@ -1,4 +1,4 @@
-"""Files that a command writes and running processes read again: locked, replaced as a whole, and watched."""
+"""Files that a command writes and running processes reload: locked, replaced as a whole, and watched."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ _RETRY_SECONDS = 1.0
 
 
 class WatchedFiles:
-    """Has files read again when they have changed; whether they have, the file system says."""
+    """Reloads files when their size, times or inode change."""
 
     def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.monotonic) -> None:
         self._paths = paths
@@ -20,12 +20,12 @@ class WatchedFiles:
         self._known = self._states()
         self._retry_at = 0.0
         self.is_unread = False
-        """Whether a file has changed and could not be read: what was read before stays in force."""
+        """Whether a file has changed and could not be read: the earlier contents stay in force."""
 
     def refresh(self, read: Callable[[], object]) -> bool:
-        """Read the files again if they have changed, and return whether they were; raises what reading raises.
+        """Call `read` if the files have changed, and return whether they were read; raises the errors of `read`.
 
-        What could not be read is read again a second later: too many open files, say, are no change of the file.
+        After an error this tries again a second later: too many open files, for example, do not change the file.
         """
         is_due = self.is_unread and self._now() >= self._retry_at
         before, self._known = self._known, self._states()
@@ -50,7 +50,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def replace_file(path: Path, text: str, mode: int) -> None:
-    """Replace a file's contents, atomically and durably."""
+    """Replace a file atomically and durably."""
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -66,7 +66,7 @@ def replace_file(path: Path, text: str, mode: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a file meanwhile."""
+    """Keep other processes from changing a file during `with`."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""ZAP (ZeroMQ RFC 27): each handshake at a listening socket waits here for the answer whether its peer may connect."""
+"""ZAP (ZeroMQ RFC 27): decides for each handshake at a listening socket whether the peer may connect."""
 
 import asyncio
 import contextlib
@@ -14,24 +14,24 @@ from tokenbus.logs import DeduplicatedLog, logger
 
 OPEN_DOMAIN, KEYS_DOMAIN = b"tokenbus", b"tokenbus.keys"
 HANDSHAKE, USER = "Handshake", "User-Id"
-"""Properties of each frame: the number of its connection's handshake, and the key that its peer proved."""
+"""Properties of each frame: the number of its connection's handshake, and the key that the peer proved."""
 _NAME = "inproc://zeromq.zap.01"
 _log = logger("bus")
 
 
 class Authenticator:
-    """Answers libzmq's question whether a peer may connect (ZeroMQ RFC 27, ZAP), once all monitors have caught up.
+    """Answers each handshake after all monitors have read their events.
 
-    Otherwise a peer that is cut off right after its handshake would be gone before a monitor knew of it. A listener's
-    domain says what its peers must prove: nothing, or an allowed key.
+    Otherwise a peer that is cut off right after its handshake would be gone before a monitor knows of it. Peers in the
+    open domain prove nothing, those in the domain of keys an allowed key.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.before_answer: list[Callable[[], None]] = []
-        """Called before each answer, so that every monitor knows of the connection."""
+        """Called before each answer: every monitor then knows of the connection."""
         self.handshakes = 0
         self.allowed: AllowList | None = None
-        """The keys that KEYS_DOMAIN lets in; None: no key."""
+        """The keys of KEYS_DOMAIN; None: no key is allowed."""
         socket = context.socket(zmq.REP)
         socket.linger = 0
         socket.bind(_NAME)
@@ -40,12 +40,11 @@ class Authenticator:
         self._task = asyncio.create_task(self._answer())
 
     async def close(self) -> None:
-        """Stop answering."""
         self._socket.close()
         await self._task
 
     def is_read_out(self) -> bool:
-        """Tell whether every handshake that waits for an answer has had it."""
+        """Tell whether every handshake is answered."""
         return self._socket.is_read_out()
 
     async def _answer(self) -> None:
@@ -63,7 +62,7 @@ class Authenticator:
                     self._socket.send([version, request_id, *verdict])
 
     def _user(self, domain: bytes, mechanism: bytes, credentials: list[bytes], address: bytes) -> bytes | None:
-        """Return a peer's user id, which is its key if it has to prove one, or None: it is refused."""
+        """Return a peer's user id: the key that it proved, or empty in the open domain; None: refuse the peer."""
         if (domain, mechanism) == (OPEN_DOMAIN, b"NULL"):
             return b""
         if (domain, mechanism) != (KEYS_DOMAIN, b"CURVE") or self.allowed is None:
@@ -73,13 +72,13 @@ class Authenticator:
         public: bytes = z85.encode(credentials[0])
         self.allowed.refresh()
         if self.allowed.find(public.decode()) is None:
-            where = address.decode(errors="replace")
-            self._repeated_log.begin(public, _log.warning, "key not allowed", public=public.decode(), address=where)
+            peer = address.decode(errors="replace")
+            self._repeated_log.begin(public, _log.warning, "key not allowed", public=public.decode(), address=peer)
             return None
         return public
 
 
 def _properties(handshake: int) -> bytes:
-    """Return the properties that each frame of a connection has, in ZMTP's encoding."""
+    """Return the metadata of a connection's frames, in the encoding of ZMTP."""
     name, value = HANDSHAKE.encode(), b"%d" % handshake
     return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value

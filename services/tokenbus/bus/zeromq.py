@@ -22,12 +22,12 @@ from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import BusSettings
 
 _KEYS_SECONDS = 1.0
-"""How often a listener checks whether the keys of its peers are still allowed."""
+"""Seconds between two checks whether the keys of a listener's peers are still allowed."""
 _HANDSHAKE_MS = 60_000
-_MOST_UNREAD = 64
-"""Unread messages of one peer after which backpressure stops it, long before it is cut off for their bytes."""
-_MOST_PROBES = 127
-"""Keepalive probes that Linux allows; with more it refuses the option, and libzmq refuses every connection."""
+_MAX_UNREAD = 64
+"""Unread messages of one peer at which backpressure begins, long before their bytes cut the peer off."""
+_MAX_PROBES = 127
+"""Largest number of keepalive probes on Linux: with more, libzmq would refuse every connection."""
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
@@ -39,7 +39,7 @@ _log = logger("bus")
 
 
 class SharedContext:
-    """A ZeroMQ context that lasts while a socket of it is open; close a socket, then call `leave`."""
+    """A ZeroMQ context that lasts while one of its sockets is open; close a socket, then call `leave`."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -48,7 +48,6 @@ class SharedContext:
         self._open = 0
 
     def socket(self, kind: int) -> "zmq.Socket[bytes]":
-        """Return a new socket."""
         if self._context is None:
             self._context = zmq.Context()
         socket = self._context.socket(kind)
@@ -56,7 +55,7 @@ class SharedContext:
         return socket
 
     def listening(self, settings: BusSettings) -> tuple[Authenticator, Guard]:
-        """Return what all listening sockets share; a socket must be open."""
+        """Return the authenticator and guard of all listening sockets; a socket must be open."""
         if self._listening is None and self._context is not None:
             self._listening = Authenticator(self._context), Guard(settings, self._now)
         if self._listening is None:
@@ -64,7 +63,7 @@ class SharedContext:
         return self._listening
 
     async def leave(self) -> None:
-        """End the context with its last socket; that waits until what was sent is out, at most for the linger."""
+        """End the context with its last socket, when all messages are sent or the linger is over."""
         self._open -= 1
         if self._open or self._context is None:
             return
@@ -82,7 +81,7 @@ class ZeroMQTransport:
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
         self.connected: Callable[[int], None] = lambda _: None
-        """Called with the file of each connection that a listener has accepted."""
+        """Called with the descriptor of each connection that a listener has accepted."""
         self._settings = settings
         self._keys = ProcessKeys(settings)
         # Two contexts: a connection's last messages would be lost if it closed in one that has an authenticator.
@@ -90,14 +89,13 @@ class ZeroMQTransport:
         self._connecting = SharedContext(now)
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
-        """Listen at an address; `refused` is called for each peer that is refused or cut off; raises AddressError."""
         keys = self._keys.for_listener(parse(address))
         binding = await bind(address)
         socket = _socket(self._listening, zmq.ROUTER, self._settings)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.IPV6, int("[" in binding.address))
         socket.setsockopt(zmq.USE_FD, binding.descriptor)
-        socket.setsockopt(zmq.RCVHWM, min(_MOST_UNREAD, self._settings.high_water_mark))
+        socket.setsockopt(zmq.RCVHWM, min(_MAX_UNREAD, self._settings.high_water_mark))
         authenticator, guard = self._listening.listening(self._settings)
         allowed = None
         if keys is not None:
@@ -137,7 +135,6 @@ class ZeroMQTransport:
         )
 
     async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> "ZeroMQConnection":
-        """Connect to an address, whether a listener is there yet or not; raises AddressError."""
         endpoint = parse_remote(address)
         keys = self._keys.for_connection(endpoint)
         socket = _socket(self._connecting, zmq.DEALER, self._settings)
@@ -163,24 +160,24 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.SNDHWM: settings.high_water_mark,
         zmq.RCVHWM: settings.high_water_mark,
         zmq.MAXMSGSIZE: settings.max_part_bytes,
-        # The guard bounds the time for it. A listener that many connect to at once is slow with all of them alike: if
-        # each gave up and began anew, none would ever end.
+        # Long, because a listener is equally slow with all of a crowd: if each peer gave up and began again, no
+        # handshake would ever end. The guard bounds the time.
         zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         zmq.CONNECT_TIMEOUT: silence,
-        # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left
-        # with more messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the
-        # stream protocol's own heartbeats find processes that hang.
+        # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when a heartbeat is due to a peer that left with more
+        # messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the heartbeats of the
+        # stream protocol find processes that hang.
         zmq.TCP_KEEPALIVE: 1,
         zmq.TCP_KEEPALIVE_IDLE: interval,
         zmq.TCP_KEEPALIVE_INTVL: interval,
-        zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MOST_PROBES)),
+        zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MAX_PROBES)),
         zmq.TCP_MAXRT: silence,
-        # libzmq doubles the one up to the other, and adds nothing random: many that lost one listener would come back
-        # together, again and again.
+        # Random, because libzmq only doubles the first up to the second: all peers of a lost listener would retry at
+        # the same moments.
         zmq.RECONNECT_IVL: random.randint(-(-settings.reconnect_ms // 2), settings.reconnect_ms),  # noqa: S311
         zmq.RECONNECT_IVL_MAX: random.randint(settings.reconnect_ms, settings.reconnect_max_ms),  # noqa: S311
-        # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes were
-        # received as a message, and a browser stayed connected for ever.
+        # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes arrived as a
+        # message, and a browser stayed connected for ever.
         zmq.ZAP_DOMAIN: OPEN_DOMAIN,
     }
     socket = context.socket(kind)
@@ -190,7 +187,7 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
 
 
 class ZeroMQListener:
-    """A listening ROUTER; a peer's id is the routing id that libzmq gives its connection."""
+    """A listening ROUTER; a peer's id is libzmq's routing id of its connection."""
 
     def __init__(  # noqa: PLR0913 - `listen` makes them
         self,
@@ -218,14 +215,12 @@ class ZeroMQListener:
             self._check_keys_soon()
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
-        """Return the next message and its peer; reads busy peers in turn."""
         while True:
             frame, parts = await self._socket.receive_from()
             if (peer := self._monitor.read(frame, parts)) is not None:
                 return peer, parts
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:
-        """Send to one peer, without waiting."""
         check_message(parts, self._max_part_bytes)
         try:
             self._socket.send((peer, *parts))
@@ -245,7 +240,6 @@ class ZeroMQListener:
         self._check_keys_soon()
 
     async def close(self) -> None:
-        """Close once what was sent is out, or after `linger_ms`; the address is free on return."""
         if self._closed:
             return
         self._closed = True
@@ -273,11 +267,9 @@ class ZeroMQConnection:
         self._closed = False
 
     async def receive(self) -> list[bytes]:
-        """Return the next message."""
         return await self._socket.receive()
 
     def send(self, parts: Parts) -> bool:
-        """Send, without waiting; False if the send queue is full."""
         check_message(parts, self._max_part_bytes)
         try:
             self._socket.send(parts)
@@ -286,7 +278,6 @@ class ZeroMQConnection:
         return True
 
     async def close(self) -> None:
-        """Close; what was sent still goes out, for at most `linger_ms`."""
         if not self._closed:
             self._closed = True
             self._socket.stop()
@@ -298,10 +289,10 @@ class ZeroMQConnection:
 
 
 class Reconnector:
-    """Says when a connection broke, and connects a socket again where libzmq does not.
+    """Reports broken connections, and reconnects a socket when libzmq does not.
 
-    libzmq reconnects after a broken connection, but never after one on which it received what it does not understand,
-    or a part that is too large: a worker that once reached another server would be mute until its restart.
+    libzmq never reconnects after invalid bytes or a part that is too large: a worker that once reached another server
+    would be mute until its restart.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - `connect` makes them
@@ -313,12 +304,12 @@ class Reconnector:
         lost: Callable[[], None],
         connected: Callable[[int], None],
     ) -> None:
-        """Monitor a socket; call this before it connects.
+        """Monitor a socket that does not connect yet.
 
-        `connected` is called with the file of each connection that was accepted, and `lost` when one broke.
+        `connected` is called with the descriptor of each accepted connection, and `lost` when one broke.
         """
         self._lost, self._connected = lost, connected
-        self._file = -1
+        self._descriptor = -1
         self._is_accepted = False
         self._watched = watched
         self._connection = connection
@@ -347,7 +338,7 @@ class Reconnector:
                 await self._socket.wait()
 
     def _catch_up(self) -> None:
-        """Read libzmq's events: right after the end of a connection comes the one that it retries, or none."""
+        """Read the events of libzmq: if it retries a connection, that event follows the end at once."""
         while (parts := self._socket.receive_now()) is not None:
             message = parse_monitor_message(parts)
             event = zmq.Event(message["event"])
@@ -358,9 +349,9 @@ class Reconnector:
                     self._lost()
                 self._is_accepted = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 if event == zmq.EVENT_CONNECTED:
-                    self._file = message["value"]
+                    self._descriptor = message["value"]
                 elif self._is_accepted:
-                    self._connected(self._file)
+                    self._connected(self._descriptor)
             else:
                 self._repeated_log.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
 
