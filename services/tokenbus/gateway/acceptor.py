@@ -1,4 +1,4 @@
-"""Acceptor: takes connections from the listening socket, and bounds those whose TLS handshake is not over."""
+"""Acceptor: accepts connections, and bounds those whose TLS handshake is not over."""
 
 import asyncio
 import socket
@@ -10,13 +10,13 @@ from tokenbus.logs import logger
 
 _log = logger("gateway")
 _AT_ONCE = 16
-"""Connections that are taken before those taken begin: one that is refused gives its file back then."""
+"""Connections accepted in one go; a refused one gives its file descriptor back only afterwards."""
 _RETRY_SECONDS = 0.1
 BACKLOG = 4096
 
 
 class Acceptor:
-    """Accepts connections, and bounds those whose TLS handshake is not over."""
+    """Accepts the connections of one listening socket."""
 
     def __init__(
         self,
@@ -35,19 +35,18 @@ class Acceptor:
         self._is_accepting = False
         self._repeated_log = gateway.repeated_log
         self._beginning: dict[asyncio.Task[None], socket.socket | None] = {}
-        """Connections that no protocol has yet, the oldest first; each with its socket until its handshake begins."""
+        """Connections without a protocol, the oldest first; each with its socket until its handshake begins."""
 
     def __len__(self) -> int:
         return len(self._connections) + len(self._beginning)
 
     def start(self) -> None:
-        """Begin to accept."""
         self._listening.listen(BACKLOG)
         self._is_accepting = True
         self._loop.add_reader(self._listening, self._accept)
 
     def stop_listening(self) -> None:
-        """Accept the connections that wait, and close the listening socket: the kernel refuses the next ones."""
+        """Accept the waiting connections and close the listening socket: the kernel refuses the next ones."""
         if self._is_accepting:
             self._accept(BACKLOG)
             self._is_accepting = False
@@ -55,15 +54,15 @@ class Acceptor:
             self._listening.close()
 
     def stop(self) -> None:
-        """Accept nothing more, and close the connections whose handshake is not over."""
+        """Accept nothing more, and close the connections that are in their handshake."""
         self.stop_listening()
         for task in tuple(self._beginning):
             self._cut_off(task)
 
     def begin(self, connection: socket.socket) -> None:
-        """Serve a connection; with TLS and without room, close the oldest whose handshake is not over, or this one.
+        """Serve a connection. With TLS and without room, close the oldest unfinished handshake, or this connection.
 
-        A handshake that its client goes on with is over soon; one that stalls makes room. Without TLS the protocol
+        A live handshake is over soon; a stalled one makes room. Without TLS the protocol
         refuses a connection above the limit, with an error.
         """
         while self._context is not None and len(self) > self._settings.most_connections:
@@ -94,7 +93,7 @@ class Acceptor:
             self._loop.add_reader(self._listening, self._accept)
 
     def _cut_off(self, task: "asyncio.Task[None]") -> None:
-        """End a handshake; one that has not begun gives its file back at once, so that another can be accepted."""
+        """Cancel a handshake; if it has not begun, free its file descriptor at once."""
         connection = self._beginning.pop(task)
         task.cancel()
         if connection is not None:
@@ -105,7 +104,7 @@ class Acceptor:
             self._beginning[task] = None
         connection.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         seconds = self._settings.request_timeout_ms / 1000 if self._context else None
-        with suppress(OSError):  # the client left, or TLS failed: nothing that a log needs
+        with suppress(OSError):  # the client left, or TLS failed: not worth a log line
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=seconds
             )

@@ -24,11 +24,11 @@ _EXTENSION = "tokenbus.visitor"
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
 _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
-"""Paths that need a key or a peer on this machine, even where the gateway has no keys."""
+"""Paths that need a key or a peer on this machine, even if the gateway has no keys."""
 _ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
-"""Headers of proxies: then the peer is not the client."""
+"""Headers of proxies: behind one the peer is not the client."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9 ,_-]*")
 _PREFLIGHT_SECONDS = 600
 _EXPOSED = "retry-after, retry-after-ms, x-request-id, " + ", ".join(
@@ -42,11 +42,10 @@ class Visitor:
 
     caller: Caller
     is_known: bool
-    """Whether it has a key or is a peer on this machine; others see no details."""
+    """Whether it has a key or is a peer on this machine; other clients see no details."""
 
 
 def visitor_of(scope: Scope) -> Visitor:
-    """Return the client of an admitted request."""
     visitor: Visitor = scope["extensions"][_EXTENSION]
     return visitor
 
@@ -57,7 +56,7 @@ class Access:
     def __init__(self, app: ASGIApp, gateway: Gateway, token_routes: AbstractSet[str]) -> None:
         settings = gateway.settings.gateway
         self._token_routes = token_routes
-        """The paths whose requests count for a key's rate."""
+        """Paths whose requests count for a key's rate."""
         self._app = app
         self._callers = gateway.callers
         self._counts = gateway.counts
@@ -66,7 +65,6 @@ class Access:
         self._repeated_log = gateway.repeated_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Admit a request, or answer with the error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -117,7 +115,7 @@ class Access:
         return None
 
     def _is_own(self, scope: Scope, host: str) -> bool:
-        """Return whether a Host is one of the gateway's own; a page that was led here by another one is foreign."""
+        """Return whether a Host is the gateway's own; another name may be a page's attempt at DNS rebinding."""
         local = str((scope.get("server") or ("",))[0])
         return not host or _ANY in self._hosts or host_of(host) in self._hosts | {local, f"[{local}]"}
 
@@ -159,7 +157,7 @@ class Access:
             added.update(caller.limits())
 
     def limited(self, scope: Scope, error: ApiError, caller: Caller) -> None:
-        """Count and log an error, if it is a rate or concurrency limit."""
+        """Count and log an error if it is a rate or concurrency limit."""
         why = _WHYS.get(error.code or "")
         if why is not None:
             self._refused(scope, why, error, caller.name)

@@ -1,4 +1,4 @@
-"""API keys: the file of their hashes, and the rate and concurrency limits of their callers.
+"""API keys: the file of their hashes, and the callers with their rate and concurrency limits.
 
 A key is 256 random bits, so SHA-256 is enough: a slow hash, as for passwords, would only be slow. Hashes are compared
 in constant time, against every key, so that timing reveals nothing about a guess.
@@ -38,7 +38,7 @@ _log = logger("gateway")
 
 
 class KeysError(Exception):
-    """A file of keys or one of its keys is invalid: one line with the place, the limit and the value."""
+    """A file of keys is invalid; one line names the key, the limit and the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ class ApiKey:
     added: str
     requests_per_minute: int | None = None
     concurrent: int | None = None
-    """The most open requests; None: half of gateway.max_requests."""
+    """Most open requests; None: half of gateway.max_requests."""
     origins: tuple[str, ...] = ()
-    """The origins of web pages that may use it; empty: those of gateway.origins."""
+    """Origins of the web pages that may use it; empty: gateway.origins."""
     operator: bool = False
     """Whether it may pause engines and change their weights."""
 
@@ -68,19 +68,18 @@ class ApiKey:
 
 
 def made(key_id: str, **limits: Any) -> tuple[str, ApiKey]:  # noqa: ANN401 - the fields of a key
-    """Return a new key in clear, which is stored nowhere, and as it is stored."""
+    """Return a new key in clear, which is stored nowhere, and in its stored form."""
     clear = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return clear, ApiKey(id=key_id, sha256=digest(clear), added=now, **limits)
 
 
 def digest(clear: str) -> str:
-    """Return a key's hash."""
     return sha256(clear.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Return the keys of a file, none if there is no file; raises a KeysError."""
+    """Return the keys of a file, none if the file is missing; raises a KeysError."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -100,7 +99,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace a file's keys atomically; only its owner may read it."""
+    """Replace a file's keys atomically; only its owner may read the file."""
     content = {"version": _VERSION, "keys": [asdict(key) for key in _checked(keys)]}
     replace_file(path, json.dumps(content, indent=2) + "\n", _MODE)
 
@@ -156,17 +155,17 @@ class Caller:
     def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
         self._settings = settings
         self._has_others = bool(settings.keys_file)
-        """Whether there are other callers; else only the gateway's own limit applies."""
+        """Whether there may be other callers; else only the gateway's own limit applies."""
         self._retry_after_ms = settings.retry_after_ms
         self._open: set[int] = set()
         self._now = now
         self._left: float | None = None
-        """How many requests the bucket still admitted at `_left_at`; None: it was never used."""
+        """Requests that the bucket admitted at `_left_at`; None before its first use."""
         self._left_at = 0.0
         self.update(key)
 
     def update(self, key: ApiKey | None) -> None:
-        """Take the key as it now stands in the file, with its limits."""
+        """Replace the key by its new version in the file, with its limits."""
         settings = self._settings
         self.key = key
         self.name = "" if key is None else key.id
@@ -213,16 +212,15 @@ class Caller:
         raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
 
     def open(self, request_ids: Sequence[int]) -> None:
-        """Count requests until the bus has ended them."""
+        """Count requests until `closed` says that the bus has ended them."""
         self._open.update(request_ids)
 
     @property
     def open_requests(self) -> int:
-        """How many of its requests the bus has not ended."""
         return len(self._open)
 
     def closed(self, request_id: int) -> None:
-        """Count a request no more: the bus has ended it, which for one that was aborted is some time later."""
+        """Stop counting a request, which may end on the bus some time after it was aborted."""
         self._open.discard(request_id)
 
     @property
@@ -258,16 +256,14 @@ class Callers:
 
     @property
     def are_asked(self) -> bool:
-        """Whether clients need a key."""
         return bool(self._settings.keys_file)
 
     @property
     def origins(self) -> frozenset[str]:
-        """The origins of all keys."""
         return frozenset(origin for caller in self._by_hash.values() if caller.key for origin in caller.key.origins)
 
     def find(self, clear: str) -> Caller | None:
-        """Return the caller of a key, None if it is unknown; in constant time."""
+        """Return the caller of a key, None if the key is unknown; in constant time."""
         wanted = digest(clear)
         matches = [caller for known, caller in self._by_hash.items() if compare_digest(known, wanted)]
         return matches[0] if matches else None
@@ -286,7 +282,7 @@ class Callers:
             caller = before.pop(key.sha256, None)
             if caller is None:
                 caller = Caller(key, self._settings, time.monotonic)
-            else:  # the same one: its open requests are found by it
+            else:  # the same caller, which knows its open requests
                 caller.update(key)
             self._by_hash[key.sha256] = caller
         for caller in before.values():

@@ -1,4 +1,4 @@
-"""Connection: uvicorn's HTTP/1.1 protocol, with the limits that it lacks: header bytes, timeouts, backpressure."""
+"""Connection: uvicorn's HTTP/1.1 protocol with limits on header bytes, timeouts and backpressure."""
 
 import asyncio
 import contextlib
@@ -42,37 +42,36 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state)
         self.settings, self.counts = gateway.settings.gateway, gateway.counts
         self._header_bytes = 0
-        """Bytes received that are no body: headers, and what is between and after chunks."""
+        """Bytes received outside of bodies: headers, chunk sizes and trailers."""
         self._is_in_headers = True
         self._timer: asyncio.TimerHandle | None = None
         self.stream: EventStream | None = None
-        """The stream whose events may be sent to the socket without this connection; it ends before the socket does."""
+        """The stream whose events the compiled renderer may send to the socket; closed before the socket is."""
         self._answered: RequestResponseCycle | None = None
 
     # For responses and the server.
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request is in flight."""
         return self._answered is not None and not self._answered.response_complete
 
     @property
     def is_full(self) -> bool:
-        """Whether the client reads too slowly: writing is paused."""
+        """Whether writing is paused because the client reads too slowly."""
         return bool(self.flow.write_paused)
 
     def unsent(self) -> int:
-        """Return how many bytes wait here and in the kernel because the client has not read them."""
+        """Return the number of bytes that the client has not read, buffered here and in the kernel."""
         if self.transport.is_closing():
             return 0
         waiting = array("i", [0])
-        # Without the ioctl only what waits here is counted.
+        # Without the ioctl the kernel's share is not counted.
         with contextlib.suppress(OSError, ValueError):
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, waiting)
         return self.transport.get_write_buffer_size() + waiting[0]
 
     def writer(self, scope: Scope) -> "ChunkWriter | None":
-        """Return what writes chunks of an answer that has begun, without waiting; None if nothing may.
+        """Return a writer that bypasses ASGI for the answer under way; None if the answer has to go through ASGI.
 
         ASGI's `send` must be awaited by the request's own task, and waking it costs more than rendering a row.
         """
@@ -94,18 +93,17 @@ class Connection(HttpToolsProtocol):
         return True
 
     def cut_off(self) -> None:
-        """Close at once; what is not sent yet is lost."""
+        """Close the connection at once and drop the unsent bytes."""
         if self._answered is not None:
-            # As once the loop says so, which is after the answer may have returned: an error, if its client were there.
+            # uvicorn sets it later, when the answer may have returned: a missing end would then count as an error.
             self._answered.disconnected = True
         self.transport.abort()
 
     # Called by uvicorn and httptools.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, unless there are too many."""
         super().connection_made(transport)  # type: ignore[arg-type]  # TCP's
-        # What waits here is no longer in the outbox, where it could be dropped.
+        # Bytes in the transport's buffer cannot be dropped any more: keep them in the send buffer.
         self.transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
         if len(self.connections) > self.settings.most_connections:
             self.counts.refused_connections += 1
@@ -114,38 +112,37 @@ class Connection(HttpToolsProtocol):
         self._start_timer(self.settings.idle_timeout_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer, and tell the request in flight."""
-        if self.stream is not None:  # the socket is closed next, and another one gets its number
+        """Stop the timer and tell the request in flight."""
+        if self.stream is not None:  # the socket is closed next, and its number is used again
             self.stream.socket = -1
         self._stop_timer()
         super().connection_lost(exc)
-        # Of pipelined requests uvicorn notifies the last only; the one in flight must know.
+        # uvicorn notifies only the last of the pipelined requests.
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; refuse headers that are too long."""
+        """Parse bytes, and refuse headers that are too long."""
         if self.transport.is_closing():
             return
-        # The timeout of a request begins with its first byte; a pipelined one has time.
+        # A request's timeout begins with its first byte, unless an earlier request is still being answered.
         if self._is_in_headers and not self.is_answering and (self._timer is None or not self._header_bytes):
             self._start_timer(self.settings.request_timeout_ms)
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # A body may have come with the headers: only bytes that are still counted are too many.
+        # Parsing resets the count where a body begins, so a body in the same packet is not counted.
         if self._header_bytes > self.settings.max_header_bytes:
             self._too_long()
 
     def on_url(self, url: bytes) -> None:
-        """Add a piece of the URL."""
         super().on_url(url)
         if len(self.url) > self.settings.max_header_bytes:
             self._too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header; trailers are ignored."""
+        """Add a header; ignore trailers."""
         if not self._is_in_headers:
             return
         super().on_header(name, value)
@@ -154,13 +151,12 @@ class Connection(HttpToolsProtocol):
             self._too_long()
 
     def on_message_begin(self) -> None:
-        """Begin a request, and put this connection into its scope."""
         super().on_message_begin()
         self._is_in_headers = True
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is no dictionary
 
     def on_headers_complete(self) -> None:
-        """Go on with the body, which has a timeout of its own."""
+        """Begin the body, which has a timeout of its own."""
         if self.transport.is_closing():
             return
         if not self._has_host():
@@ -171,27 +167,25 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if len(self.pipeline) > _MAX_PIPELINED:
             self._refuse(400, f"pipelined requests: at most {_MAX_PIPELINED}")
-        elif self.pipeline:  # a paused reader does not notice that the client leaves
+        elif self.pipeline:  # a paused reader would not notice that the client leaves
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Add a piece of the body."""
         self._header_bytes = 0
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request."""
         if self.transport.is_closing():
             return
         self._is_in_headers = True
         self._header_bytes = 0
         super().on_message_complete()
-        if not self.is_answering:  # answered before all of it had come: the connection is idle from now on
+        if not self.is_answering:  # answered before its body was complete: the connection is idle now
             self._start_timer(self.settings.idle_timeout_ms)
 
     def on_response_complete(self) -> None:
-        """Go on with the next pipelined request; the rest of this one's body has a timeout."""
+        """Start the timeout for the rest of the request's body, if any is missing."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._cut_off_unread()
@@ -199,7 +193,6 @@ class Connection(HttpToolsProtocol):
             self._start_timer(self.settings.request_timeout_ms)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection."""
         self._close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
@@ -207,7 +200,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # the same, as uvicorn spells it
 
     def _should_upgrade(self) -> bool:
-        """Return whether a request asks for another protocol, and must be parsed again without that header."""
+        """Return whether the request asks for another protocol; it is then parsed again without that header."""
         return self._get_upgrade() is not None
 
     # Parsing, timeouts and refusals.
@@ -221,8 +214,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "malformed HTTP request")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse a request again, with its body, that asks for another protocol (Java's client: HTTP/2)."""
-        if not self._should_upgrade():  # then it was CONNECT
+        """Parse the request again without its upgrade header, as Java's client sends one for HTTP/2."""
+        if not self._should_upgrade():  # then the method is CONNECT
             self._refuse(400, "CONNECT is not supported")
             return
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -232,7 +225,7 @@ class Connection(HttpToolsProtocol):
         self._parse(b"".join([line, *headers, b"\r\n", rest]))
 
     def _has_host(self) -> bool:
-        """Return whether a request names exactly one host, else refuse it: a proxy might take it for another."""
+        """Return whether the request names exactly one host, else refuse it: a proxy might read another one."""
         hosts = [value.decode("latin-1") for name, value in self.headers if name == b"host"]
         url, is_old = self.url.decode("latin-1"), self.parser.get_http_version() == "1.0"
         if "://" in url.partition("?")[0]:
@@ -276,7 +269,7 @@ class Connection(HttpToolsProtocol):
             self._cut_off_unread()
 
     def _cut_off_unread(self, before: int = 0) -> None:
-        """Cut off a closed connection whose client does not read the rest in time."""
+        """Abort a closed connection whose client does not read the remaining bytes in time."""
         self._stop_timer()
         left = self.transport.get_write_buffer_size()
         if before and left >= before:
@@ -292,7 +285,7 @@ class Connection(HttpToolsProtocol):
         answered = self._answered
         is_behind = self._is_in_headers or self.cycle is not answered
         if answered is not None and not answered.response_complete and (is_behind or answered.response_started):
-            # Another request's answer is due or under way: an error now would be read as a part of it.
+            # The client would read an error now as part of the answer that is due or under way.
             self._close()
             return
         self._stop_timer()
@@ -306,7 +299,7 @@ class Connection(HttpToolsProtocol):
 
 
 class ChunkWriter:
-    """Writes chunks of one answer to its connection at once; it is a `Write`."""
+    """Writes chunks of one answer to its connection at once, as a `Write`."""
 
     def __init__(self, connection: Connection) -> None:
         self._cycle, self._flow, self._transport = connection.cycle, connection.flow, connection.transport
@@ -326,13 +319,13 @@ class ChunkWriter:
         return True
 
     def descriptor(self) -> int:
-        """Return the socket's file descriptor, while nothing waits here before what is written to it; else -1."""
+        """Return the socket's file descriptor if no bytes wait in the transport before the next ones; else -1."""
         if self._socket is None or not self._is_open() or self._transport.get_write_buffer_size():
             return -1
         return self._socket.fileno()  # type: ignore[no-any-return]
 
     def send_rest(self, rest: bytes) -> None:
-        """Send what the socket had no room for."""
+        """Send the bytes for which the socket had no room."""
         self._transport.write(rest)
 
     def _is_open(self) -> bool:
@@ -340,12 +333,12 @@ class ChunkWriter:
 
 
 def host_of(authority: str) -> str | None:
-    """Return the host that a Host header or an address names, in lower case and without its port; None: not a host."""
+    """Return the host of a Host header or an address, in lower case and without its port; None if it is malformed."""
     matched = _AUTHORITY.fullmatch(authority)
     return matched[1].lower().rstrip(".") if matched else None
 
 
 def connection_of(scope: Scope) -> Connection | None:
-    """Return the connection of a request, None under another server."""
+    """Return the connection of a request; None under another server."""
     extensions: Mapping[str, Any] = scope.get("extensions") or {}
     return extensions.get(_EXTENSION)

@@ -1,4 +1,4 @@
-"""EncoderPool: reads and encodes bodies in processes of their own, bounded in memory and time, in fair order."""
+"""EncoderPool: reads and encodes bodies in other processes, bounded in memory and time, in fair order."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ from tokenbus.settings import Settings
 _log = logger("gateway")
 _MODULE = "tokenbus.gateway.encoder_process"
 _QUICK_BYTES = 65_536
-"""Longer bodies go to the slow lane at once: the worst tokenizer measured takes 30 ms and 15 MiB for so many."""
+"""Longer bodies go to the slow lane at once; the worst tokenizer measured takes 30 ms and 15 MiB for this size."""
 _QUICK_MEMORY_BYTES = 32 * 2**20
 _QUICK_SECONDS = 0.1
 _QUICK_ENCODERS, _SLOW_ENCODERS = 2, 1
@@ -45,11 +45,11 @@ _RESTART_SECONDS = 1.0
 _LEAVE_SECONDS = 5
 _READ_BYTES = 4096
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""A process with several threads may not fork."""
+"""A process with several threads must not fork."""
 
 
 class _EndedError(Exception):
-    """An encoder ended before its reply; `status` is a signal's number below 0, None if its server is gone."""
+    """An encoder ended before its reply; `status` is its exit status, None if the fork server is gone."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(status)
@@ -57,7 +57,7 @@ class _EndedError(Exception):
 
     @property
     def why(self) -> str:
-        """What ended it: its bounds, `time` or `memory`, or else it was `killed`."""
+        """The bound that ended it, `time` or `memory`, or else `killed`."""
         if self.status in {None, 0, -signal.SIGKILL}:
             return "killed"
         return "time" if self.status == -signal.SIGPROF else "memory"
@@ -66,8 +66,8 @@ class _EndedError(Exception):
 class EncoderPool:
     """Encoders in two lanes.
 
-    Short bodies begin in the quick one, whose bounds are narrow; those that exceed them, and long bodies, have their
-    turn in the slow one. So a costly body waits for other costly ones, and no cheap one waits for it.
+    Short bodies begin in the quick lane, whose bounds are narrow. Long bodies, and bodies that exceed the quick bounds,
+    wait for a turn in the slow lane. So cheap bodies never wait for costly ones.
     """
 
     def __init__(self, settings: Settings, repeated_log: DeduplicatedLog) -> None:
@@ -85,7 +85,7 @@ class EncoderPool:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start the processes, unless they run; bodies may come while they load."""
+        """Start the processes unless they run; bodies may come while they load."""
         before, now = self._server, time.monotonic()
         if (before is None or before.is_gone) and now - self._started_at >= _RESTART_SECONDS:
             self._started_at = now
@@ -101,7 +101,6 @@ class EncoderPool:
                 lane.start(self._server)
 
     async def close(self) -> None:
-        """End the processes."""
         if self._server is not None:
             self._leave(self._server)
             for lane in self.lanes.values():
@@ -109,9 +108,9 @@ class EncoderPool:
         await asyncio.gather(*self._leaving)
 
     async def read(self, job: Job, body: bytearray, who: Hashable) -> Reply:
-        """Return what the reader makes of a body, encoded; clients have one turn after the other.
+        """Return the reader's result for a body; clients take turns.
 
-        Cancelling it ends the work. Raises the reader's ApiError, one of a bound, or a RuntimeError for a defect.
+        Cancelling ends the work. Raises the reader's ApiError, the ApiError of a bound, or a RuntimeError for a defect.
         """
         milliseconds = self._settings.gateway.request_timeout_ms
         try:
@@ -164,7 +163,7 @@ class EncoderPool:
 async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
     """Run the processes that encode for as long as `async with` lasts."""
     encoders = EncoderPool(settings, repeated_log)
-    if is_folder(settings.gateway.tokenizer):  # short bodies need no process for the others
+    if is_folder(settings.gateway.tokenizer):  # with other tokenizers most bodies are read in this process
         encoders.start()
     try:
         yield encoders
@@ -183,32 +182,32 @@ def _result(reply: bytes) -> Reply:
 
 
 class Lane:
-    """Encoders with the same bounds; each has one body at a time."""
+    """Encoders with the same bounds; each reads one body at a time."""
 
     def __init__(self, bounds: Bounds, size: int, retry_after_ms: int) -> None:
         self._bounds = bounds
         self._size = size
         self.turns = FairTurns(size, retry_after_ms)
         self.ended = Counter(time=0, memory=0, left=0, killed=0)
-        """How many encoders ended before their reply, and why: `left` by the client, or as an _EndedError has it."""
+        """Encoders that ended before their reply: `left` by the client, or an _EndedError's reason."""
         self._idle: list[_Encoder] = []
         self._server: _Server | None = None
 
     def start(self, server: "_Server") -> None:
-        """Take encoders of a server in place of those of the one before."""
+        """Replace the idle encoders by those of another fork server."""
         self.stop()
         self._server = server
         for _ in range(self._size):
             self._add()
 
     def stop(self) -> None:
-        """Let all leave that have nothing to do."""
+        """Let the idle encoders exit."""
         for each in self._idle:
             each.close()
         self._idle = []
 
     async def ask(self, job: bytes, body: bytearray) -> bytes:
-        """Return the reply to a body; the caller has a turn. Raises an _EndedError."""
+        """Return the reply to a body; the caller holds a turn. Raises an _EndedError."""
         server, encoder = self._server, self._next()
         may_stay = False
         try:
@@ -229,7 +228,7 @@ class Lane:
         return reply
 
     def _next(self) -> "_Encoder":
-        while self._idle and self._idle[-1].status.done():  # it ended while it had nothing to do
+        while self._idle and self._idle[-1].status.done():  # it ended while it was idle
             self._idle.pop().close()
         if not self._idle:
             self._add()
@@ -278,17 +277,17 @@ class _Encoder:
             self._server.order(KILL, self._number)
 
     def close(self) -> None:
-        """Let the process leave when it has nothing to do."""
+        """Let the process exit once it is idle."""
         self._end.close()
 
 
 class _Server:
-    """The fork server's process, and the encoders that it has forked and that have not ended."""
+    """The fork server's process and its living encoders."""
 
     def __init__(self, settings: Settings) -> None:
         self.is_gone = False
         self.is_ready = asyncio.Event()
-        """Whether it has loaded the tokenizer, or is gone; orders before would pile up."""
+        """Set once it has loaded the tokenizer, or is gone; earlier orders would pile up."""
         self._loop = asyncio.get_running_loop()
         self._control, its_end = socket.socketpair()
         self._numbers = count(1)
@@ -296,7 +295,7 @@ class _Server:
         self._received = b""
         with its_end:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
-                # -P: nothing of the folder that it is started in takes the place of a module.
+                # -P: no file in the working folder replaces a module.
                 (sys.executable, "-P", "-m", _MODULE, str(its_end.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[its_end.fileno()],
@@ -317,11 +316,11 @@ class _Server:
         return encoder
 
     def order(self, what: int, number: int, bounds: Bounds = NONE, *descriptors: int) -> None:
-        """Order something; without a server nothing more comes of its encoders."""
+        """Send an order; if the server is gone, its encoder has ended."""
         try:
             if not self.is_gone:
                 socket.send_fds(self._control, [ORDER.pack(what, number, *bounds)], descriptors)
-        except OSError:  # it is gone, or has stood still for thousands of orders
+        except OSError:  # it is gone, or has stopped reading orders
             self._lose()
         if self.is_gone:
             self._ended(number, None)
@@ -331,7 +330,7 @@ class _Server:
         self._lose()
         try:
             await asyncio.to_thread(self._process.wait, _LEAVE_SECONDS)
-        except subprocess.TimeoutExpired:  # it stands still
+        except subprocess.TimeoutExpired:  # it hangs
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
@@ -354,7 +353,7 @@ class _Server:
             encoder.status.set_result(status)
 
     def _lose(self) -> None:
-        """Go on without it; its encoders end when their sockets are closed, or their time is up."""
+        """Give the server up; its encoders end when their sockets close or their time is up."""
         if not self.is_gone:
             self.is_gone = True
             self.is_ready.set()

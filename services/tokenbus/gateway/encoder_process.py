@@ -30,33 +30,33 @@ from tokenbus.settings import Settings, SettingsError
 
 FORK, KILL = 1, 2
 ORDER = struct.Struct("<BIQd?")
-"""FORK with an encoder's number and bounds, and one end of its socket; or KILL with a number."""
+"""FORK with an encoder's number, its bounds and one end of its socket; or KILL with a number."""
 ENDED = struct.Struct("<Ii")
-"""An encoder's number, and its status: a signal's number below 0; number 0: the server is ready for orders."""
+"""An encoder's number and exit status (below 0: a signal); number 0 says that the server is ready for orders."""
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 86
-"""The exit status of an encoder that Python refused memory."""
+"""Exit status of an encoder that ran out of memory in Python."""
 RESULT, ERROR, DEFECT = b"=", b"!", b"?"
 _NICE = 5
-"""Where processors are scarce, streams come first; long texts still make progress."""
+"""On a busy machine streams come first; long texts still make progress."""
 _STATM = Path("/proc/self/statm")
 
 
 class Bounds(NamedTuple):
-    """What an encoder may use."""
+    """An encoder's limits."""
 
     memory_bytes: int
-    """Beyond what it shares with the fork server."""
+    """Beyond the memory shared with the fork server."""
     seconds: float
     is_for_one: bool
-    """Whether it leaves after one body, so that its memory is free again."""
+    """Whether it exits after one body, which frees its memory."""
 
 
 NONE = Bounds(0, 0, is_for_one=False)
 
 
 class Job(msgspec.Struct, array_like=True):
-    """How to read the body that follows it."""
+    """How to read the body that follows."""
 
     kind: str
     models: dict[str, int]
@@ -64,7 +64,7 @@ class Job(msgspec.Struct, array_like=True):
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """What a body is read as."""
+    """The reader's result for a body."""
 
     data: bytes
     ignored: list[str]
@@ -72,7 +72,7 @@ class Reply(msgspec.Struct, array_like=True):
 
 
 def answer(reader: Reader, job: Job, body: bytes) -> bytes:
-    """Return the reply to a body: what the reader makes of the body, the error that it raises, or a traceback."""
+    """Return the reply to a body: the reader's result, its error, or a traceback."""
     reader.models, reader.parents = job.models, job.parents
     try:
         result = getattr(reader, job.kind)(parse_json(body))
@@ -87,13 +87,13 @@ def answer(reader: Reader, job: Job, body: bytes) -> bytes:
 
 def _leave_if_out_of_memory(error: BaseException | None) -> None:
     while error is not None:
-        if isinstance(error, MemoryError):  # orjson's SystemError has it as its cause
+        if isinstance(error, MemoryError):  # the cause of orjson's SystemError, too
             os._exit(OUT_OF_MEMORY)
         error = error.__cause__ or error.__context__
 
 
 def receive(end: socket.socket) -> bytes:
-    """Return a message, empty if the other side is gone."""
+    """Return a message; empty if the other side is gone."""
     size = LENGTH.unpack(end.recv(LENGTH.size, socket.MSG_WAITALL).ljust(LENGTH.size, b"\0"))[0]
     data = bytearray(size)
     view = memoryview(data)
@@ -130,7 +130,7 @@ def _limit_memory(most: int) -> None:
 
 
 class ForkServer:
-    """Forks encoders and ends them as the gateway orders, and tells it which have ended; one thread, so it may fork."""
+    """Forks encoders and ends them on the gateway's orders, and reports their ends; one thread, so that it may fork."""
 
     def __init__(self, control: socket.socket, reader: Reader) -> None:
         self._control = control
@@ -144,7 +144,7 @@ class ForkServer:
             each.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        with contextlib.suppress(ConnectionError):  # the gateway is gone, as when nothing more can be read
+        with contextlib.suppress(ConnectionError):  # the gateway is gone
             self._control.sendall(ENDED.pack(0, 0))
             while self._obey_or_reap():
                 pass
@@ -169,7 +169,7 @@ class ForkServer:
             with socket.socket(fileno=descriptors[0]) as end:
                 self._fork(number, end, Bounds(*bounds))
         for process in [process for process, each in self._numbers.items() if each == number and what == KILL]:
-            os.kill(process, signal.SIGKILL)  # not reaped yet, so the id is still its own
+            os.kill(process, signal.SIGKILL)  # not reaped yet, so the id still belongs to it
         return True
 
     def _fork(self, number: int, end: socket.socket, bounds: Bounds) -> None:
@@ -185,7 +185,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in (self._control, self._woken, self._waker):
             each.close()
-        # What a library says when it gets no memory is nothing that a log needs: the gateway logs the end.
+        # Libraries write to stderr when they run out of memory; the gateway logs the encoder's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
             work(end, self._reader, bounds)
@@ -207,14 +207,14 @@ class ForkServer:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until the gateway is gone; return the exit status."""
-    # A terminal's Ctrl-C reaches all processes: this one leaves with the gateway.
+    # A terminal's Ctrl-C reaches all processes; this one stops with the gateway.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=int(arguments[0])) as control:
         settings = Settings.load(environment={}, overrides=json.loads(receive(control)))
         try:
             reader = Reader(settings, vocabulary_of(settings.gateway.tokenizer))
-        except SettingsError:  # the gateway, which loads it too, says so
+        except SettingsError:  # the gateway loads it too, and reports the error
             return 1
         gc.collect()
         gc.freeze()  # a collection would copy the pages that encoders share with this process

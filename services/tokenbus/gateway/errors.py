@@ -9,7 +9,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 MODEL_NOT_FOUND = "model_not_found"
 _KINDS = {429: "overloaded_error", 503: "overloaded_error"}
-"""By the status; those of others are the server's or the client's."""
+"""Error types by status, beside `server_error` and `invalid_request_error`."""
 _SERVER_ERROR = 500
 _RATE_LIMITED = ("rate_limit_exceeded", "concurrency_limit_exceeded")
 _STATUSES: dict[int, int] = {
@@ -41,11 +41,11 @@ _FIELDS = {
     "token_scoring.token_ids": "return_logprobs_of",
     "token_scoring.mask_bound": "return_mask",
 }
-"""By the contract's name of a field the API's, where they differ by more than `sampling.`."""
+"""The API's field by the contract's, unless the two differ only by the prefix `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
-"""What a worker says of a prompt that leaves no room for a token."""
+"""The end of a worker's reason for a prompt that leaves no room for an answer."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.|token_scoring\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
-"""A field's name at the beginning of a reason, and what follows of its place."""
+"""A field's name at the beginning of a reason, and its path behind that."""
 
 
 class ApiError(Exception):
@@ -63,7 +63,7 @@ class ApiError(Exception):
         self.tokens = 0
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """Return this error, with the name that `names` has for the field that it is about, or is a part of."""
+        """Return this error with its field, or the field that contains it, renamed according to `names`."""
         param = self.param or ""
         for name in sorted(names, key=len, reverse=True):
             if param == name or param.startswith((f"{name}.", f"{name}[")):
@@ -73,7 +73,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, object]:
-        """The error's JSON object, as OpenAI's clients read it."""
+        """The error as OpenAI's API writes it."""
         if self.code in _RATE_LIMITED:
             kind = "rate_limit_error"
         else:
@@ -82,7 +82,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Retry-After, or WWW-Authenticate, where the status has one; a gateway that stops closes the connection."""
+        """Retry-After or WWW-Authenticate if the status needs it; `connection: close` from a gateway that stops."""
         if self.status == 401:  # noqa: PLR2004 - a status speaks for itself
             return {"www-authenticate": 'Bearer realm="tokenbus"'}
         headers = {"connection": "close"} if self.code == "stopping" else {}
@@ -93,7 +93,7 @@ class ApiError(Exception):
 
 
 def too_long(field: str, context: int, tokens: int) -> ApiError:
-    """Return the error of a prompt that a model has no room for, by the code and the words that clients look for."""
+    """Return the error of a prompt that leaves no room in the model's context, in words that clients look for."""
     message = f"{field}: this model's maximum context length is {context} tokens, one of them for the answer"
     return ApiError(400, f"{message}; got {tokens} tokens", param=field, code="context_length_exceeded")
 
@@ -109,7 +109,7 @@ def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
         field = _FIELDS.get(found[1], found[1].removeprefix("sampling.")) + found[2]
         reason = f"{field}:{what}"
     too_many = _TOO_LONG.fullmatch(what) if field == "prompt" else None
-    if too_many is not None:  # of a worker whose model's context the gateway has not learned yet
+    if too_many is not None:  # the gateway has not learned this model's context yet
         return too_long("prompt", int(too_many[1]) + 1, int(too_many[2]))
     made = ApiError(
         status,

@@ -11,10 +11,10 @@ from tokenbus.gateway.errors import ApiError
 T = TypeVar("T")
 MOST_WAITING = 256
 SHORT_BYTES = 16_384
-"""So much of each body is not counted: connections bound it."""
+"""Uncounted part of each body: the number of connections bounds it."""
 _BODIES = 8
 _LONG_SECONDS = 0.005
-"""If admitted requests took this time in a tick, the next one admits one request."""
+"""If admitted requests took longer in a tick, the next tick admits only one."""
 
 
 class FairTurns:
@@ -24,16 +24,15 @@ class FairTurns:
         self._free = most
         self._retry_after_ms = retry_after_ms
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """By client; the first one is the next."""
+        """By client, in the order of their next turns."""
 
     @property
     def waiting(self) -> int:
-        """How many wait for a turn."""
         return sum(not turn.done() for turns in self._waiting.values() for turn in turns)
 
     @contextlib.asynccontextmanager
     async def of(self, who: Hashable) -> AsyncIterator[None]:
-        """Have a turn of a client for as long as `async with` lasts; raises an ApiError if too many wait."""
+        """Hold a turn of a client for as long as `async with` lasts; raises an ApiError if too many wait."""
         if self._free:
             self._free -= 1
         else:
@@ -50,12 +49,12 @@ class FairTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.exception() is None:  # it came at the same time
+            if not turn.cancelled() and turn.exception() is None:  # the turn came at the same time
                 self._next()
             raise
 
     def _make_room(self, own: int) -> None:
-        """Refuse a turn where too many wait: the last one of the client that waits for the most."""
+        """If too many wait, refuse the last one of the client with the most."""
         for turns in self._waiting.values():
             while turns and turns[-1].done():
                 turns.pop()
@@ -86,7 +85,7 @@ class FairTurns:
 
 
 class BodyRoom:
-    """Counts bodies by client. Where they are too many, the newest of the client that holds the most is refused."""
+    """Counts bodies by client. If they are too large together, the client with the most loses its newest one."""
 
     def __init__(self, largest_body: int, retry_after_ms: int) -> None:
         self.most = _BODIES * largest_body
@@ -96,13 +95,13 @@ class BodyRoom:
 
     @contextlib.asynccontextmanager
     async def hold(self, who: Hashable) -> AsyncIterator["HeldBody"]:
-        """Hold a client's next body for as long as `async with` lasts; raises an ApiError if it is one too many."""
+        """Hold a client's next body for as long as `async with` lasts; raises an ApiError without room for it."""
         task = cast("asyncio.Task[object]", asyncio.current_task())
         body = HeldBody(self, who, task)
         try:
             yield body
             self._free(body)
-            if body.is_refused:  # all was done before the cancellation came
+            if body.is_refused:  # its work ended before the cancellation came
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
                 task.uncancel()
@@ -116,7 +115,6 @@ class BodyRoom:
             self._free(body)
 
     def grow(self, body: "HeldBody", more: int) -> None:
-        """Count more bytes of a body."""
         if not body.size:
             self._held[body.who].append(body)
         body.size += more
@@ -140,27 +138,27 @@ class BodyRoom:
 
 
 class HeldBody:
-    """One body, from its first byte until its text is encoded, in one task."""
+    """One body, from its first byte until its text is encoded; one task handles it."""
 
     def __init__(self, room: BodyRoom, who: Hashable, task: "asyncio.Task[object]") -> None:
         self.who = who
         self.task = task
         self.size = 0
         self.is_refused = False
-        """Whether it is one too many: its task was cancelled."""
+        """Whether there was no room for it: its task was cancelled."""
         self._room = room
 
     def grow_to(self, size: int) -> None:
-        """Count a body that has `size` bytes by now."""
+        """Count a body that has grown to `size` bytes."""
         more = size - SHORT_BYTES - self.size
         if more > 0 and not self.is_refused:
             self._room.grow(self, more)
 
 
 class AdmissionLimiter:
-    """Admits at most `per_tick` new requests a tick of the event loop, first in, first out; one where they take long.
+    """Admits at most `per_tick` new requests a tick of the event loop, in order; only one if they take long.
 
-    A burst of new requests thus delays no stream that runs.
+    A burst of new requests thus delays no running stream.
     """
 
     def __init__(self, per_tick: int) -> None:
@@ -171,7 +169,6 @@ class AdmissionLimiter:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def next(self) -> None:
-        """Wait until a request may begin."""
         loop = asyncio.get_running_loop()
         if not self._is_counting:
             self._is_counting = True
@@ -201,7 +198,7 @@ class AdmissionLimiter:
 
 
 class _Round(Generic[T]):
-    """Whose slice is next: members that were up to date come first, then late members in turn."""
+    """The order of slices: first the members that were up to date, then the late ones in turn."""
 
     def __init__(self) -> None:
         self._fresh: deque[T] = deque()
@@ -221,10 +218,10 @@ class _Round(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Gives slices of time: one client after the other, and one after the other of a client's answers.
+    """Gives slices of time to clients in turn, and to each client's answers in turn.
 
-    A client, or an answer, whose work was all done when new work came waits for nobody that is behind: however much
-    others ask for, it keeps up if its own work is short.
+    A client, or an answer, that had finished all its work when new work came goes before those that are behind: if its
+    own work is short it keeps up, however much others ask for.
     """
 
     def __init__(self) -> None:
@@ -233,14 +230,14 @@ class FairQueue(Generic[T]):
         """Each client's answers with work."""
 
     def add(self, who: Hashable, answer: T) -> None:
-        """Add a client's answer that has work now, and had none."""
+        """Add an answer that had no work and has some now."""
         if who not in self.answers:
             self.answers[who] = _Round()
             self._clients.add(who)
         self.answers[who].add(answer)
 
     def take(self) -> tuple[Hashable, T]:
-        """Return the next slice's client and answer; `give_back` must follow."""
+        """Return the client and the answer of the next slice; `give_back` must follow."""
         who = self._clients.take()
         return who, self.answers[who].take()
 

@@ -1,4 +1,4 @@
-"""Stop strings: the text of tokens as they come, with characters that are split over them, up to a stop string."""
+"""RunningText: the text of tokens as they come, with characters split over several tokens, up to a stop string."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -6,24 +6,24 @@ from typing import NamedTuple
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 REPLACEMENT = "\ufffd"
-"""Stands for bytes that are no character."""
+"""The character for bytes that are not UTF-8."""
 
 
 class Stopping(NamedTuple):
-    """What ends a request's text: its own stops."""
+    """A request's own stop texts."""
 
     texts: Sequence[str] = ()
     min_tokens: int = 0
-    """A stop text counts where it ends behind so many tokens."""
+    """Stop texts that end within the first `min_tokens` tokens do not count."""
     is_included: bool = False
     shows_special: bool = False
 
 
 class RunningText:
-    """Turns tokens' bytes into text, and holds back split characters and what may be the beginning of a stop.
+    """Decodes tokens' bytes, and holds back split characters and possible beginnings of a stop.
 
-    Bytes that are no character become a replacement character once text follows. At the end of a text they are taken
-    for a character that was cut off, and left out, as vLLM does.
+    Bytes that are not UTF-8 become a replacement character once text follows. At the end of a text they are taken
+    for a split character and left out, as vLLM does.
     """
 
     __slots__ = ("_broken", "_decoder", "_held", "_least", "_stops", "_tokens", "includes_stop", "is_split", "stop")
@@ -31,16 +31,16 @@ class RunningText:
     def __init__(self, stopping: Stopping | None = None) -> None:
         self._decoder = _UTF8("replace")
         self.is_split = False
-        """Whether what comes next is not simply its own text: bytes before it may be part of a character."""
+        """Whether the next bytes may complete a character that earlier bytes began."""
         self._broken = 0
-        """How many replacement characters no text has followed yet."""
+        """Number of replacement characters that no text has followed yet."""
         self._stops = () if stopping is None else stopping.texts
         self._least = 0 if stopping is None else stopping.min_tokens
         self._tokens = 0
         self._held = ""
         self.includes_stop = stopping is not None and stopping.is_included
         self.stop: str | None = None
-        """The stop that has appeared; later text is ignored."""
+        """The stop that was found; later text is ignored."""
 
     def add(self, data: bytes) -> str:
         """Add bytes, and return the text that is complete."""
@@ -57,9 +57,9 @@ class RunningText:
         return self._certain(text) if self._stops else text
 
     def add_until_stop(self, pieces: Iterable[bytes]) -> tuple[str, int]:
-        """Add tokens' bytes one by one until a stop is complete; return the text, and how many tokens it took.
+        """Add tokens' bytes one by one until a stop is complete; return the text and the number of tokens added.
 
-        The text is the same that `add` returns for all of them together.
+        The text is the same as `add` returns for all of them together.
         """
         texts, taken = [], 0
         for piece in pieces:
@@ -71,7 +71,7 @@ class RunningText:
         return "".join(texts), taken
 
     def end(self) -> str:
-        """Return what was held back for a stop, at the end."""
+        """Return the text held back for a stop, at the end."""
         if self.stop is not None:
             return ""
         text, self._held = self._held, ""
@@ -104,13 +104,13 @@ class RunningText:
         return text[: len(text) - kept]
 
     def _places(self, text: str, before: int) -> list[tuple[int, int]]:
-        """Return where stops end, and their numbers; those within the first `before` characters came too early."""
+        """Return the ends of stops, with their numbers, behind the first `before` characters."""
         found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
         return [(place + len(stop), number) for number, (place, stop) in enumerate(found) if place >= 0]
 
 
 def beginning(text: str, stop: str) -> int:
-    """Return how many of a text's last characters may begin a stop."""
+    """Return the number of a text's last characters that may begin a stop."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,4 +1,4 @@
-"""TLS: the server's context, and its certificate, which may be renewed while the gateway runs."""
+"""TLS: the server's context and its certificate, which may be renewed while the gateway runs."""
 
 import ssl
 from pathlib import Path
@@ -12,7 +12,7 @@ _log = logger("gateway")
 
 
 class Certificate:
-    """A certificate and its key in files; open connections keep the certificate that they began with."""
+    """A certificate and its key in files; open connections keep the certificate they began with."""
 
     def __init__(self, settings: GatewaySettings, repeated_log: DeduplicatedLog) -> None:
         self._settings = settings
@@ -26,7 +26,7 @@ class Certificate:
             raise SettingsError("gateway.tls_certificate", f"a certificate and its key: {reason}", Shown("")) from None
 
     def refresh(self) -> None:
-        """Load it again if it has changed; call it periodically."""
+        """Load the files again if they have changed; call it periodically."""
         try:
             if self.files.refresh(self._load):
                 _log.info("certificate read", file=self._settings.tls_certificate)
@@ -36,7 +36,7 @@ class Certificate:
 
     def _load(self) -> None:
         files = self._settings.tls_certificate, self._settings.tls_key
-        # First into a new context: one that has loaded half of a pair serves neither.
+        # Try a new context first: a context that has loaded half of a pair serves neither.
         for context in (_context(), self.context):
             context.load_cert_chain(*files, password=lambda: "")  # without one OpenSSL asks at the terminal
 

@@ -1,4 +1,4 @@
-"""Unknown fields of request bodies. They are ignored, unless the client would silently miss something in the answer."""
+"""Unknown fields of request bodies: ignored, unless the client would silently miss something in the answer."""
 
 import difflib
 from functools import cache, lru_cache
@@ -17,21 +17,21 @@ NOT_OFFERED = frozenset({
     *("return_hidden_states", "return_prompt_text", "sampling_params", "stop_regex", "suffix", "thinking_token_budget"),
     *("trace_decode_token_ids", "use_beam_search", "watermarking", "web_search_options"),
 })  # fmt: skip
-"""Fields of OpenAI's API, vLLM's and SGLang's without which an answer would be another one."""
+"""Fields of OpenAI's, vLLM's and SGLang's APIs that change the answer."""
 MOST_UNKNOWN = 64
-"""Different unknown fields of a body: each is compared with all known ones."""
+"""Most different unknown fields in a body: each is compared with all known ones."""
 _LOGPROBS = ("logprobs", "toplogprobs")
-"""Names that are taken for an option that asks for logprobs where they are less near, too."""
+"""Unknown names that resemble these are refused even if they are less similar."""
 _MAX_NAME = 64
 _NEAR, _LESS_NEAR = 0.85, 0.75
-"""Of difflib's ratio: one wrong letter in a short name, or two in a long one."""
+"""difflib's ratio: one wrong letter in a short name, or two in a long one."""
 
 
 def ignored_fields(body: Struct, given: dict[str, Any]) -> list[str]:
-    """Return the unknown fields of a body, by their paths without indices, which may be ignored.
+    """Return the unknown fields of a body that may be ignored, as paths without indices.
 
-    Raises an ApiError for one that is not offered, that is nearly a known one, or that asks for logprobs. null stands
-    for a field that is left out.
+    Raises an ApiError for a field that is not offered, resembles a known one, or asks for logprobs. null stands
+    for an absent field.
     """
     search = _Search()
     search.look(body, given, "", "", is_option=True)
@@ -44,12 +44,12 @@ class _Search:
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
         self._checked: set[tuple[type, str, str]] = set()
-        """Which unknown fields of which objects: those in a list are alike, and checked once."""
+        """The objects' types, paths and unknown fields: those of a list's items are checked once."""
 
     def look(self, body: Struct, given: dict[str, Any], place: str, path: str, *, is_option: bool) -> None:
-        """Look at an object, which is at `place`, or at `path` without indices, and at those in it.
+        """Look at an object and the objects in it; `path` is its `place` without indices.
 
-        An object in a list is no option but a part of a conversation, which others wrote, and of which more is ignored.
+        An object in a list is no option but part of a conversation, in which more unknown fields are ignored.
         """
         kind = type(body)
         known, of_objects = _fields_of(kind)
@@ -84,7 +84,7 @@ class _Search:
 
 @cache
 def _fields_of(kind: type[Struct]) -> tuple[frozenset[str | None], tuple[str, ...]]:
-    """Return the known fields of an object, and those of them that may be objects, or lists of some."""
+    """Return the known fields of an object, and those of them that may hold objects."""
     names = frozenset({*kind.__struct_encode_fields__, kind.__struct_config__.tag_field})
     hints = get_type_hints(kind)
     return names, tuple(
@@ -100,7 +100,7 @@ def _has_object(hint: Any) -> bool:  # noqa: ANN401 - a type
 
 @lru_cache(maxsize=4096)
 def _meant(kind: type[Struct], name: str) -> str | None:
-    """Return the known field that a name is nearly; underscores and capitals do not count."""
+    """Return the known field that a name resembles; underscores and capitals do not count."""
     letters, known = _letters(name), _letters_of(kind)
     # difflib is slow: compare only names of a similar length with the same first or last letter.
     alike = [each for each in known if each[:1] == letters[:1] or each[-1:] == letters[-1:]]

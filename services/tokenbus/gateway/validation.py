@@ -1,4 +1,4 @@
-"""Checks of JSON that a client sends: against a type, in its depth and in its size, with errors that name the field."""
+"""Checks of a client's JSON: its types, depth and size, with errors that name the field."""
 
 import re
 from collections.abc import Iterator
@@ -12,26 +12,25 @@ from tokenbus.gateway.errors import ApiError
 from tokenbus.settings.errors import shown
 
 _MAX_DEPTH = 128
-"""Of lists and objects in a field: far below what any library that reads them bears."""
+"""Nested lists and objects in a field: far below the limit of any library that reads them."""
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
-"""A text, whose end may be missing, or where a list or an object begins or ends."""
+"""A text, whose end may be missing, or a bracket."""
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 def invalid(name: str, what: str) -> ApiError:
-    """Return the error of a field whose value is not accepted."""
     return ApiError(400, f"{name or 'the body'}: {what}", param=name or None, code="invalid_value")
 
 
 def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
-    """Return a value as a type; raises an ApiError that names the field, within `where`, the limit and the value."""
+    """Return a value as a type; raises an ApiError that names the field within `where`, the limit and the value."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        # "Expected `int` <= 5 - at `$.stop[1]`": the limit and the place, to which the value is added.
+        # "Expected `int` <= 5 - at `$.stop[1]`": the limit and the path, without the value.
         limit, found, path = str(error).rpartition(" - at `$")
-        # An object whose members have any name is left at `[...]`: which of them it is, is not said.
+        # For an object whose members have any name the path ends with `[...]`.
         limit, path = (limit, path[:-1].partition("[...]")[0]) if found else (path, "")
     for name, index in _STEP.findall(path):
         value = value[name] if name else value[int(index)]
@@ -39,14 +38,14 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     missing = _MISSING.fullmatch(limit)
     if missing is not None:
         raise invalid(f"{where}.{missing[1]}".removeprefix("."), "required, got nothing")
-    if limit.startswith(("Invalid enum value", "Invalid value")):  # the latter of what tells one type from another
+    if limit.startswith(("Invalid enum value", "Invalid value")):  # the latter for the tag of a union
         limit = "one of " + ", ".join(map(repr, dict.fromkeys(_texts(kind, _STEP.findall(path)))))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)
     raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")
 
 
 def _texts(kind: Any, steps: list[tuple[str, str]]) -> Iterator[str]:  # noqa: ANN401
-    """Yield the texts that a member of a type may be, which msgspec's errors do not list."""
+    """Yield the texts that a member of a type may be; msgspec's errors do not list them."""
     if get_origin(kind) in {Union, UnionType}:
         for each in get_args(kind):
             yield from _texts(each, steps)
@@ -70,7 +69,7 @@ def parse_json(data: bytes | bytearray) -> Any:  # noqa: ANN401 - JSON
 
 
 def check_json(where: str, text: str) -> None:
-    """Raise an ApiError for a field's text that is no JSON, or is nested too deep."""
+    """Raise an ApiError for a field's text that is not JSON, or is nested too deep."""
     check_depth(where, _written_depth(text.encode()))
     try:
         orjson.loads(text)
@@ -79,7 +78,7 @@ def check_json(where: str, text: str) -> None:
 
 
 def depth_of(value: object) -> int:
-    """Return how deep lists and objects are nested in a value; 0: it is neither."""
+    """Return how deep lists and objects are nested in a value; 0 for any other value."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, list | dict)]:
         depth += 1
@@ -88,13 +87,12 @@ def depth_of(value: object) -> int:
 
 
 def check_depth(name: str, depth: int) -> None:
-    """Raise an ApiError for a field that is nested too deep."""
     if depth > _MAX_DEPTH:
         raise invalid(shown(name)[1:-1] if name else "", f"nested at most {_MAX_DEPTH} deep, got {depth}")
 
 
 def json_text(where: str, value: object, most: int) -> str:
-    """Return a field's value as JSON of at most so many bytes; raises an ApiError."""
+    """Return a field's value as JSON of at most `most` bytes; raises an ApiError."""
     data = orjson.dumps(value)
     if len(data) > most:
         raise invalid(where, f"at most {most} bytes, got {len(data)}")
@@ -102,7 +100,7 @@ def json_text(where: str, value: object, most: int) -> str:
 
 
 def _written_depth(data: bytes | bytearray) -> int:
-    """Return how deep lists and objects are nested in JSON that no parser takes."""
+    """Return how deep lists and objects are nested in JSON that the parser refuses."""
     depth = deepest = 0
     for found in _BRACKET.finditer(data):
         depth += (found[0] in b"[{") - (found[0] in b"]}")
