@@ -57,11 +57,11 @@ async def answering(engine: Engine | None = None, *, workers: int = 1, **overrid
         with closing(DeduplicatedLog()) as repeated_log:
             encoders = EncoderPool(settings, repeated_log)
             gateway = Gateway(settings, system.client, encoders, repeated_log)
-            gateway.feeding = asyncio.create_task(gateway.feed.run())
+            gateway.dispatching = asyncio.create_task(gateway.dispatcher.run())
             await asyncio.sleep(0)  # the dispatcher opens the client's steps before anything can be submitted
             try:
                 yield App(gateway, system)
             finally:
-                gateway.feeding.cancel()
-                await asyncio.gather(gateway.feeding, return_exceptions=True)
+                gateway.dispatching.cancel()
+                await asyncio.gather(gateway.dispatching, return_exceptions=True)
                 await encoders.close()

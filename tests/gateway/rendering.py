@@ -14,7 +14,7 @@ from tokenbus.client.tokens import Turn
 from tokenbus.gateway.answer import Format, WholeAnswer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
-from tokenbus.gateway.event_writer import EventWriter
+from tokenbus.gateway.event_writer import EventWriter, Rows
 from tokenbus.gateway.openai_format import Envelope
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.sse import StreamedAnswer
@@ -84,7 +84,7 @@ async def said(  # noqa: PLR0913 - each has a name and a default
         listener.cached_tokens, listener.turns = cached, turns
         writer.open(key, listener.stream)
     for target, draft in steps:
-        rows = writer.rows_of([RenderedStep(target, vocabulary, draft)])
+        rows = Rows(writer, [RenderedStep(target, vocabulary, draft)])
         for key, left in rows.write(0, len(rows)):
             for view, place, events, _ in left if key in wanting else ():
                 if events is not None:
@@ -94,7 +94,7 @@ async def said(  # noqa: PLR0913 - each has a name and a default
                     writer.close(key)
     assert answer.error is None
     await answer.ready()
-    sending = answer.outbox.take(2**30)
+    sending = answer.queue.take(2**30)
     assert sending.is_last
     return sending.data
 

@@ -106,7 +106,7 @@ async def test_key_that_is_revoked_after_its_limits_changed_keeps_no_stream(keys
         assert await answers(plain, "/v1/models", 401, known)
         assert await answers(plain, "/v1/models", 200, other)
         await app.bus.advance(2)
-        assert not len(app.gateway.feed)
+        assert not len(app.gateway.dispatcher)
 
 
 async def test_key_is_checked_before_the_body_is_read(keys: Keys) -> None:

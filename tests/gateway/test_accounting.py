@@ -121,9 +121,9 @@ async def _measured(make: Callable[[CompletionRequest, Buffers], Answer], reques
     found = [held.now(), buffers.size]
     await answer.ready()
     found += [held.now(), buffers.size]
-    while not answer.outbox.take(2**30).is_last:
+    while not answer.queue.take(2**30).is_last:
         pass
-    answer.outbox.drop()
+    answer.queue.drop()
     del answer
     return [*found, held.now(), buffers.size]
 

@@ -5,25 +5,25 @@ import asyncio
 import pytest
 
 from tokenbus.gateway.answer import Answer
-from tokenbus.gateway.buffers import Buffers, Outbox, Sending
+from tokenbus.gateway.buffers import Buffers, Sending, SendQueue
 
 
-async def _next(outbox: Outbox) -> Sending:
+async def _next(queue: SendQueue) -> Sending:
     """Wait for something, and take it."""
-    await outbox.ready()
-    return outbox.take()
+    await queue.ready()
+    return queue.take()
 
 
 async def test_what_waits_is_sent_together_and_in_order() -> None:
-    outbox = Outbox(100, lambda: None, Buffers(2**30))
-    outbox.put(b"a", 1)
-    outbox.put(b"b", 2)
-    first = await _next(outbox)
+    queue = SendQueue(100, lambda: None, Buffers(2**30))
+    queue.put(b"a", 1)
+    queue.put(b"b", 2)
+    first = await _next(queue)
     assert (first.data, first.produced_at_ns, first.is_last) == (b"ab", [1, 2], False)
-    outbox.put(b"c")
-    outbox.close()
-    outbox.put(b"too late")
-    last = await _next(outbox)
+    queue.put(b"c")
+    queue.close()
+    queue.put(b"too late")
+    last = await _next(queue)
     assert (last.data, last.is_last) == (b"c", True)
 
 
@@ -32,17 +32,17 @@ async def test_bound_is_told() -> None:
     told = []
 
     def full() -> None:
-        told.append(outbox.length)
-        outbox.put(b"!")
-        outbox.close()
+        told.append(queue.length)
+        queue.put(b"!")
+        queue.close()
 
-    outbox = Outbox(50, full, Buffers(2**30))
-    outbox.put(b"abc")
+    queue = SendQueue(50, full, Buffers(2**30))
+    queue.put(b"abc")
     assert not told
-    outbox.put(b"defghi")
+    queue.put(b"defghi")
     assert told == [9]
-    assert (await _next(outbox)).data == b"abcdefghi!"
-    assert outbox.size == 0
+    assert (await _next(queue)).data == b"abcdefghi!"
+    assert queue.size == 0
 
 
 async def test_chunks_pass_by_only_while_nothing_waits() -> None:
@@ -54,18 +54,18 @@ async def test_chunks_pass_by_only_while_nothing_waits() -> None:
             written.append(chunk)
         return room
 
-    outbox = Outbox(100, lambda: None, Buffers(2**30))
-    outbox.write = write
-    outbox.put(b"nobody waits yet")
+    queue = SendQueue(100, lambda: None, Buffers(2**30))
+    queue.write = write
+    queue.put(b"nobody waits yet")
     assert not written
-    assert (await _next(outbox)).data == b"nobody waits yet"
-    waiting = asyncio.create_task(_next(outbox))
+    assert (await _next(queue)).data == b"nobody waits yet"
+    waiting = asyncio.create_task(_next(queue))
     await asyncio.sleep(0)
-    outbox.put(b"1")
+    queue.put(b"1")
     room = False
-    outbox.put(b"2")
+    queue.put(b"2")
     room = True
-    outbox.put(b"3")
+    queue.put(b"3")
     assert (await waiting).data == b"23"
     assert written == [b"1"]
 
@@ -80,16 +80,16 @@ async def test_gathered_chunks_are_written_at_once(has_room: bool) -> None:  # n
             written.append((chunk, produced_at_ns))
         return has_room
 
-    outbox = Outbox(100, lambda: None, Buffers(2**30))
-    outbox.write = write
-    waiting = asyncio.create_task(_next(outbox))
+    queue = SendQueue(100, lambda: None, Buffers(2**30))
+    queue.write = write
+    waiting = asyncio.create_task(_next(queue))
     await asyncio.sleep(0)
-    outbox.gather()
-    outbox.put(b"1", 11)
-    outbox.put(b"2", 12)
-    outbox.close()
+    queue.gather()
+    queue.put(b"1", 11)
+    queue.put(b"2", 12)
+    queue.close()
     assert not written
-    outbox.flush()
+    queue.flush()
     last = await waiting
     assert last.is_last
     assert (written, last.data) == (([(b"12", (11, 12))], b"") if has_room else ([], b"12"))
@@ -97,15 +97,15 @@ async def test_gathered_chunks_are_written_at_once(has_room: bool) -> None:  # n
 
 async def test_what_waits_can_be_thrown_away_until_it_is_taken() -> None:
     buffers = Buffers(2**30)
-    outbox = Outbox(10**6, lambda: None, buffers)
-    outbox.put(b"a" * 200_000)
-    assert outbox.length == 200_000 <= outbox.size == buffers.size
-    taken = outbox.take()
+    queue = SendQueue(10**6, lambda: None, buffers)
+    queue.put(b"a" * 200_000)
+    assert queue.length == 200_000 <= queue.size == buffers.size
+    taken = queue.take()
     assert len(taken.data) < 100_000
     assert not taken.is_last
-    assert outbox.length == 200_000 - len(taken.data) <= outbox.size == buffers.size
-    outbox.drop()
-    assert (outbox.size, buffers.size) == (0, 0)
+    assert queue.length == 200_000 - len(taken.data) <= queue.size == buffers.size
+    queue.drop()
+    assert (queue.size, buffers.size) == (0, 0)
 
 
 class _Answer(Answer):
@@ -116,11 +116,11 @@ class _Answer(Answer):
         self.is_evicted = False
         self.size_said = 0
         buffers.join(self)
-        self.outbox.hold(held)
+        self.queue.hold(held)
 
     def evict(self, size: int) -> None:
         self.is_evicted, self.size_said = True, size
-        self.outbox.drop()
+        self.queue.drop()
 
 
 def test_who_holds_the_most_ends_first() -> None:
@@ -140,8 +140,8 @@ def test_who_leaves_the_most_unread_ends_alone() -> None:
     buffers = Buffers(2**30)
     collected, whole, read, unread, most = (_Answer(buffers, held) for held in (50_000, 0, 0, 0, 0))
     for answer, size in ((whole, 40_000), (read, 2900), (unread, 3000), (most, 4000)):
-        answer.outbox.put(b"a" * size)
-    whole.outbox.close()
+        answer.queue.put(b"a" * size)
+    whole.queue.close()
     answers = [collected, whole, read, unread, most]
     for ended in ({most}, {most, unread}, {most, unread}):
         buffers.evict_unread(3000)
@@ -152,7 +152,7 @@ def test_an_answer_is_evicted_once() -> None:
     """One whose socket stays full after its end counts once, and the next time the one after it ends."""
     buffers = Buffers(2**30)
     second, first = _Answer(buffers, 10), _Answer(buffers, 20)
-    first.outbox.unsent = second.outbox.unsent = lambda: 1000
+    first.queue.unsent = second.queue.unsent = lambda: 1000
     buffers.evict_unread(1)
     assert (first.is_evicted, second.is_evicted, buffers.evicted) == (True, False, 1)
     buffers.evict_unread(1)

@@ -17,7 +17,7 @@ from tokenbus import Turn
 from tokenbus.gateway import dispatcher as module
 from tokenbus.gateway.answer import Answer
 from tokenbus.gateway.api_keys import Caller
-from tokenbus.gateway.buffers import Buffers, Outbox
+from tokenbus.gateway.buffers import Buffers, SendQueue
 from tokenbus.gateway.dispatcher import Dispatcher
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
@@ -74,8 +74,8 @@ async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Proces
 
 
 def _answer(*listeners: _Listener) -> Any:  # noqa: ANN401 - the part of an answer that the dispatcher uses
-    outbox = Outbox(2**30, lambda: None, Buffers(2**30))
-    return cast("Any", SimpleNamespace(listeners=listeners, outbox=outbox, who=""))
+    queue = SendQueue(2**30, lambda: None, Buffers(2**30))
+    return cast("Any", SimpleNamespace(listeners=listeners, queue=queue, who=""))
 
 
 @pytest.mark.parametrize(("emitted", "most", "told"), [(7, 1000, 7), (30, 12, 12)])
@@ -160,12 +160,12 @@ async def test_scores_are_charged_before_they_are_asked_for() -> None:
         first = Answer(10, buffers)
         first.listeners = (_Listener(),)
         await dispatcher.open([5], [generate_of(5)], first, caller, 900)
-        assert (first.error, first.outbox.size, buffers.reserved) == (None, 900, 900)
+        assert (first.error, first.queue.size, buffers.reserved) == (None, 900, 900)
         with pytest.raises(ApiError, match=r"at most 1000 bytes at once .*, got 900 and 101 more") as refused:
             await dispatcher.open([6], [generate_of(6)], _answer(_Listener()), caller, 101)
         assert refused.value.status == 429
         await processor.body("generate")
-        first.outbox.drop()
+        first.queue.drop()
         assert (buffers.size, buffers.reserved) == (0, 0)
         await dispatcher.open([6], [generate_of(6)], _answer(_Listener()), caller, 101)
         await processor.body("generate")
@@ -270,7 +270,7 @@ async def test_requests_of_an_answer_are_sent_a_few_at_a_time(
         await until(lambda: slow.order.count("g") > 8, every=0)
         assert (len(dispatcher), caller.open_requests) == (20, 20)
         if ends:
-            answer.outbox.close()
+            answer.queue.close()
         await opening
         watching.cancel()
         assert (len(dispatcher) < 20) == ends

@@ -73,7 +73,7 @@ def _left(rows: Rows) -> dict[int, list[Left]]:
 def _events(steps: Sequence[RenderedStep]) -> bytes:
     """Return the events of the first request, as they are without a socket."""
     writer, _ = _writer(KEYS[0])
-    return b"".join(each.events or b"" for each in _left(writer.rows_of(steps))[KEYS[0]])
+    return b"".join(each.events or b"" for each in _left(Rows(writer, steps))[KEYS[0]])
 
 
 def test_rows_of_several_steps_are_one_chunk(sockets: tuple[socket.socket, socket.socket]) -> None:
@@ -81,13 +81,13 @@ def test_rows_of_several_steps_are_one_chunk(sockets: tuple[socket.socket, socke
     writer, (stream, other) = _writer(*KEYS)
     stream.socket = ours.fileno()
     steps = _views(0, 2, 4)
-    rows = writer.rows_of(steps)
+    rows = Rows(writer, steps)
     left = _left(rows)
     events = _events(steps)
     assert events.count(b"data: ") == 3
     assert theirs.recv(2**20) == b"%x\r\n%b\r\n" % (len(events), events)
     assert list(left) == [KEYS[1]]
-    assert [each.place for each in left[KEYS[1]]] == [1, 1, 1]
+    assert [each.row for each in left[KEYS[1]]] == [1, 1, 1]
     assert (stream.tokens, other.tokens) == (6, 6)
     assert rows.seconds().size == 3
 
@@ -101,7 +101,7 @@ def test_what_a_full_socket_has_no_room_for_is_given_back(sockets: tuple[socket.
     writer, (stream, _) = _writer(*KEYS)
     stream.socket = ours.fileno()
     steps = _views(0, 2)
-    left = _left(writer.rows_of(steps))[KEYS[0]]
+    left = _left(Rows(writer, steps))[KEYS[0]]
     assert b"".join(each.events or b"" for each in left) == _events(steps)
     assert not any(each.is_rest for each in left)
     assert (stream.socket, stream.tokens) == (-1, 4)
@@ -115,7 +115,7 @@ def test_rest_of_what_a_socket_took_in_part_is_given_back() -> None:
             writer, (stream, _) = _writer(*KEYS)
             stream.socket = ours.fileno()
             steps = _views(*range(0, 40_000, 200), tokens=200)
-            left = _left(writer.rows_of(steps))[KEYS[0]]
+            left = _left(Rows(writer, steps))[KEYS[0]]
             ours.shutdown(socket.SHUT_WR)
             received = b"".join(iter(lambda: theirs.recv(2**20), b""))
     events = _events(steps)
@@ -131,8 +131,8 @@ def test_rows_that_end_a_stream_and_rows_after_them_are_left(sockets: tuple[sock
     stream.socket = ours.fileno()
     before, after = _views(0, 4)
     end = _view(RowShape(KEYS[0], 2, 2, RowStatus.FINISHED_LENGTH, top_k=2), step=2)
-    left = _left(writer.rows_of([before, end, after]))[KEYS[0]]
-    assert [(each.view, each.events) for each in left] == [(end, None), (after, None)]
+    left = _left(Rows(writer, [before, end, after]))[KEYS[0]]
+    assert [(each.step, each.events) for each in left] == [(end, None), (after, None)]
     assert theirs.recv(2**20).count(b"data: ") == 1
     assert stream.tokens == 2
 
@@ -141,7 +141,7 @@ def test_slot_of_an_ended_request_takes_no_rows_of_it(sockets: tuple[socket.sock
     """Rows that were looked up before a request ended are not written to the request that got its slot."""
     ours, theirs = sockets
     writer, _ = _writer(KEYS[0])
-    rows = writer.rows_of(_views(0))
+    rows = Rows(writer, _views(0))
     writer.close(KEYS[0])
     stream = _stream()
     writer.open(7, stream)
@@ -154,7 +154,7 @@ def test_slot_of_an_ended_request_takes_no_rows_of_it(sockets: tuple[socket.sock
 
 def test_a_stream_keeps_its_count_when_it_is_closed() -> None:
     writer, (stream, _) = _writer(*KEYS)
-    _left(writer.rows_of(_views(0)))
+    _left(Rows(writer, _views(0)))
     characters = stream.characters
     writer.close(KEYS[0])
     writer.open(7, _stream())
@@ -177,8 +177,8 @@ async def test_a_socket_that_is_lost_is_written_to_no_more() -> None:
 def test_ids_without_a_text_and_streams_beyond_the_bound_are_left() -> None:
     writer, _ = _writer(*range(10, 17), *KEYS)  # one more than the table has room for
     (view,) = _views(0)
-    assert [each.events is None for each in _left(writer.rows_of([view]))[KEYS[1]]] == [True]
+    assert [each.events is None for each in _left(Rows(writer, [view]))[KEYS[1]]] == [True]
     ids = view.batch.token_ids.copy()
     ids[0] = VOCABULARY.size
     unknown = type(view.batch).of_views(view.batch.header, view.batch.columns | {"token_ids": ids.astype(np.uint32)})
-    assert [each.events for each in _left(writer.rows_of([RenderedStep(unknown, VOCABULARY)]))[KEYS[0]]] == [None]
+    assert [each.events for each in _left(Rows(writer, [RenderedStep(unknown, VOCABULARY)]))[KEYS[0]]] == [None]

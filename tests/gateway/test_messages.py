@@ -228,4 +228,4 @@ async def test_stream_that_breaks_ends_with_its_error() -> None:
     answer = begun(ASKED, MessagesFormat)
     answer.put_events(b"", 1)
     answer.end(ApiError(502, "lost", code="worker_lost"))
-    assert named(answer.outbox.take().data)[-1] == message_error(ApiError(502, "lost"))
+    assert named(answer.queue.take().data)[-1] == message_error(ApiError(502, "lost"))

@@ -115,7 +115,7 @@ def test_rows_of_a_step_of_which_few_wait_are_written_the_same(*, has_draft: boo
     assert backlog.size < before / 2
     for part in (Entries(), Lists(EventStream()), *([Drafted(Entries())] if has_draft else [])):
         for row in rows:
-            found = part.take(row.step, row.place, row.step.counts[row.place])
+            found = part.take(row.step, row.row, row.step.counts[row.row])
             expected = part.take(whole, place := 7 * rows.index(row), whole.counts[place])
             assert _without_offsets(found) == _without_offsets(expected)
     for row in rows:

@@ -48,9 +48,9 @@ async def echoed(*, is_streamed: bool, top_logprobs: int | None, n: int = 2) -> 
             listener.scored(scored(top_logprobs=top_logprobs), VOCABULARY)
         listener.take(view, place)
     await answer.ready()
-    sent = [answer.outbox.take(2**30)]
+    sent = [answer.queue.take(2**30)]
     while not sent[-1].is_last:
-        sent.append(answer.outbox.take(2**30))
+        sent.append(answer.queue.take(2**30))
     data = b"".join(each.data for each in sent)
     if not is_streamed:
         choices: list[dict[str, Any]] = json.loads(data)["choices"]
@@ -136,7 +136,7 @@ async def test_others_have_their_tokens_while_a_long_prompt_is_written(asked: di
     async def read() -> None:
         for _ in range(5):
             await stream.ready()
-            assert stream.outbox.take().data
+            assert stream.queue.take().data
             order.append("token")
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -147,7 +147,7 @@ async def test_others_have_their_tokens_while_a_long_prompt_is_written(asked: di
             stream.listeners[0].take(RenderedStep(batch([RowShape(2, len(order))]), VOCABULARY), 0)
             await asyncio.sleep(0)
     assert order == [*["token"] * 5, "answer"]
-    (choice,) = json.loads(answer.outbox.take(2**30).data)["choices"]
+    (choice,) = json.loads(answer.queue.take(2**30).data)["choices"]
     scores = choice["prompt_logprobs"] if "wants_prompt_logprobs" in asked else choice["logprobs"]["top_logprobs"]
     of_prompt = scores[: len(LONG)]
     assert of_prompt[0] is None
@@ -165,10 +165,10 @@ async def test_long_prompt_is_echoed_part_by_part_as_its_client_reads() -> None:
     for position, status in enumerate((RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH)):
         row = RowShape(1, position, 1, status, top_k=1)
         stream.listeners[0].take(RenderedStep(batch([row]), VOCABULARY), 0)
-    sent = [stream.outbox.take().data]
-    while stream.outbox.has_parts:
+    sent = [stream.queue.take().data]
+    while stream.queue.has_parts:
         assert max(map(len, sent)) < 100_000
-        sent.append(stream.outbox.take().data)
+        sent.append(stream.queue.take().data)
     assert len(sent) > 10
     assert stream.error is None
     found = [choice for chunk in chunks(b"".join(sent)) for choice in chunk["choices"]]
@@ -188,4 +188,4 @@ async def test_answer_that_ends_early_writes_no_more_of_its_prompt(asked: dict[s
     answer.end(ApiError(503, "over", code="stopping"))
     await writing
     assert answer.error is not None
-    assert (answer.error.message, answer.outbox.size) == ("over", 0)
+    assert (answer.error.message, answer.queue.size) == ("over", 0)

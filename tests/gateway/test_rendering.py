@@ -360,7 +360,7 @@ async def test_inspector_tells_parts_of_characters_apart() -> None:
     answer = InspectedAnswer(asked, 1, settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     answer.take(RenderedStep(made, VOCABULARIES["bytes"]), 0)
-    _, row, *_ = answer.outbox.take(2**30).data.decode().split("\n\n")
+    _, row, *_ = answer.queue.take(2**30).data.decode().split("\n\n")
     tokens = json.loads(row.partition("data: ")[2])["tokens"]
     assert [token["text"] for token in tokens] == ["a", "", "\u00e9", ""]
     end = f"<|{tokenizer.END}|>"

@@ -165,7 +165,7 @@ async def test_stream_that_breaks_ends_with_its_error() -> None:
     answer, steps = begun(ASKED, ResponsesFormat), three_steps()
     answer.listeners[0].take(RenderedStep(steps[0][0], spelled("hello world", steps)), 0)
     answer.end(ApiError(502, "lost", code="worker_lost"))
-    last = named(answer.outbox.take(2**30).data)[-1]
+    last = named(answer.queue.take(2**30).data)[-1]
     EVENT.validate_python(last)
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "server_error", "message": "lost"}
@@ -188,6 +188,6 @@ async def test_end_that_has_the_text_again_is_no_overflow() -> None:
     size = 0
     for step, _ in steps:
         answer.listeners[0].take(RenderedStep(step, vocabulary), 0)
-        size += len(answer.outbox.take(2**30).data)
+        size += len(answer.queue.take(2**30).data)
     assert answer.error is None
     assert size > 8000 * 3

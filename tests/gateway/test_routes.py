@@ -459,9 +459,9 @@ async def test_a_gateway_that_can_go_on_with_nothing_says_so() -> None:
     """Where what hands out tokens has ended, requests would wait for ever: /healthz says so."""
     async with answering() as app, app.client() as client:
         assert (await client.get("/healthz")).status_code == 200
-        assert app.gateway.feeding is not None
-        app.gateway.feeding.cancel()
-        await asyncio.wait([app.gateway.feeding])
+        assert app.gateway.dispatching is not None
+        app.gateway.dispatching.cancel()
+        await asyncio.wait([app.gateway.dispatching])
         answer = await client.get("/healthz")
         assert (answer.status_code, "restart the gateway" in answer.text) == (503, True)
 
@@ -577,4 +577,4 @@ async def test_answers_and_prompts_are_bounded() -> None:
             assert (answer.status_code, error_of(answer.text)["code"]) == (400, "answer_too_large")
         assert "an answer of at most" in answer.text
         await app.bus.settle()
-        assert not len(app.gateway.feed)
+        assert not len(app.gateway.dispatcher)

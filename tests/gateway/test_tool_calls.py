@@ -263,7 +263,7 @@ async def test_what_is_held_back_counts_to_what_waits_for_all_clients() -> None:
     sizes = []
     for target, _ in steps:
         answer.listeners[0].take(RenderedStep(target, vocabulary), 0)
-        answer.outbox.take(2**30)  # what is not held back is sent
+        answer.queue.take(2**30)  # what is not held back is sent
         sizes.append(buffers.size)
     assert max(sizes) > len("weather")
     assert sizes[-1] == 0

@@ -47,7 +47,7 @@ async def test_stopping_gateway_cuts_off_who_does_not_read(
     async with serving(deployment, gateway__request_timeout_ms=3_600_000) as served:
         gateway = served.gateway
         stalled = [not_reading(served.address), not_reading(served.address, wanted=asked(max_tokens=1)[:-3])]
-        await until(lambda: gateway.feed.tokens and not len(gateway.feed))
+        await until(lambda: gateway.dispatcher.tokens and not len(gateway.dispatcher))
     for each in stalled:
         each.close()
     assert gateway.counts.cut_clients == 2
@@ -58,7 +58,7 @@ async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
     async with serving(deployment, gateway__stream_buffer_bytes=200_000) as served:
         stalled = not_reading(served.address, room=100_000)
         try:
-            await until(lambda: served.gateway.feed.tokens and not len(served.gateway.feed))
+            await until(lambda: served.gateway.dispatcher.tokens and not len(served.gateway.dispatcher))
             stalled.setblocking(False)  # noqa: FBT003 - the library's own
             data = b""
             while not data.endswith(b"0\r\n\r\n"):

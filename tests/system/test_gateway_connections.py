@@ -38,11 +38,11 @@ async def test_client_that_leaves_with_requests_waiting_ends_all(deployment: Dep
         for is_streamed in (False, True):
             _, writer = await connected(served.address)
             writer.write(asked(max_tokens=LONG, stream=is_streamed))
-            await until(lambda: len(served.gateway.feed) == 1)
+            await until(lambda: len(served.gateway.dispatcher) == 1)
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await writer.drain()
             writer.close()
-            await until(lambda: not served.gateway.counts.open_answers and not len(served.gateway.feed))
+            await until(lambda: not served.gateway.counts.open_answers and not len(served.gateway.dispatcher))
 
 
 async def test_what_is_refused_behind_a_request_breaks_its_stream_off(deployment: Deployment) -> None:
@@ -62,7 +62,7 @@ async def test_what_is_refused_behind_a_request_breaks_its_stream_off(deployment
             assert data.count(b"HTTP/1.1 ") == 1
             assert b"[DONE]" not in data
             writer.close()
-            await until(lambda: not len(served.gateway.feed))
+            await until(lambda: not len(served.gateway.dispatcher))
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])

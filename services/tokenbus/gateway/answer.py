@@ -1,4 +1,4 @@
-"""Answers over HTTP: their choices, what streamed and whole ones share, and a whole one as one JSON object."""
+"""Answers over HTTP: choices, the shared base of streamed and whole answers, and whole ones, as one JSON object."""
 
 import asyncio
 import time
@@ -8,11 +8,11 @@ from itertools import chain, zip_longest
 from typing import NamedTuple, Protocol
 
 from tokenbus.client.tokens import Turn, stop_of
-from tokenbus.gateway.buffers import COLLECTED_BYTES, Buffers, Collected, Outbox, collect
+from tokenbus.gateway.buffers import COLLECTED_BYTES, Buffers, Collected, SendQueue, collect
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import Part, Piece, Written
+from tokenbus.gateway.logprob_writers import MemberWriter, Piece, Written
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.stop_strings import RunningText
 from tokenbus.gateway.tool_calls import AutoCallWriter, CallWriter
@@ -28,53 +28,53 @@ REASONS = {
     int(RowStatus.FINISHED_LENGTH): "length",
     int(RowStatus.ABORTED): "abort",
 }
-"""The finish reasons by the status of a last row."""
+"""Finish reasons by the status of a last row."""
 UNRECOVERABLE = int(RowStatus.UNRECOVERABLE)
 _LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
-"""Bounds of the memory that a choice is charged with in advance, so that few rows need counting."""
+"""Bounds of the memory charged to a choice in advance, so that few rows need counting."""
 _TURN_BYTES = 2**18
-"""Of an answer that are written before other tasks run."""
+"""Bytes of an answer that are written between other tasks' turns."""
 
 
 Beside = Sequence[tuple[bytes, Iterable[Written]]]
-"""The members beside a choice's text: each one's name, and its value part by part."""
+"""The members beside a choice's text: names, and values part by part."""
 
 
 class Outcome(NamedTuple):
-    """What a request came to."""
+    """A request's result, for the metrics."""
 
     model: str
     reason: str
     prompt_tokens: int
     tokens: int
     first_at: float | None
-    """When its first tokens came, on the monotonic clock, where the answer waits for the last; None: when it began."""
+    """Monotonic time of its first tokens, if the answer is sent later than these; None: it is not."""
     most_tokens: int | None
-    """The `max_tokens` that it asked for."""
+    """The request's `max_tokens`."""
 
 
 class Listener(Protocol):
-    """Takes one request's rows."""
+    """Receives one request's rows."""
 
     stream: EventStream | None
-    """How far it has come, where its events may be written without it; None: it takes all rows."""
+    """Its progress, if its events may be written without it; None: it takes all rows."""
     cached_tokens: int | None
-    """How many tokens of its prompt were cached, set before its first row; None: not known."""
+    """Number of cached tokens of its prompt, set before its first row; None: not known."""
     turns: Sequence[Turn]
-    """Its turns, if there was more than one."""
+    """Its turns, if it was continued."""
 
     @property
     def tokens(self) -> int:
-        """How many of its tokens have come."""
+        """Number of its tokens so far."""
 
-    def take(self, view: RenderedStep, place: int) -> bool:
-        """Take a row of a step; return whether more are wanted."""
+    def take(self, step: RenderedStep, row: int) -> bool:
+        """Add a row of a step; return whether more rows are wanted."""
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
-        """Take the scores of its prompt, before its first row."""
+        """Add the scores of its prompt, before its first row."""
 
     def end(self, error: ApiError) -> None:
-        """Take the error that ends it."""
+        """End with an error."""
 
 
 class Format(Protocol):
@@ -82,49 +82,48 @@ class Format(Protocol):
 
     _calls: CallWriter | AutoCallWriter | None = None
     kept: int = 0
-    """How many bytes the last events of a stream will have of what was sent already."""
+    """Number of sent bytes that the last events of a stream will repeat."""
 
     @property
     def held(self) -> int:
-        """How many characters of a stream are held back, as they may be a call."""
+        """Number of characters of a stream that are held back because they may be a call."""
         return 0 if self._calls is None else self._calls.held
 
     def stream(self, index: int) -> EventStream:
-        """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
+        """Return the progress of a new choice; without a form, Python writes its rows."""
 
-    def parts(self, progress: EventStream) -> Sequence[Part]:  # noqa: ARG002
+    def writers(self, progress: EventStream) -> Sequence[MemberWriter]:  # noqa: ARG002
         """Return new writers of the members beside a choice's text."""
         return ()
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
-        """Write the scores of a choice's prompt, where the answer has them; yield what memory each part took."""
+        """Write the scores of a choice's prompt if the answer shows them; yield each part's memory."""
         return ()
 
     def drop(self) -> None:
-        """Free what was written of prompts, and of which nothing is sent any more."""
+        """Free written scores of prompts that were not sent."""
 
     def beginnings(self) -> bytes:
         """Return a stream's events before all rows."""
 
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
-        """Return a row's events, if it has any."""
+        """Return a row's events; may be empty."""
 
     def last(self, tokens: int, cached: int | None) -> bytes:  # noqa: ARG002
-        """Return the end of a stream, where its last row's events are none."""
+        """Return the events behind those of a stream's last row."""
         return b""
 
     def error(self, error: ApiError) -> bytes:
-        """Return the end of a stream that breaks."""
+        """Return the last event of a stream that fails."""
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
         """Yield a choice of a whole answer."""
 
     def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
-        """Yield a whole answer; `choices` are from `choice`, `cached` as `Choice.cached_tokens` of all prompts."""
+        """Yield a whole answer; `choices` are from `choice`, `cached` is the number of cached prompt tokens."""
 
 
 def unrecoverable(tokens: int) -> ApiError:
-    """Return the error of a request whose last row is unrecoverable."""
     message = f"the request's state is lost and cannot be computed again (after {tokens} tokens)"
     error = ApiError(502, message, code="unrecoverable")
     error.tokens = tokens
@@ -132,65 +131,64 @@ def unrecoverable(tokens: int) -> ApiError:
 
 
 class Answer:
-    """What one response sends: an outbox, how it failed, and what it holds for a slow client.
+    """One response: its queue, its error, and its size for a slow client.
 
-    A subclass appends to the outbox as rows come, and names who takes the rows in `listeners`.
+    A subclass adds to the queue as rows come; its `listeners` receive them.
     """
 
     content_type: str
     is_streamed = False
     model = ""
-    """The model that its requests name."""
+    """The model of its requests."""
     has_begun = False
-    """Whether the status 200 is certain: later errors are events of the stream."""
+    """Whether the status 200 is decided: later errors are events of the stream."""
     listeners: Sequence[Listener]
     who: Hashable = ""
-    """Its client, a key or a machine: clients have the same time where rows wait."""
+    """Its client, a key or a machine: while rows wait, all clients get the same time."""
 
     def __init__(self, most: int, buffers: Buffers) -> None:
-        self.outbox = Outbox(most, self._overflow, buffers)
+        self.queue = SendQueue(most, self._overflow, buffers)
         self.error: ApiError | None = None
         self._most = most
         self._close: Callable[[], None] = lambda: None
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield what each of its requests came to; the inspector's is none of a model's usual ones."""
+        """Yield the results of its requests; the inspector's does not count for a model."""
         yield from ()
 
     async def ready(self) -> None:
         """Wait for its first bytes, or for its end."""
-        await self.outbox.ready()
+        await self.queue.ready()
 
     def begin(self, close: Callable[[], None]) -> None:
-        """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
+        """Begin: its requests are open; `close` aborts the unfinished ones if it ends early."""
         self._close = close
 
     def evict(self, size: int) -> None:
-        """End because all answers together hold too much, and this one the most: so many bytes."""
+        """End because all answers together hold too much; this one is the largest and holds `size` bytes."""
         message = "too much waits for all clients together (gateway.buffer_bytes)"
         code = "slow_client" if self.is_streamed else "overloaded"
         self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
-        """Send a row's events that were written without its listener."""
-        self.outbox.put(data, produced_at_ns)
+        """Send a row's events that the event writer has written."""
+        self.queue.put(data, produced_at_ns)
 
     def end(self, error: ApiError) -> None:
         """End with an error: as the answer's status before it has begun, else as an event; ignored after the end."""
-        if self.outbox.is_closed:
+        if self.queue.is_closed:
             return
         self.error = error
         if self.has_begun:
-            self.outbox.put(self._error_event(error))
-        self.outbox.close()
+            self.queue.put(self._error_event(error))
+        self.queue.close()
         self._close()
 
     def drop(self) -> None:
-        """Free the waiting bytes."""
-        self.outbox.drop()
+        self.queue.drop()
 
     def _error_event(self, _error: ApiError) -> bytes:
-        """Return what a stream that has begun sends of its error; other answers have a status."""
+        """Return a stream's event for its error; other answers have a status."""
         return b""
 
     def _overflow(self) -> None:
@@ -198,10 +196,10 @@ class Answer:
         self._end_slow(ApiError(503, limit, code="slow_client"))
 
     def _end_slow(self, error: ApiError) -> None:
-        is_closed = self.outbox.is_closed
-        self.outbox.drop()
-        if is_closed:  # its last events are lost: only closing the connection tells the client
-            self.outbox.is_broken = True
+        is_closed = self.queue.is_closed
+        self.queue.drop()
+        if is_closed:  # its last events are lost: only a closed connection tells the client
+            self.queue.is_broken = True
         self.end(error)
 
 
@@ -220,25 +218,23 @@ class ChoicesAnswer(Answer, ABC):
 
     @abstractmethod
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Have a form write a prompt's scores, a part at each turn, which takes so many bytes of memory."""
+        """Write a prompt's scores: `parts` writes one part for each memory size that it yields."""
 
     @abstractmethod
     def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
-        """Add a prompt's text and pieces, which are made when they are read."""
+        """Begin a choice with its prompt's text and pieces, which are made when they are read."""
 
     @abstractmethod
-    def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None:
-        """Add a row's text and pieces."""
+    def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None: ...
 
     def end(self, error: ApiError) -> None:
         """End with an error, which names the field that the client sent."""
         self._format.drop()
-        for choice in self._choices:  # answers and choices refer to each other, and would keep the scores for a while
+        for choice in self._choices:  # answers and choices refer to each other, which would keep the scores for a while
             choice.drop()
         super().end(error.renamed(self._request.fields))
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield what each choice came to."""
         request, unfinished = self._request, "abort" if self.error is None else "error"
         for choice in self._choices:
             prompt = len(request.prompts[choice.index // request.n])
@@ -251,7 +247,7 @@ class ChoicesAnswer(Answer, ABC):
 
     @property
     def _cached(self) -> int | None:
-        """How many tokens of all prompts were cached, each prompt counted once; None: not known of one."""
+        """Number of cached tokens of all prompts, each counted once; None: not known for one."""
         found = [each.cached_tokens for each in self._choices[:: self._request.n]]
         return None if None in found else sum(filter(None, found))
 
@@ -263,66 +259,61 @@ class Choice:
         stopping = request.stopping
         self.index = index
         self.stream = form.stream(index)
-        self.parts = parts = form.parts(self.stream)
+        self.writers = form.writers(self.stream)
         self.reason: str | None = None
         self.ending: Ending | None = None
         self.cached_tokens: int | None = None
         self.turns: Sequence[Turn] = ()
         self.first_at: float | None = None
-        """When its first row came, of an answer that is not streamed."""
         self._stops = stopping.texts
         self._shows_special = stopping.shows_special
         self._stop: int | str | None = None
-        """The stop that ended it, as its worker says."""
+        """The stop that ended it, according to its worker."""
         self._text = RunningText(stopping)
         self._answer = answer
         self._form = form
         self._request = request
         self._echo = request.echoes[index // request.n] if request.echoes else None
         self._scores: PromptScores | None = None
-        self.is_silent = all(part.is_empty for part in parts)
-        """Whether rows show nothing beside their text: without text they are not emitted."""
+        self.is_silent = all(writer.is_empty for writer in self.writers)
+        """Whether rows have only a text: those without text are not emitted."""
 
     @property
     def tokens(self) -> int:
-        """How many of its tokens have come."""
         return self.stream.tokens
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
-        """Take the scores of its prompt."""
         if self._echo is not None:
             self._scores = scores
         if self._request.wants_prompt_logprobs:
             self._answer.write_prompt(self._form.scored(self.index, scores, vocabulary))
 
     def drop(self) -> None:
-        """Free the scores of its prompt."""
         self._scores = None
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
         self._echo = None
         self.stream.characters = len(text)
         prompt = self._request.prompts[self.index // self._request.n]
-        rows = zip_longest(*(part.echo(prompt, self._scores, vocabulary) for part in self.parts), fillvalue=())
-        first = next(rows, ((),) * len(self.parts))
+        rows = zip_longest(*(each.echo(prompt, self._scores, vocabulary) for each in self.writers), fillvalue=())
+        first = next(rows, ((),) * len(self.writers))
         self._scores = None
         self._answer.begin_with(self, text, map(list, chain([first], rows)))
 
-    def take(self, view: RenderedStep, place: int) -> bool:
-        """Add a row; return whether more are wanted."""
+    def take(self, step: RenderedStep, row: int) -> bool:
         if self._echo is not None:
-            self._begin_with_prompt(self._echo, view.vocabulary)
-        count = view.counts[place]
-        stop = view.stops.get(place, 0) if view.stops else 0
+            self._begin_with_prompt(self._echo, step.vocabulary)
+        count = step.counts[row]
+        stop = step.stops.get(row, 0) if step.stops else 0
         text = ""
         if count and (self._stops or stop or self._shows_special):
-            text, count = self._add_until_stop(view, place, stop)
+            text, count = self._add_until_stop(step, row, stop)
         elif count:
-            text = self._text.add(view.data(place))
+            text = self._text.add(step.data(row))
         self.stream.tokens += count
-        if count and self.stream.form is not None:  # bytes of a character that wait belong to the next row's text
+        if count and self.stream.form is not None:  # the bytes of a split character belong to the next row's text
             self.stream.is_held = self._text.is_split
-        status = view.statuses[place]
+        status = step.statuses[row]
         if status == UNRECOVERABLE:
             self._answer.end(unrecoverable(self.tokens))
             return False
@@ -330,35 +321,34 @@ class Choice:
         if self.reason is not None:
             text += self._text.end()
             by = self._stop if self._text.stop is None else self._text.stop
-            self.ending = Ending(self.reason, by, view.weight_spans(place), self.turns)
+            self.ending = Ending(self.reason, by, step.weight_spans(row), self.turns)
         if self.reason is not None or text or (count and not self.is_silent):
-            taken = [part.take(view, place, count) for part in self.parts]
-            self._answer.emit(self, text, taken, view.produced_at_ns)
+            pieces = [writer.take(step, row, count) for writer in self.writers]
+            self._answer.emit(self, text, pieces, step.produced_at_ns)
         return self.reason is None
 
     def end(self, error: ApiError) -> None:
-        """End with an error."""
         error.tokens = self.tokens
         self._answer.end(error)
 
-    def _add_until_stop(self, view: RenderedStep, place: int, stop: int) -> tuple[str, int]:
-        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are.
+    def _add_until_stop(self, step: RenderedStep, row: int, stop: int) -> tuple[str, int]:
+        """Add a row's tokens up to the end of a stop; return the text and the number of these tokens.
 
-        `stop` is the one that the worker names. A stop text is looked for here too: only the text says where it begins.
+        `stop` is the worker's. A stop text is searched here, too: the worker does not say where it begins.
         """
-        ids = view.row_ids(place)
-        pieces = view.vocabulary.special_pieces if self._shows_special else view.vocabulary.pieces
-        # Where no stop of the request's own ended it, its last token is the model's own end token.
-        is_end = self._shows_special and not stop and view.statuses[place] == _STOPPED
+        ids = step.row_ids(row)
+        pieces = step.vocabulary.special_pieces if self._shows_special else step.vocabulary.pieces
+        # If no stop of the request ended it, its last token is the model's end token.
+        is_end = self._shows_special and not stop and step.statuses[row] == _STOPPED
         hides_last = (is_end or stop == STOP_TOKEN) and not self._text.includes_stop
         text, count = self._text.add_until_stop(pieces[token] for token in (ids[:-1] if hides_last else ids))
         if (stop or hides_last) and self._text.stop is None:
-            self._stop, count = stop_of(view.batch, place, self._stops), len(ids)
+            self._stop, count = stop_of(step.batch, row, self._stops), len(ids)
         return text, count
 
 
 class WholeAnswer(ChoicesAnswer):
-    """One JSON object, when all choices have ended."""
+    """One JSON object, sent when all choices have ended."""
 
     content_type = JSON
 
@@ -367,7 +357,7 @@ class WholeAnswer(ChoicesAnswer):
         self._turns = buffers.turns
         self._kept = [_Kept(choice) for choice in self._choices]
         self._writing: list[Iterable[int]] = []
-        """What is written of prompts once all choices have ended: it may take long, so other tasks run between."""
+        """Unwritten scores of prompts; they are written after all choices have ended, with other tasks in between."""
         self._have_ended = asyncio.Event()
         self._size = 0
         self._hold(sum(kept.size for kept in self._kept))
@@ -376,36 +366,35 @@ class WholeAnswer(ChoicesAnswer):
         """Wait for all choices, and write the answer; other tasks run between its parts."""
         await self._have_ended.wait()
         written = grown = 0
-        for part in () if self.outbox.is_closed else self._written():
-            if self.outbox.is_closed:  # it is too large
+        for part in () if self.queue.is_closed else self._written():
+            if self.queue.is_closed:  # it is too large
                 return
-            held = self.outbox.append(part)
+            held = self.queue.append(part)
             grown += held if isinstance(part, bytes) else 0  # a buffer is counted already
             written += len(part)
             if not part or written > _TURN_BYTES:
-                self.outbox.hold(grown)
+                self.queue.hold(grown)
                 written = grown = 0
                 await self._turns.next()
-                if self.outbox.is_closed:
+                if self.queue.is_closed:
                     return
-        if not self.outbox.is_closed:
+        if not self.queue.is_closed:
             self._kept, self._writing = [], []
-            self.outbox.settle()
-            self.outbox.close()
+            self.queue.settle()
+            self.queue.close()
 
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Leave a prompt's scores for the end."""
+        """Keep the writing of a prompt's scores for the end."""
         self._writing.append(parts)
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
-        """Collect a prompt's text; its pieces are left for the end."""
+        """Collect a prompt's text; its pieces are written at the end."""
         kept = self._kept[choice.index]
         if self._hold(kept.add(text, ((),) * len(kept.lists))):
             kept.of_prompt = rows
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
-        """Collect a row's text and pieces."""
-        if self.outbox.is_closed:
+        if self.queue.is_closed:
             return
         if choice.first_at is None:
             choice.first_at = time.monotonic()
@@ -416,27 +405,26 @@ class WholeAnswer(ChoicesAnswer):
                 self._have_ended.set()
 
     def _hold(self, size: int) -> bool:
-        """Count what is collected, and return whether it goes on: it may be too much, or for all answers together."""
+        """Count collected bytes; return False if that has ended the answer."""
         self._size += size
-        self.outbox.hold(size)
+        self.queue.hold(size)
         if self._size > self._answer_bytes:
             limit = f"an answer of at most {self._answer_bytes} bytes"
             message = f"{limit}; a streamed one may be larger"
             self.end(ApiError(400, message, param="stream", code="answer_too_large"))
-        return not self.outbox.is_closed
+        return not self.queue.is_closed
 
     def end(self, error: ApiError) -> None:
-        """End with an error instead of an answer."""
-        if not self.outbox.is_closed:
+        if not self.queue.is_closed:
             self.drop()
             super().end(error)
             self._have_ended.set()
 
     def _overflow(self) -> None:
-        """Do nothing: `answer_bytes` bounds what is collected, which the outbox counts."""
+        """Do nothing: `answer_bytes` bounds a whole answer."""
 
     def _written(self) -> Iterator[Written]:
-        """Yield the answer part by part; an empty one where other tasks may run."""
+        """Yield the answer part by part; an empty part lets other tasks run."""
         for size in chain.from_iterable(self._writing):
             self._hold(size)
             yield b""
@@ -451,28 +439,27 @@ class WholeAnswer(ChoicesAnswer):
                 yield b""
             for own, before in zip(chain(*kept.lists), chain(*of_prompt.lists), strict=True):
                 own.begin_with(before)
-        self.outbox.hold(-kept.text.length)  # what is written of it is counted as it is put
+        self.queue.hold(-kept.text.length)  # its written form is counted when it is put
         text = b"".join(kept.text.taken()).decode()
-        beside = [(part.name, part.written(lists)) for part, lists in zip(choice.parts, kept.lists, strict=True)]
+        beside = [(each.name, each.written(lists)) for each, lists in zip(choice.writers, kept.lists, strict=True)]
         yield from self._format.choice(choice.index, text, beside, choice.ending)
 
     def drop(self) -> None:
-        """Free the collected rows, too."""
         self._kept, self._writing = [], []
         super().drop()
 
 
 class _Kept:
-    """What was collected of a choice."""
+    """The collected rows of a choice."""
 
     def __init__(self, choice: Choice) -> None:
         self.text = Collected(b"")
-        self.lists = [part.lists() for part in choice.parts]
+        self.lists = [writer.lists() for writer in choice.writers]
         self.of_prompt: Iterable[list[Piece]] = ()
-        """The pieces of the prompt that the text begins with, which are made when they are read."""
+        """The pieces of a repeated prompt, made when they are read."""
         self._all = [self.text, *chain(*self.lists)]
         self._added = self._room = 0
-        """Bytes that were added since the last count, and bytes that were counted in advance."""
+        """Bytes added since the last count, and bytes counted in advance."""
         self.size = len(self._all) * COLLECTED_BYTES
         """Memory without the advance, in bytes."""
 

@@ -1,4 +1,4 @@
-"""What waits in the gateway, bounded in bytes: a client's outbox, the sum of all, and steps not handed out yet."""
+"""SendQueue: bytes that wait for one client. Buffers: the sum of all. Backlog: received steps. All are bounded."""
 
 import asyncio
 import ctypes
@@ -18,46 +18,45 @@ if TYPE_CHECKING:
     from tokenbus.gateway.connection import ChunkWriter
 
 Write = Callable[..., bool]
-"""Writes a chunk to a socket at once, given when its rows were published; returns whether the socket had room."""
+"""Writes a chunk to a socket, with the publication times of its rows; returns whether the socket had room."""
 _CHUNK_BYTES, _BUFFER_BYTES = 65_536, 8192
-"""Sizes of a chunk that is sent, and of a buffer that collects rows: growing copies a buffer."""
+"""Sizes of a chunk to send, and of a buffer that collects rows: a growing buffer is copied."""
 _ALL = 2**31
 _FREED_SHARE = 8
-"""An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
+"""An eighth of the bound is freed at once; otherwise each further byte would evict an answer."""
 COLLECTED_BYTES = 256
 """Memory of the objects around collected bytes."""
 _TIME_BYTES = 8
 _MOST_PARTS = 32
-"""A chunk joins this many parts: small objects would keep the freed memory around them from the system."""
+"""Parts joined into one object: small objects would keep the memory around them from being given back."""
 _LEAST_ROWS, _FEW_SHARE = 16, 4
-"""Of steps from so many rows on the others are freed when fewer than a quarter wait."""
+"""In a step of at least 16 rows, fewer than a quarter of them waiting, the others are freed."""
 _LEAST_FREED = 16 * 2**20
-"""From so many freed bytes on they are given back to the system."""
+"""Freed bytes that are worth giving back to the system."""
 _NOTHING: Mapping["Answer", int] = MappingProxyType({})
 
 
 class Buffers:
-    """The bytes that all answers hold together; above the bound the answers that hold the most are evicted."""
+    """The bytes of all answers together; above the bound the largest answers are evicted."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.size = 0
         self.reserved = 0
-        """How much of the size is for what is still to come."""
+        """Part of the size that is charged in advance."""
         self.evicted = 0
         self.turns = AdmissionLimiter(1)
-        """Turns to write a part of a large answer: one in each turn of the event loop, so that streams go on."""
+        """Turns to write a part of a large answer: one in each tick of the event loop, so that streams go on."""
         self._highest = 0
         """The largest size since freed bytes were given back to the system."""
         self._holders: dict[Answer, None] = {}
         self._is_evicting = False
 
     def join(self, holder: "Answer") -> None:
-        """Add an answer to those that may be evicted."""
         self._holders[holder] = None
 
     def leave(self, holder: "Answer") -> None:
-        """Remove an answer, which has freed what it held, or is about to."""
+        """Remove an answer, which frees its bytes itself."""
         self._holders.pop(holder, None)
 
     def grow(self, count: int) -> None:
@@ -66,13 +65,13 @@ class Buffers:
             self._highest = max(self._highest, self.size)
         self.size += count
         if self.size > self.most:
-            sizes = {each: each.outbox.size for each in self._holders}
+            sizes = {each: each.queue.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
     def trim(self, beside: int) -> None:
-        """Give freed bytes back to the system, if they are many: the C library would keep them for later.
+        """Give freed bytes back to the system if they are many: the C library would keep them.
 
-        `beside` is how many bytes are held elsewhere now.
+        `beside` is the number of bytes held elsewhere.
         """
         size = self.size + beside
         self._highest = max(self._highest, size)
@@ -83,20 +82,20 @@ class Buffers:
     def evict(self, wanted: int, *, beside: Mapping["Answer", int] = _NOTHING) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
 
-        An answer's size includes what its socket holds, and what `beside` says is held for it elsewhere.
+        An answer's size includes the unread bytes of its socket, and the bytes held elsewhere, `beside`.
         """
-        sizes = {each: each.outbox.size + each.outbox.unsent() + beside.get(each, 0) for each in self._holders}
+        sizes = {each: each.queue.size + each.queue.unsent() + beside.get(each, 0) for each in self._holders}
         self._evict(sizes, wanted, 1, _ALL)
 
     def evict_unread(self, least: int) -> None:
-        """Evict the answer of which its client leaves the most unread while more is written, from `least` bytes on."""
-        self._evict({each: each.outbox.unread for each in self._holders}, least, least, 1)
+        """Evict the unfinished answer with the most unread bytes, if they are at least `least`."""
+        self._evict({each: each.queue.unread for each in self._holders}, least, least, 1)
 
     def _evict(self, sizes: dict["Answer", int], wanted: int, at_least: int, most: int) -> None:
-        if self._is_evicting:  # an answer that ends frees bytes, which comes here again
+        if self._is_evicting:  # an ending answer frees bytes, which calls this again
             return
         self._is_evicting = True
-        # Of those with the same size the newest first: what went well before they came goes on.
+        # Of answers of the same size the newest goes first: the older ones did well without it.
         newest_first = list(reversed(sizes.items()))
         try:
             for holder, size in sorted(newest_first, key=lambda pair: pair[1], reverse=True)[:most]:
@@ -104,7 +103,7 @@ class Buffers:
                     break
                 wanted -= size
                 self.evicted += 1
-                # Its socket may stay full: the next time another one is to end, and this one counts once.
+                # Its socket may stay full: the next eviction must choose another one.
                 self.leave(holder)
                 holder.evict(size)
         finally:
@@ -112,24 +111,22 @@ class Buffers:
 
 
 class Collected:
-    """Bytes that are collected in buffers whose capacity is counted: nothing is kept of the objects that were added."""
+    """Collected bytes, in buffers whose capacity is counted; the added objects themselves are not kept."""
 
     __slots__ = ("_buffers", "_counted", "last", "separator")
 
     def __init__(self, separator: bytes = b",") -> None:
         self.separator = separator
         self.last = bytearray()
-        """The last buffer."""
         self._buffers = [self.last]
         self._counted = 0
-        """Memory of the last buffer when it was counted."""
+        """Counted memory of the last buffer."""
 
     def __bool__(self) -> bool:
         return bool(self._buffers[0])
 
     @property
     def length(self) -> int:
-        """How many bytes were collected."""
         return sum(map(len, self._buffers))
 
     def grown(self) -> int:
@@ -144,14 +141,14 @@ class Collected:
         return grown
 
     def begin_with(self, other: "Collected") -> None:
-        """Take what another one has, to stand before what is here."""
+        """Move another one's bytes before those in here."""
         before = list(other.taken())
         if before and self:
             before[-1] += self.separator
         self._buffers = before + self._buffers
 
     def taken(self) -> Iterator[bytearray]:
-        """Yield the buffers that are not empty; each is kept here no longer, and nothing may be added."""
+        """Yield the filled buffers, each of which is removed first; nothing may be added afterwards."""
         buffers, self._buffers = self._buffers[::-1], [bytearray()]
         while buffers:
             if buffer := buffers.pop():
@@ -172,7 +169,7 @@ def collect(lists: Iterable[Collected], pieces: Iterable[bytes | memoryview]) ->
 
 
 class Sending(NamedTuple):
-    """What is to be sent at once."""
+    """Bytes to send, and the publication times of their rows."""
 
     data: bytes
     produced_at_ns: list[int]
@@ -188,14 +185,14 @@ class _Chunk:
         self.parts: list[bytes | bytearray] = []
         self.produced_at_ns: list[int] = []
         self.length = self.size = 0
-        """The number of bytes in the parts, and the memory of the parts."""
+        """Number of bytes in the parts, and memory of the parts."""
 
 
-class Outbox:
-    """What waits for one client's socket: filled as rows come, emptied by one task as the client reads.
+class SendQueue:
+    """Bytes that wait for one client's socket: added as rows come, removed by one task as the client reads.
 
-    Once that task has set `write`, chunks go to the socket directly, and wait here only while it is full: waking a task
-    for each row costs as much as writing it.
+    Once that task has set `write`, chunks go to the socket directly, and wait here only while it is full: waking a
+    task for each row costs as much as writing it.
     """
 
     def __init__(self, most: int, on_full: Callable[[], None], buffers: Buffers) -> None:
@@ -206,36 +203,35 @@ class Outbox:
         """Parts to send before the chunks."""
         self._chunks: deque[_Chunk] = deque()
         self._gathered: list[tuple[bytes, int]] | None = None
-        """Chunks that go to the socket together; None: each goes alone."""
+        """Chunks that are written together; None: each is written alone."""
         self._is_full = False
         self._reserved = 0
         self._waiter: asyncio.Future[None] | None = None
         self.is_closed = False
         self.write: Write | None = None
         self.direct: ChunkWriter | None = None
-        """The connection, where chunks are written as they are."""
+        """The connection, if chunks are written to it uncompressed."""
         self.unsent: Callable[[], int] = lambda: 0
-        """Returns how many bytes the socket holds that its client has not read."""
+        """Returns the number of bytes in the socket that its client has not read."""
         self.is_sent = False
         """Whether the last chunk was given to the socket."""
         self.is_broken = False
-        """Whether something was dropped without which the rest is useless."""
+        """Whether bytes were dropped without which the rest is useless."""
         self.size = 0
-        """What waits here and what its answer holds, in bytes of memory."""
+        """Memory of the waiting bytes and of the collected answer."""
 
     @property
     def length(self) -> int:
-        """How many bytes wait to be sent."""
         return sum(chunk.length for chunk in self._chunks)
 
     @property
     def has_parts(self) -> bool:
-        """Whether what is sent next is made then, which may take some milliseconds."""
+        """Whether the next bytes are made when they are sent, which may take some milliseconds."""
         return bool(self._parts)
 
     @property
     def unread(self) -> int:
-        """How many bytes its client could have read, while more is to come; an answer that is not whole has none."""
+        """Number of bytes that its client could have read; 0 if nothing more is to come, or for a whole answer."""
         if self.is_closed:
             return 0
         return self.unsent() + (self.size if self._chunks else 0)
@@ -244,7 +240,7 @@ class Outbox:
         """Add a row's chunk; ignored after `close`."""
         if self.is_closed:
             return
-        # While the task sends what waited before, it has no waiter: what comes then must wait behind.
+        # While the task sends earlier chunks it has no waiter: new ones must wait behind them.
         may_pass = self.write is not None and self._waiter is not None and not (self._chunks or self._parts)
         if may_pass and self._gathered is not None:
             self._gathered.append((chunk, produced_at_ns))
@@ -254,22 +250,21 @@ class Outbox:
         self._queue(chunk, produced_at_ns)
 
     def descriptor(self) -> int:
-        """Return the file descriptor that the next chunk may be written to without coming here; below zero: none."""
+        """Return the file descriptor to which the event writer may send the next chunk; below 0: none."""
         is_idle = self._waiter is not None and not (self._chunks or self._parts or self.is_closed)
         return self.direct.descriptor() if self.direct is not None and is_idle else -1
 
     def put_parts(self, parts: Iterator[bytes]) -> None:
-        """Add parts that are made one by one as the client reads, before the chunks that wait."""
+        """Add parts that are made one by one as the client reads, before the waiting chunks."""
         if not self.is_closed:
             self._parts.append(parts)
             self._wake()
 
     def gather(self) -> None:
-        """Write what is put from now on at once, when `flush` is called, which no await may precede."""
+        """Collect chunks until `flush` writes them together; no await may come between."""
         self._gathered = []
 
     def flush(self) -> None:
-        """Write what was gathered."""
         gathered, self._gathered = self._gathered, None
         if not gathered:
             return
@@ -305,12 +300,12 @@ class Outbox:
         return held
 
     def settle(self) -> None:
-        """Count what waits, and nothing else."""
+        """Count only the waiting chunks from now on."""
         self._free_reserved()
         self.hold(sum(chunk.size for chunk in self._chunks) - self.size)
 
     def hold(self, count: int) -> None:
-        """Add to the size (or subtract, if negative): bytes that wait here, or in an answer that is not whole yet."""
+        """Add to the size (or subtract, if negative): memory of waiting bytes or of an unfinished answer."""
         self.size += count
         self._buffers.grow(count)
         if self.size > self._most and not self._is_full:
@@ -318,19 +313,19 @@ class Outbox:
             self._on_full()
 
     def keep(self, count: int) -> None:
-        """Count what the answer keeps to send it again at its end; neither makes the outbox full."""
+        """Count bytes that the answer keeps to send them again at its end; they do not fill the queue."""
         self._most += 2 * count
         self.hold(count)
 
     def reserve(self, count: int) -> None:
-        """Count what is still to come, until the answer is written or dropped; it does not make the outbox full."""
+        """Charge bytes in advance, until the answer is written or dropped; they do not fill the queue."""
         self._reserved += count
         self._buffers.reserved += count
         self._most += count
         self.hold(count)
 
     def drop(self) -> None:
-        """Throw away what waits."""
+        """Drop the waiting bytes."""
         self._free_reserved()
         self._parts.clear()
         self._chunks.clear()
@@ -347,18 +342,17 @@ class Outbox:
         self.hold(-reserved)
 
     def close(self) -> None:
-        """Add nothing more; what waits is still sent."""
+        """Add nothing more; the waiting bytes are still sent."""
         self.is_closed = True
         self._wake()
 
     async def ready(self) -> None:
-        """Wait for a chunk, or for the end."""
         while not (self._chunks or self._parts or self.is_closed):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def take(self, most: int = _CHUNK_BYTES) -> Sending:
-        """Remove and return a part, or about `most` bytes of chunks; what stays can still be dropped."""
+        """Remove and return a part, or about `most` bytes of chunks; the rest can still be dropped."""
         while self._parts:
             part = next(self._parts[0], b"")
             if part:
@@ -388,10 +382,10 @@ class _Entry(NamedTuple):
 
 
 class Backlog:
-    """Steps and ends that came from the bus and were not handed out yet; first in, first out.
+    """Received steps and ends of requests that were not delivered yet; first in, first out.
 
-    Rows that were taken from here and wait for a turn count, too, with all of their step. From `compacted_bytes` on,
-    rows of a step that do not wait are freed: below that it costs more than it frees.
+    Rows that have left the backlog and wait for a turn count, too, with all of their step. Above `compacted_bytes`,
+    the other rows of such a step are freed; below it, freeing costs more than it saves.
     """
 
     def __init__(self, compacted_bytes: int = 0) -> None:
@@ -404,39 +398,36 @@ class Backlog:
 
     @property
     def begins_with_error(self) -> bool:
-        """Whether what has waited the longest is a request's error."""
         output = self._entries[0].output
         return isinstance(output, RequestEnd) and output.error is not None
 
     def append(self, output: StepRows | RequestEnd) -> None:
-        """Add a step's rows, or a request's end."""
         batches = () if isinstance(output, RequestEnd) else output
         size = sum(map(size_of, filter(None, batches)))
         self._entries.append(_Entry(output, size))
         self.size += size
 
     def popleft(self) -> StepRows | RequestEnd:
-        """Return what has waited the longest."""
         output, size = self._entries.popleft()
         self.size -= size
         return output
 
-    def hold(self, row: WaitingRow) -> None:
-        """Count a row that waits: while one does, all of its step takes memory."""
-        if not row.step.waiting:
-            self.size += row.step.size
-        row.step.waiting[row] = None
+    def hold(self, waiting: WaitingRow) -> None:
+        """Count a waiting row: while one waits, all of its step takes memory."""
+        if not waiting.step.waiting:
+            self.size += waiting.step.size
+        waiting.step.waiting[waiting] = None
 
-    def free(self, row: WaitingRow) -> None:
-        """Count a row that waits no more."""
-        del row.step.waiting[row]
-        if not row.step.waiting:
-            self.size -= row.step.size
+    def free(self, waiting: WaitingRow) -> None:
+        """Stop counting a waiting row."""
+        del waiting.step.waiting[waiting]
+        if not waiting.step.waiting:
+            self.size -= waiting.step.size
         else:
-            self.fit(row.step)
+            self.fit(waiting.step)
 
     def fit(self, step: RenderedStep) -> None:
-        """Free the rows of a step of which few wait: else one answer that is behind would hold those of all others."""
+        """Free the rows of a step of which few wait; otherwise one late answer would hold those of all others."""
         rows = step.batch.row_count
         if self.size <= self._compacted_bytes:
             return
@@ -444,7 +435,7 @@ class Backlog:
             self.size += step.compacted().size - step.size
 
     def weights(self) -> Counter[int]:
-        """Return how many bytes wait for each request, without rows that were taken."""
+        """Return the memory of each request's rows, without those that have left the backlog."""
         weights: Counter[int] = Counter()
         steps = (output for output, _ in self._entries if isinstance(output, StepRows))
         for batch in (batch for step in steps for batch in step if batch is not None):
@@ -466,11 +457,11 @@ class Backlog:
 
 
 def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None:
-    """Return a batch of the rows of the wanted request ids, or None if there is none."""
-    places = [place for place, key in enumerate(batch.request_ids.tolist()) if key in wanted]
-    if len(places) == batch.row_count:
+    """Return a batch of the rows of the wanted request ids; None without any."""
+    rows = [row for row, request_id in enumerate(batch.request_ids.tolist()) if request_id in wanted]
+    if len(rows) == batch.row_count:
         return batch
-    return batch.select(places) if places else None
+    return batch.select(rows) if rows else None
 
 
 def _give_back() -> None:

@@ -108,9 +108,11 @@ class Gateway:
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
         self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the ninth part is the backlog's
         self.repeated_log = repeated_log
-        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket)
+        self.dispatcher = Dispatcher(
+            client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket
+        )
         self.callers = Callers(settings.gateway, repeated_log)
-        self.callers.on_revoked = self.feed.revoke
+        self.callers.on_revoked = self.dispatcher.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.named: dict[str, Sequence[int]] = {}
         """By the name that its client gave an open answer, the ids of its requests on the bus."""
@@ -119,7 +121,7 @@ class Gateway:
         """By worker and model, how much of the engine's KV cache is in use, from 0 to 1, of the engines that tell."""
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
-        self.feeding: asyncio.Task[None] | None = None
+        self.dispatching: asyncio.Task[None] | None = None
         self.serving: asyncio.Task[None] | None = None
         self.connections = 0
         """How many connections are open; the server sets it."""
@@ -134,7 +136,7 @@ class Gateway:
         self.watch.ask()
         self.repeated_log.expire()
         self.callers.refresh()
-        self.buffers.trim(self.feed.backlog.size)
+        self.buffers.trim(self.dispatcher.backlog.size)
         if self.certificate is not None:
             self.certificate.refresh()
 
@@ -155,7 +157,7 @@ class Gateway:
         problems = stalled(self.watch, self.settings.bus.stall_timeout_ms)
         if self.client.refusal:
             problems.append(f"its processor refuses it: {self.client.refusal}")
-        if self.feeding is not None and (self.feeding.done() or not self.client.is_running):
+        if self.dispatching is not None and (self.dispatching.done() or not self.client.is_running):
             problems.append("its dispatcher has failed: restart the gateway")
         if self.serving is not None and self.serving.done():
             problems.append("its HTTP server has failed: restart the gateway")
@@ -163,8 +165,8 @@ class Gateway:
             "service": "gateway",
             "connection": _connection(self.client),
             "processor": ", ".join(filter(None, (each.processor_id for each in self.client.sessions))),
-            "open_requests": len(self.feed),
-            "is_draining": self.feed.is_draining,
+            "open_requests": len(self.dispatcher),
+            "is_draining": self.dispatcher.is_draining,
         }
         return Health(tuple(problems), facts)
 
@@ -191,7 +193,7 @@ class Gateway:
 
     async def why_not_ready(self) -> list[str]:
         """Return why a request would find no worker; empty if it would find one."""
-        if self.feed.is_draining:
+        if self.dispatcher.is_draining:
             return ["it is stopping"]
         if not self.client.is_connected:
             return ["no processor answers"]
@@ -247,15 +249,15 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
     with contextlib.closing(DeduplicatedLog()) as repeated_log:
         async with Client(settings) as client, encoders_of(settings, repeated_log) as encoders:
             gateway = Gateway(settings, client, encoders, repeated_log)
-            gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
+            gateway.dispatching = dispatching = asyncio.create_task(gateway.dispatcher.run())
             learning = asyncio.create_task(gateway.keep_learning())
             try:
                 # The dispatcher opens the client's steps before anything can be submitted.
                 await asyncio.sleep(0)
                 yield gateway
             finally:
-                gateway.feed.give_up()
-                gateway.feeding = None
-                feeding.cancel()
+                gateway.dispatcher.give_up()
+                gateway.dispatching = None
+                dispatching.cancel()
                 learning.cancel()
-                await asyncio.gather(feeding, learning, return_exceptions=True)
+                await asyncio.gather(dispatching, learning, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Writers of the members beside a choice's text: logprobs in each API's form, of prompts too, token ids, columns."""
+"""Writers of the members beside a choice's text: logprobs in each API's form, token ids, columns, prompts' logprobs."""
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,35 +17,35 @@ from tokenbus.gateway.vocabulary import Tables, Vocabulary
 from tokenbus_contracts import PromptScores
 
 Piece = tuple[bytes | memoryview, ...]
-"""The elements that a row, or some tokens of a prompt, add to each list of a part; empty: none."""
+"""The elements that a row, or some tokens of a prompt, add to each list of a member; empty: none."""
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
 _MOST_VALUES, _VALUES_OF_POSITION = 4096, 4
-"""Values of a prompt that are written at once, as other tasks run between; a position costs 4 and its alternatives."""
+"""Values of a prompt that are written between other tasks' turns; a position counts as 4, and each alternative as 1."""
 _COLUMNS = (b"top_ks", b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
 
 
 Written = bytes | bytearray
-"""Part of an answer; buffers are those that it was collected in."""
+"""Part of an answer; a bytearray is a buffer in which it was collected."""
 
 
-class Part(Protocol):
-    """One member of a choice, made from the pieces of one or more rows: one list of elements, or several."""
+class MemberWriter(Protocol):
+    """Writes one member of a choice from the pieces of its rows, as one or several lists of elements."""
 
     name: bytes
     form: bytes = b"[%b]"
     """The member's JSON value around its lists."""
     separator: bytes = b","
-    """What stands between rows' elements in a list."""
+    """Separator of rows' elements in a list."""
     is_empty: bool = False
-    """Whether tokens add nothing to it."""
+    """Whether rows add nothing to it."""
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
         """Return the piece of a row's first `count` tokens."""
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return the pieces of a prompt that the text begins with, each made when it is read; most have none."""
+        """Return the pieces of a repeated prompt, each made when it is read; most members have none."""
         return ()
 
     def joined(self, piece: Piece) -> bytes:
@@ -53,11 +53,10 @@ class Part(Protocol):
         return self.form % (piece or (b"",) * self.form.count(b"%b"))
 
     def lists(self) -> list[Collected]:
-        """Return the lists that rows' pieces are collected in."""
         return [Collected(self.separator) for _ in range(self.form.count(b"%b"))]
 
     def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
-        """Yield the member's JSON value from such lists, which are empty afterwards."""
+        """Yield the member's JSON value from such lists, and empty them."""
         first, *others = self.form.split(b"%b")
         yield first
         for list_, text in zip(lists, others, strict=True):
@@ -65,56 +64,49 @@ class Part(Protocol):
             yield text
 
 
-class Nothing(Part):
-    """A member that is always null."""
+class NoLogprobs(MemberWriter):
+    """`logprobs` that are always null."""
 
+    name = b'"logprobs":'
     is_empty = True
     form = _NULL
 
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - the protocol's
-        """Return nothing."""
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:  # noqa: ARG002 - the protocol's
         return ()
 
 
-class Drafted(Part):
-    """Another writer, for the draft model's proposals of the same rows; null without proposals."""
+class Drafted(MemberWriter):
+    """Applies another writer to the draft model's proposals of the same rows; null without proposals."""
 
-    def __init__(self, part: "Part") -> None:
-        self.name, self.form, self.separator = part.name, part.form, part.separator
-        self._part = part
+    def __init__(self, writer: MemberWriter) -> None:
+        self.name, self.form, self.separator = writer.name, writer.form, writer.separator
+        self._writer = writer
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all proposals
-        """Return the piece of a row's proposals."""
-        found = view.drafted(place)
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:  # noqa: ARG002 - all proposals
+        """Return the piece of a row's proposals, all of them."""
+        found = step.drafted(row)
         if found is None:
             return ()
-        draft, there = found
-        return self._part.take(draft, there, draft.counts[there])
+        draft, proposed = found
+        return self._writer.take(draft, proposed, draft.counts[proposed])
 
     def joined(self, piece: Piece) -> bytes:
-        """Return the member's value."""
-        return self._part.joined(piece) if piece else _NULL
+        return self._writer.joined(piece) if piece else _NULL
 
     def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
-        """Yield the member's value."""
-        return self._part.written(lists) if lists[0] else iter((_NULL,))
+        return self._writer.written(lists) if lists[0] else iter((_NULL,))
 
 
-class TokenIds(Part):
+class TokenIds(MemberWriter):
     """`token_ids`: a list."""
 
     name = b'"token_ids":'
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return the ids with commas between."""
-        begin = view.begins[place]
-        return (b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]]),)
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
+        return (b",".join([b"%d" % token_id for token_id in step.row_ids(row)[:count]]),)
 
 
-class Lists(Part):
+class Lists(MemberWriter):
     """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
 
     form = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
@@ -136,50 +128,48 @@ class Lists(Part):
         self._has_alternatives = has_alternatives
         self._progress = progress
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return the four lists' elements."""
-        begin = view.begins[place]
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
+        begin = step.begins[row]
         end = begin + count
-        characters = view.special_character_begins if self._shows_special else view.character_begins
+        characters = step.special_character_begins if self._shows_special else step.character_begins
         before = self._progress.characters - characters[begin]
         self._progress.characters = before + characters[end]
         offsets = b",".join([b"%d" % (before + offset) for offset in characters[begin:end]])
-        if self._has_alternatives and not self._names_ids and count == view.counts[place]:
-            lists = view.lists(place)
+        if self._has_alternatives and not self._names_ids and count == step.counts[row]:
+            lists = step.lists(row)
             if lists is not None:
                 return (*lists, offsets)
-        logprobs = _logprobs(view, place, count)
-        ids, tables = view.ids[begin:end], _tables(view, names_ids=self._names_ids)
+        logprobs = _logprobs(step, row, count)
+        ids, tables = step.ids[begin:end], _tables(step, names_ids=self._names_ids)
         names = [tables.texts[token_id] for token_id in ids]
         if self._are_given:
             tops = [
                 _NULL if given is None else b"{%b}" % b"".join(chain((name, b":", logprob), *given))
-                for name, logprob, given in zip(names, logprobs, _given(view, place, count, tables.keys), strict=True)
+                for name, logprob, given in zip(names, logprobs, _given(step, row, count, tables.keys), strict=True)
             ]
         elif self._has_alternatives:
-            tops = self._tops(view, place, ids, logprobs, tables)
-        elif view.scored[place]:  # the token itself is always among them, as vLLM has it
+            tops = self._tops(step, row, ids, logprobs, tables)
+        elif step.scored[row]:  # the token itself is always among them, as vLLM has it
             tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
         else:
             tops = [_NULL] * count
         return b",".join(names), b",".join(logprobs), b",".join(tops), offsets
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
-        """Return the four lists' elements of a prompt."""
         tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
         return () if scores is None else _echoed(prompt, scores, vocabulary, tables)
 
     @staticmethod
-    def _tops(view: RenderedStep, place: int, ids: list[int], logprobs: list[bytes], tables: Tables) -> list[bytes]:
-        top_k = view.top_ks[place]
-        if not top_k:  # they were dropped on the way, or it is not scored
+    def _tops(step: RenderedStep, row: int, ids: list[int], logprobs: list[bytes], tables: Tables) -> list[bytes]:
+        top_k = step.top_ks[row]
+        if not top_k:  # they were dropped on the way, or the row is not scored
             return [_NULL] * len(ids)
         at, keys, texts = 0, tables.keys, tables.texts
-        pairs = view.alternatives(place, keys)
+        pairs = step.alternatives(row, keys)
         tops = []
         for token_id, logprob in zip(ids, logprobs, strict=True):
             key, others = keys[token_id], pairs[at : at + 2 * top_k]
-            # Its name here is the same as in the list of tokens.
+            # Here the token has the same name as in the list of tokens.
             members = [_EMPTY_KEY if texts[token_id] == _EMPTY else key, logprob]
             for other, value in zip(others[0::2], others[1::2], strict=True):
                 if other != key:
@@ -189,8 +179,8 @@ class Lists(Part):
         return tops
 
 
-class Entries(Part):
-    """Logprobs as chats have them: an object for each token, with its alternatives inside."""
+class Entries(MemberWriter):
+    """Logprobs as chats have them: an object for each token, which contains its alternatives."""
 
     form = b'{"content":[%b],"refusal":null}'
 
@@ -199,25 +189,25 @@ class Entries(Part):
         self._names_ids = names_ids
         self._are_given = are_given
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return the objects with commas between."""
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
         if not count:
             return ()
-        is_special = self._names_ids or self._are_given or count != view.counts[place]
-        rendered = None if is_special else view.contents(place)
+        is_special = self._names_ids or self._are_given or count != step.counts[row]
+        rendered = None if is_special else step.contents(row)
         if rendered is not None:
             return (rendered,)
-        begin, top_k = view.begins[place], view.top_ks[place]
-        table = _tables(view, names_ids=self._names_ids).entries
-        heads = map(table.__getitem__, view.ids[begin : begin + count])
+        table, top_k = _tables(step, names_ids=self._names_ids).entries, step.top_ks[row]
+        own = list(zip(map(table.__getitem__, step.row_ids(row)), _logprobs(step, row, count), strict=False))
+        tops = [b""] * count
         if self._are_given:
-            return (_entries_with(heads, _logprobs(view, place, count), _given(view, place, count, table)),)
-        entries, at = view.alternatives(place, table) if top_k else [], 0
-        written: list[bytes] = []
-        for head, value in zip(heads, _logprobs(view, place, count), strict=True):
-            alternatives = b"".join(entries[at : at + 2 * top_k])[2:] + b"}" if top_k else b""
-            written += (head, value, b',"top_logprobs":[', alternatives, b"]")
-            at += 2 * top_k
+            given = zip(own, _given(step, row, count, table), strict=True)
+            tops = [b"" if others is None else b"".join(chain(token, *others)) for token, others in given]
+        elif top_k:
+            entries, size = step.alternatives(row, table), 2 * top_k
+            tops = [b"".join(entries[size * token : size * (token + 1)]) for token in range(count)]
+        written = [
+            b'%b%b,"top_logprobs":[%b]' % (*token, top and top[2:] + b"}") for token, top in zip(own, tops, strict=True)
+        ]
         return (b"".join(written)[2:] + b"}",)
 
 
@@ -226,49 +216,45 @@ class IdEntries(Entries):
 
     form = b'{"content":[%b]}'
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return the objects with commas between."""
-        top_k, begin, scored = view.top_ks[place], view.begins[place], view.scored_begins[place]
-        ranks = (
-            [b"%d" % rank for rank in view.ranks[scored : scored + count]] if view.scored[place] else [_NULL] * count
-        )
-        numbers = view.vocabulary.numbers
-        written = view.alternatives(place, numbers) if top_k else []
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
+        top_k, begin, scored = step.top_ks[row], step.begins[row], step.scored_begins[row]
+        ranks = [b"%d" % rank for rank in step.ranks[scored : scored + count]] if step.scored[row] else [_NULL] * count
+        numbers = step.vocabulary.numbers
+        written = step.alternatives(row, numbers) if top_k else []
         others = list(zip(map(int, written[0::2]), written[1::2], strict=True))
-        given = _given(view, place, count, numbers) if self._are_given else [None] * count
+        given = _given(step, row, count, numbers) if self._are_given else [None] * count
         entries: list[bytes] = []
         for token_id, logprob, rank, named in zip(
-            view.ids[begin : begin + count], _logprobs(view, place, count), ranks, given, strict=True
+            step.ids[begin : begin + count], _logprobs(step, row, count), ranks, given, strict=True
         ):
             own, at = _ID_ENTRY % (token_id, logprob, rank), top_k * len(entries)
             tops = [own]
             for number, (other, value) in enumerate(others[at : at + top_k], 1):
                 if other != token_id:
                     tops.append(_ID_ENTRY % (other, value, b"%d" % number))
-            # Of a token that was named, nobody has asked for its rank.
+            # The tokens that the request named have no rank.
             tops = tops[: top_k or 1] + [_ID_ENTRY % (int(other), value, _NULL) for other, value in named or ()]
             entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops)))
         return (b",".join(entries),)
 
 
 class BareEntries(Entries):
-    """Logprobs as responses have them: the same list without an object around it."""
+    """Logprobs as responses have them: the list of a chat without the object around it."""
 
     form = b"[%b]"
 
 
-class TokenExtras(Part):
-    """`token_extras`: an object for each token, with what the request asked for beside logprobs and alternatives."""
+class TokenExtras(MemberWriter):
+    """`token_extras`: an object for each token with its other logprob, entropy, given logprobs and mask."""
 
     name = b'"token_extras":'
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return the objects with commas between; null for a token whose extras were dropped on the way."""
-        found = extras_by_token(view.batch.row(place).extras, count)
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
+        """Return the objects; null for a token whose extras were dropped on the way."""
+        found = extras_by_token(step.batch.row(row).extras, count)
         return (b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]]),)
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
-        """Return null for each of the prompt's tokens."""
         del scores, vocabulary
         return ((b",".join([_NULL] * len(prompt)),),)
 
@@ -286,21 +272,20 @@ def _extras_object(extras: Extras) -> bytes:
     return orjson.dumps(members, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-class Columns(Part):
-    """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
+class Columns(MemberWriter):
+    """Little-endian arrays in base64: the number of tokens, of each token's alternatives, and five columns."""
 
     form = b",".join([b'"%b":"%%b"' % name for name in _COLUMNS])
-    """The columns' members, which follow the number of tokens."""
     separator = b""
 
     def __init__(self, name: bytes = b'"columns":') -> None:
         self.name = name
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return how many alternatives each token has, a byte for each, and the bytes of the five arrays."""
-        ids, logprobs, ranks, other_ids, other_logprobs = view.column_bytes
-        top_k, scored = view.top_ks[place], min(count, view.scored[place])
-        begin, begin_scored, begin_other = view.begins[place], view.scored_begins[place], view.alternative_begins[place]
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
+        """Return a byte for each token, its number of alternatives, and the bytes of the five arrays."""
+        ids, logprobs, ranks, other_ids, other_logprobs = step.column_bytes
+        top_k, scored = step.top_ks[row], min(count, step.scored[row])
+        begin, begin_scored, begin_other = step.begins[row], step.scored_begins[row], step.alternative_begins[row]
         own = slice(VALUE_BYTES * begin_scored, VALUE_BYTES * (begin_scored + scored))
         other = slice(VALUE_BYTES * begin_other, VALUE_BYTES * (begin_other + scored * top_k))
         return (
@@ -310,13 +295,11 @@ class Columns(Part):
         )
 
     def joined(self, piece: Piece) -> bytes:
-        """Return the object."""
         columns = piece or (b"",) * len(_COLUMNS)
         encoded = tuple([b2a_base64(each, newline=False) for each in columns])
         return b'{"tokens":%d,%b}' % (len(columns[0]), self.form % encoded)
 
     def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
-        """Yield the object."""
         yield b'{"tokens":%d' % lists[0].length
         for name, list_ in zip(_COLUMNS, lists, strict=True):
             yield b',"%b":"' % name
@@ -336,9 +319,9 @@ def _in_base64(parts: Iterable[bytearray]) -> Iterator[bytes]:
 
 
 def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
-    """Yield the elements of `prompt_logprobs` as vLLM has it, part after part of a prompt's tokens.
+    """Yield the elements of vLLM's `prompt_logprobs`, for some tokens of the prompt at a time.
 
-    Null for what is not scored, else by token id logprob, rank and text.
+    An element is null for an unscored token, else it has logprob, rank and text by token id.
     """
     yield b",".join([b"null"] * scores.position)
     entry = b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
@@ -357,9 +340,9 @@ def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[by
 
 
 def _echoed(prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables) -> Iterator[Piece]:
-    """Yield the elements of the four lists that completions have, part after part of a prompt's tokens.
+    """Yield the elements of the four lists of a completion, for some tokens of the prompt at a time.
 
-    Nothing is said of the first token. As for other tokens, the token itself is among its alternatives.
+    The first token has no logprob. Each other token is among its own alternatives.
     """
     texts, characters = tables.texts, vocabulary.characters
     yield texts[prompt[0]], b"null", b"null", b"0"
@@ -384,17 +367,17 @@ def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tu
         ids, logprobs, ranks = scores.token_ids[part], numbers_as_json(scores.logprobs[part]), scores.ranks[part]
         flat = scores.alternative_token_ids[part].ravel().tolist()
         pairs = list(zip(flat, numbers_as_json(scores.alternative_logprobs[part].ravel()), strict=True))
-        others = [pairs[place * width : (place + 1) * width] for place in range(ids.size)]
+        others = [pairs[width * number : width * (number + 1)] for number in range(ids.size)]
         yield list(zip(ids.tolist(), logprobs, ranks.tolist(), others, strict=True))
 
 
 def _given(
-    view: RenderedStep, place: int, count: int, table: Mapping[int, bytes]
+    step: RenderedStep, row: int, count: int, table: Mapping[int, bytes]
 ) -> list[list[tuple[bytes, bytes]] | None]:
-    """Return what stands before each given token's logprob and this, for each token of a row; None: it was dropped."""
-    ids = view.ids[view.begins[place] :]
+    """Return by token the given tokens' table values and logprobs; None for extras that were dropped on the way."""
+    ids = step.ids[step.begins[row] :]
     found: list[list[tuple[bytes, bytes]] | None] = []
-    for token_id, extras in zip(ids, extras_by_token(view.batch.row(place).extras, count)[:count], strict=False):
+    for token_id, extras in zip(ids, extras_by_token(step.batch.row(row).extras, count)[:count], strict=False):
         others = None if extras is None else dict(extras.given_logprobs)
         if others is not None:
             others.pop(token_id, None)  # the token itself stands before them
@@ -405,23 +388,12 @@ def _given(
     return found
 
 
-def _entries_with(
-    heads: Iterable[bytes], logprobs: Sequence[bytes], given: Sequence[Sequence[tuple[bytes, bytes]] | None]
-) -> bytes:
-    """Return the objects of a row's tokens, whose alternatives are each token itself and those that are given."""
-    written = []
-    for head, value, others in zip(heads, logprobs, given, strict=True):
-        tops = b"" if others is None else b"".join(chain((head, value), *others))[2:] + b"}"
-        written.append(head + value + b',"top_logprobs":[' + tops + b"]")
-    return b"".join(written)[2:] + b"}"
+def _tables(step: RenderedStep, *, names_ids: bool) -> Tables:
+    return step.vocabulary.id_tables if names_ids else step.vocabulary.tables
 
 
-def _tables(view: RenderedStep, *, names_ids: bool) -> Tables:
-    return view.vocabulary.id_tables if names_ids else view.vocabulary.tables
-
-
-def _logprobs(view: RenderedStep, place: int, count: int) -> list[bytes]:
-    if not view.scored[place]:
+def _logprobs(step: RenderedStep, row: int, count: int) -> list[bytes]:
+    if not step.scored[row]:
         return [_NULL] * count
-    begin = view.scored_begins[place]
-    return view.logprobs[begin : begin + count]
+    begin = step.scored_begins[row]
+    return step.logprobs[begin : begin + count]

@@ -1,4 +1,4 @@
-"""MessagesFormat: an answer as Anthropic's /v1/messages has it, and its errors."""
+"""MessagesFormat: answers and errors of Anthropic's /v1/messages."""
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ _ERRORS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""By the status; those of others are the server's or the client's."""
+"""Error types by status, beside `api_error` and `invalid_request_error`."""
 _SERVER_ERROR = 500
 _TEXT = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
@@ -35,7 +35,7 @@ _BEHIND_TEXT = b"}}\n\n"
 
 
 def message_error(error: ApiError) -> dict[str, Any]:
-    """Return an error's JSON object, as Anthropic's clients read it."""
+    """Return an error as Anthropic's API writes it."""
     other = "api_error" if error.status >= _SERVER_ERROR else "invalid_request_error"
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, other), "message": error.message}}
 
@@ -43,17 +43,15 @@ def message_error(error: ApiError) -> dict[str, Any]:
 class MessagesFormat(Format):
     """Writes one answer."""
 
-    def __init__(self, request: CompletionRequest, key: int) -> None:
+    def __init__(self, request: CompletionRequest, request_id: int) -> None:
         self._request = request
-        self._head = {"id": f"msg_{key:016x}", "type": "message", "role": "assistant", "model": request.model}
+        self._head = {"id": f"msg_{request_id:016x}", "type": "message", "role": "assistant", "model": request.model}
         self._calls = call_writer(request)
         self._block = -1
         self._kind = ""
-        """What it is, where it may go on."""
         self._has_calls = False
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
-        """Return how far the answer has come; its rows are for Python if they need more than their texts."""
         request = self._request
         if not request.is_streamed or self._calls is not None or request.stopping.texts:
             return EventStream()
@@ -62,7 +60,6 @@ class MessagesFormat(Format):
     # Streamed.
 
     def beginnings(self) -> bytes:
-        """Return the events before all rows."""
         message: dict[str, Any] = {
             **self._head,
             "content": [],
@@ -73,17 +70,14 @@ class MessagesFormat(Format):
         return begin + self._begin_block({"type": "text", "text": ""}) if self._calls is None else begin
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002
-        """Return a row's events."""
         events = []
         if self._calls is None:
             events = [_TEXT + orjson.dumps(text) + _BEHIND_TEXT] if text else []
         else:
             content, calls = self._calls.take(text, is_last=choice.ending is not None)
             if content:
-                events += [
-                    self._to_block("text", {"type": "text", "text": ""}),
-                    self._delta(type="text_delta", text=content),
-                ]
+                events.append(self._to_block("text", {"type": "text", "text": ""}))
+                events.append(self._delta(type="text_delta", text=content))
             for call in calls:
                 if call.name is not None:
                     self._has_calls = True
@@ -97,13 +91,11 @@ class MessagesFormat(Format):
         return b"".join(events)
 
     def error(self, error: ApiError) -> bytes:
-        """Return the event of an error."""
         return _event("error", **message_error(error))
 
     # Whole.
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
-        """Yield the content, and why it ended."""
         content: list[dict[str, Any]] = [{"type": "text", "text": text}]
         if self._calls is not None:
             said = self._calls.message(text)
@@ -113,14 +105,13 @@ class MessagesFormat(Format):
         yield orjson.dumps(members)[1:-1]
 
     def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
-        """Yield the whole answer."""
         yield orjson.dumps(self._head)[:-1] + b","
         for choice in choices:
             yield from choice
         yield b"," + orjson.dumps({"usage": self._usage(tokens, cached)})[1:]
 
     def _usage(self, tokens: int, cached: int | None = None) -> dict[str, int]:
-        """Return token counts; in Anthropic's API those of the input are without what was cached."""
+        """Return token counts; Anthropic's input tokens do not include cached ones."""
         prompt = self._request.prompt_tokens
         if cached is None:
             return {"input_tokens": prompt, "output_tokens": tokens}
@@ -131,7 +122,7 @@ class MessagesFormat(Format):
         return _event("content_block_start", index=self._block, content_block=block)
 
     def _to_block(self, kind: str, block: dict[str, Any]) -> bytes:
-        """Return what begins another block, unless the last one is of the same kind and may go on."""
+        """Return the events that begin another block; none if the last block has the same kind and may go on."""
         if kind and kind == self._kind:
             return b""
         self._kind = kind
@@ -149,7 +140,7 @@ def _event(name: str, /, **members: Any) -> bytes:  # noqa: ANN401 - JSON
 
 
 def _ending(end: Ending | None, *, has_calls: bool) -> dict[str, str | None]:
-    """Return why a message ended; a number is one of the model's own end tokens."""
+    """Return why a message ended; a stop that is a number is one of the model's end tokens."""
     reason, stop, *_ = end or (None, None)
     if reason in ("length", "abort"):
         return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -163,7 +154,7 @@ def _ending(end: Ending | None, *, has_calls: bool) -> dict[str, str | None]:
 def _tool_uses(calls: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        with suppress(ValueError):  # the answer ended within them
+        with suppress(ValueError):  # the answer ended within the arguments
             yield {"type": "tool_use", "id": _new_id(), "name": name, "input": orjson.loads(arguments)}
 
 

@@ -16,10 +16,10 @@ T = TypeVar("T", float, Histogram)
 def _fill(view: Gateway) -> Samples:
     settings = view.settings.gateway
     return {
-        "requests": len(view.feed) / settings.max_requests,
+        "requests": len(view.dispatcher) / settings.max_requests,
         "connections": view.connections / settings.most_connections,
         "buffers": view.buffers.size / view.buffers.most,
-        "backlog": min(1.0, view.feed.backlog.size / view.feed.most_backlog),
+        "backlog": min(1.0, view.dispatcher.backlog.size / view.dispatcher.most_backlog),
         "bodies": view.bodies.size / view.bodies.most,
         **{f"{name}_texts": lane.turns.waiting / MOST_WAITING for name, lane in view.encoders.lanes.items()},
     }
@@ -50,7 +50,7 @@ GATEWAY: tuple[Family[Gateway], ...] = (
         "tokenbus_gateway_tokens_total",
         "Tokens of this gateway's requests.",
         "Low: few requests, or slow workers.",
-        lambda view: view.feed.tokens,
+        lambda view: view.dispatcher.tokens,
     ),
     Family(
         "tokenbus_gateway_lost_clients_total{why}",
@@ -126,8 +126,8 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
 
 
 def _open(view: Gateway, place: int) -> Mapping[str, float]:
-    begun = view.feed.begun()
-    return {model: begun.get(model, (0, 0))[place] for model in {**view.reader.models, **begun}}
+    counts = view.dispatcher.running_and_waiting()
+    return {model: counts.get(model, (0, 0))[place] for model in {**view.reader.models, **counts}}
 
 
 VLLM: tuple[Family[Gateway], ...] = (

@@ -1,4 +1,4 @@
-"""Envelope: the JSON around an answer's choices, as OpenAI's completions or chats, or vLLM's tokens, have it."""
+"""Envelope: answers of OpenAI's completions and chats, and of vLLM's generate."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +17,8 @@ from tokenbus.gateway.logprob_writers import (
     Entries,
     IdEntries,
     Lists,
-    Nothing,
-    Part,
+    MemberWriter,
+    NoLogprobs,
     Piece,
     TokenExtras,
     TokenIds,
@@ -39,32 +39,33 @@ _NULLS_OF_ANSWER = (
 _NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _NULLS_OF_USAGE = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
 _NULLS_OF_PROMPT = dict.fromkeys(("created_cache_tokens", "multimodal_tokens"))
-"""Fields of vLLM's answers that the gateway never fills. OpenAI's client lacks attributes for unsent fields."""
+"""Fields of vLLM's answers that the gateway never fills; OpenAI's client has no attribute for an absent field."""
 
 
 class Envelope(Format):
-    """Writes one answer; what is the same in all of its chunks is encoded once."""
+    """Writes one answer; the bytes that all of its chunks share are encoded once."""
 
     _nulls_of_answer = _NULLS_OF_ANSWER
 
-    def __init__(self, request: CompletionRequest, key: int) -> None:
+    def __init__(self, request: CompletionRequest, request_id: int) -> None:
         self._request = request
-        self._head = orjson.dumps(self._first_members(request.name or f"{key:016x}"))[:-1]
+        self._head = orjson.dumps(self._first_members(request.name or f"{request_id:016x}"))[:-1]
         self._prompt_logprobs: dict[int, Collected] = {}
-        self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
-        self._openings = [self._opening % index for index in range(request.choices)]
-        self._said = self._member_of_text()
+        opening = b"data: " + self._head + b',"choices":[{"index":%d,'
+        self._openings = [opening % index for index in range(request.choices)]
+        self._text_member = self._member_of_text()
         usage_later = b',"usage":null' if request.wants_usage else b""
-        self._no_ids = self._nulls_of_chunk()
+        self._no_ids = b"" if request.wants_ids else b',"token_ids":null'
+        self._no_ids += b"" if self._has_one_prompt else b',"prompt_token_ids":null'
         self._going_on = b"," + _NO_END + self._no_ids + b"}]%b}\n\n" % usage_later
-        has_ids_to_say = request.wants_ids and request.is_streamed and not self._has_one_prompt
-        self._unsaid = set(range(request.choices)) if has_ids_to_say else set()
-        """The choices whose first chunk, which has the prompt's ids, is not written yet."""
+        shows_prompt_ids = request.wants_ids and request.is_streamed and not self._has_one_prompt
+        self._unbegun = set(range(request.choices)) if shows_prompt_ids else set()
+        """Choices whose first chunk, which has the prompt's ids, is not written yet."""
         self._call_writers = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
 
     @property
     def _has_one_prompt(self) -> bool:
-        """Whether what is said of the prompt stands beside the choices, and logprobs are a list of objects."""
+        """Whether the prompt's members stand beside the choices, and logprobs are a list of objects."""
         return self._request.is_chat
 
     def _first_members(self, name: str) -> dict[str, object]:
@@ -77,35 +78,28 @@ class Envelope(Format):
             "model": request.model,
         }
 
-    def _nulls_of_chunk(self) -> bytes:
-        """Return the members of a chunk that are about ids and have none."""
-        no_ids = b"" if self._request.wants_ids else b',"token_ids":null'
-        return no_ids if self._has_one_prompt else no_ids + b',"prompt_token_ids":null'
-
     def _member_of_text(self) -> bytes:
-        """Return what a chunk has of a text; empty: nothing."""
+        """Return a chunk's member for the text; empty: none."""
         return b'"delta":{"content":%b},' if self._request.is_chat else b'"text":%b,'
 
     def stream(self, index: int) -> EventStream:
-        """Return a choice that nothing was written of; its rows are for Python if they need more than their columns."""
         request = self._request
         stopping = request.stopping
         is_plain = request.is_streamed and not (self._call_writers or stopping.texts or stopping.shows_special)
         needs_python = request.names_ids or request.wants_running_usage or request.echoes or request.token_scoring
-        if not (is_plain and self._said) or needs_python or request.wants_columns or request.wants_drafts:
+        if not (is_plain and self._text_member) or needs_python or request.wants_columns or request.wants_drafts:
             return EventStream()
-        before, behind = self._said.split(b"%b")
+        before, behind = self._text_member.split(b"%b")
         form = Form.NONE
         if request.top_logprobs is None:
             behind += b'"logprobs":null'
         else:
             form = Form.CONTENT if self._has_one_prompt else Form.LISTS if request.top_logprobs else Form.OWN
         stream = EventStream(EventForm(self._openings[index] + before, behind, self._going_on, form, request.wants_ids))
-        stream.is_held = index in self._unsaid
+        stream.is_held = index in self._unbegun
         return stream
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterator[int]:
-        """Write the scores of a choice's prompt for `prompt_logprobs`; yield what memory each part took, in bytes."""
         if self._has_one_prompt and index:
             return
         written = self._prompt_logprobs[index] = Collected()
@@ -114,30 +108,27 @@ class Envelope(Format):
             yield written.grown()
 
     def drop(self) -> None:
-        """Free the scores of prompts that were written."""
         self._prompt_logprobs.clear()
 
-    def parts(self, progress: EventStream) -> tuple[Part, ...]:
-        """Return new writers of the members beside a choice's text."""
+    def writers(self, progress: EventStream) -> tuple[MemberWriter, ...]:
         request = self._request
         has_logprobs, are_given = request.top_logprobs is not None, request.names_alternatives
+        writers: list[MemberWriter] = [NoLogprobs()]
         if has_logprobs and not request.wants_columns:
-            parts = [self._logprobs(progress, b'"logprobs":', are_given=are_given)]
-        else:
-            parts = [Nothing(b'"logprobs":')]
+            writers = [self._logprobs(progress, b'"logprobs":', are_given=are_given)]
         if request.wants_ids:
-            parts.append(TokenIds())
+            writers.append(TokenIds())
         if request.token_scoring.keys() - {"token_ids" if are_given else ""}:
-            parts.append(TokenExtras())
+            writers.append(TokenExtras())
         if request.wants_columns:
-            parts.append(Columns())
+            writers.append(Columns())
         if request.wants_drafts:
             name = b'"draft_columns":' if request.wants_columns else b'"draft_logprobs":'
-            part = Columns(name) if request.wants_columns else self._logprobs(EventStream(), name, are_given=False)
-            parts.append(Drafted(part))
-        return tuple(parts)
+            drafts = Columns(name) if request.wants_columns else self._logprobs(EventStream(), name, are_given=False)
+            writers.append(Drafted(drafts))
+        return tuple(writers)
 
-    def _logprobs(self, progress: EventStream, name: bytes, *, are_given: bool) -> Part:
+    def _logprobs(self, progress: EventStream, name: bytes, *, are_given: bool) -> MemberWriter:
         request = self._request
         if self._has_one_prompt:
             return Entries(name, names_ids=request.names_ids, are_given=are_given)
@@ -153,7 +144,6 @@ class Envelope(Format):
     # Streamed.
 
     def beginnings(self) -> bytes:
-        """Return the chunks before all rows: in chats each choice's role, and the prompt's ids if requested."""
         if not self._request.is_chat:
             return b""
         said = b'"delta":{"role":"assistant","content":""},"logprobs":null,' + _NO_END
@@ -164,38 +154,36 @@ class Envelope(Format):
         return b"".join(chunks)
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
-        """Return a row's chunk; none for a text that only begins a call, where nothing else is to be said."""
+        """Return a row's chunk; empty if the text only begins a call and nothing else is new."""
         index, end = choice.index, choice.ending
-        said = self._said and self._said % orjson.dumps(text)
+        said = self._text_member and self._text_member % orjson.dumps(text)
         if self._call_writers:
             delta = self._call_writers[index].delta(text, is_last=end is not None)
             if delta == b"{}" and end is None and choice.is_silent:
                 return b""
             said = b'"delta":%b,' % delta
-        beside = b",".join([part.name + part.joined(piece) for part, piece in zip(choice.parts, pieces, strict=True)])
-        ending, is_first = self._going_on, index in self._unsaid
+        written = zip(choice.writers, pieces, strict=True)
+        beside = b",".join([writer.name + writer.joined(piece) for writer, piece in written])
+        ending, is_first = self._going_on, index in self._unbegun
         if is_first or end is not None or self._request.wants_running_usage:
-            self._unsaid.discard(index)
+            self._unbegun.discard(index)
             why = _NO_END if end is None else self._ending(index, end)
             ids = self._prompt_ids(index) if is_first else self._no_ids
             ending = b",%b%b}]%b}\n\n" % (why, ids, self._usage_so_far(index, choice.tokens))
         return b"".join((self._openings[index], said, beside, ending))
 
     def last(self, tokens: int, cached: int | None) -> bytes:
-        """Return the end of the stream, after all rows."""
         if not self._request.wants_usage:
             return DONE
         usage = self._usage(self._request.prompt_tokens, tokens, cached)
         return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % usage + DONE
 
     def error(self, error: ApiError) -> bytes:
-        """Return the event of an error."""
         return event("error", error.body)
 
     # Whole.
 
     def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
-        """Yield the whole answer; `choices` are from `choice`."""
         yield self._head + b',"choices":['
         for number, choice in enumerate(choices):
             yield from ((b",",) if number else ())
@@ -206,8 +194,7 @@ class Envelope(Format):
         yield self._nulls_of_answer + (b',"prompt_text":null}' if self._request.is_chat else b"}")
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
-        """Yield a whole choice."""
-        said = self._said and self._said % orjson.dumps(text)
+        said = self._text_member and self._text_member % orjson.dumps(text)
         if self._request.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, **_NULLS_OF_MESSAGE}
             called = self._call_writers[index].message(text) if self._call_writers else {}
@@ -224,11 +211,10 @@ class Envelope(Format):
 
     @property
     def held(self) -> int:
-        """How many characters of a stream are held back, as they may be a call."""
         return sum(each.held for each in self._call_writers)
 
     def _ending(self, index: int, end: Ending | None) -> bytes:
-        """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
+        """Return the members for a choice's finish reason, stop, weight versions and turns."""
         reason, stop, spans, turns = end or (None, None, (), ())
         if reason == "stop" and self._call_writers and self._call_writers[index].is_called:
             reason = "tool_calls"
@@ -237,7 +223,7 @@ class Envelope(Format):
         return ending + b"," + orjson.dumps(history)[1:-1] if history else ending
 
     def _of_prompt(self, index: int) -> Iterator[Written]:
-        """Yield the members of a whole answer that are about a prompt: of a chat they are the answer's."""
+        """Yield a whole answer's members about a prompt."""
         logprobs = self._prompt_logprobs.pop(index, None)
         yield self._prompt_ids(index) + b',"prompt_logprobs":' + (b"null" if logprobs is None else b"[")
         if logprobs is not None:
@@ -254,7 +240,7 @@ class Envelope(Format):
         return self._request.prompts[index // self._request.n]
 
     def _usage_so_far(self, index: int, tokens: int) -> bytes:
-        """Return the usage of a chunk that is not the last: of its choice where that is wanted."""
+        """Return the `usage` of a chunk that is not the last."""
         if self._request.wants_running_usage:
             return b',"usage":' + self._usage(len(self._prompt(index)), tokens)
         return b',"usage":null' if self._request.wants_usage else b""
@@ -285,18 +271,14 @@ class GenerateFormat(Envelope):
     def _member_of_text(self) -> bytes:
         return b'"text":%b,' if self._request.wants_text else b""
 
-    def parts(self, progress: EventStream) -> tuple[Part, ...]:
-        """Return new writers of the members beside a choice's text."""
-        parts = super().parts(progress)
+    def _logprobs(self, progress: EventStream, name: bytes, *, are_given: bool) -> MemberWriter:
         if self._request.wants_text:
-            return parts
-        are_given = self._request.names_alternatives
-        return tuple(IdEntries(are_given=are_given) if isinstance(part, Entries) else part for part in parts)
+            return super()._logprobs(progress, name, are_given=are_given)
+        return IdEntries(name, are_given=are_given)
 
     def beginnings(self) -> bytes:
-        """Return the chunk before all rows, with the prompt's ids if requested."""
         if self._request.hides_prompts:
             return b""
-        said = self._said and self._said % b'""'
+        said = self._text_member and self._text_member % b'""'
         ending = b'"token_ids":[],"logprobs":null,%b}]%b%b}\n\n'
         return self._openings[0] + said + ending % (_NO_END, self._prompt_ids(0), self._usage_so_far(0, 0))

@@ -1,4 +1,4 @@
-"""RenderedStep: a step's columns as lists and JSON, made once, and when they are read, for all of its requests."""
+"""RenderedStep: a step's columns as lists and JSON, made once, on first use, for all of its requests."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,11 +14,11 @@ from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 
 _BLOCK_ROWS = 32
-"""Rows that are written together: few, so that the first need not wait for the last."""
+"""Rows that are written together: few, so that the first does not wait long for the last."""
 _BATCH_BYTES = 2000
 """Memory of the objects around a batch's columns."""
 _LISTED_BYTES = 200
-"""Memory of the lists for each token, without alternatives."""
+"""Memory of a token's list entries, without alternatives."""
 VALUE_BYTES = 4
 """Size of a value in a column of tokens or alternatives."""
 _Blocks = dict[int, list[tuple[bytes, ...]] | None]
@@ -30,7 +30,7 @@ def _listed(column: str) -> "cached_property[list[int]]":
 
 
 class RenderedStep:
-    """One batch. Columns are lists, from which a row takes a slice, so that few objects are made for each token."""
+    """One batch. Its columns are lists of which each row takes a slice, so that a token needs few objects."""
 
     statuses = _listed("statuses")
     counts = _listed("token_counts")
@@ -52,21 +52,21 @@ class RenderedStep:
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
         self.waiting: dict[WaitingRow, None] = {}
-        """Its rows that wait for a turn."""
+        """Rows that wait for a turn."""
         self._lists: _Blocks = {}
         self._contents: _Blocks = {}
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
 
     def compacted(self) -> "RenderedStep":
-        """Return a step of the rows that wait alone; they belong to it from now on."""
-        rows = list(self.waiting)
-        batch, draft = self.batch.select([row.place for row in rows]), None
+        """Return a step of the waiting rows alone, which belong to it from now on."""
+        waiting = list(self.waiting)
+        batch, draft = self.batch.select([each.row for each in waiting]), None
         if self.draft is not None:
             draft = self.draft.batch
             draft = draft.select(np.flatnonzero(np.isin(draft.request_ids, batch.request_ids)))
         step = RenderedStep(batch, self.vocabulary, draft, self._weights)
-        for place, row in enumerate(rows):
-            row.step, row.place = step, place
+        for row, each in enumerate(waiting):
+            each.step, each.row = step, row
         step.waiting, self.waiting = self.waiting, {}
         return step
 
@@ -78,14 +78,13 @@ class RenderedStep:
 
     @cached_property
     def stops(self) -> dict[int, int]:
-        """By row number, which of its request's own stops ended it, as the column has it."""
+        """The rows that ended by a stop: by row the value of the column `stops`."""
         batch = self.batch
         stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
         return dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
 
     @cached_property
     def begins(self) -> list[int]:
-        """Each row's first token."""
         return self._all_begins[0].tolist()  # type: ignore[no-any-return]
 
     @cached_property
@@ -95,17 +94,15 @@ class RenderedStep:
 
     @cached_property
     def scored_begins(self) -> list[int]:
-        """Each row's first logprob and rank."""
         return self._all_begins[1].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def alternative_begins(self) -> list[int]:
-        """Each row's first alternative."""
         return self._all_begins[2].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def _all_begins(self) -> Begins:
-        """Where each row's tokens, logprobs and alternatives begin, a line each; the last of each is where they end."""
+        """Three arrays: where each row's tokens, logprobs and alternatives begin; the last of each is their end."""
         batch = self.batch
         begins = np.zeros((3, batch.row_count + 1), np.int64)
         scored = batch.token_counts * (batch.scorings != Scoring.NONE)
@@ -115,50 +112,49 @@ class RenderedStep:
         return begins
 
     @cached_property
-    def places(self) -> dict[int, int]:
-        """Row numbers by request id."""
-        return {key: place for place, key in enumerate(self.batch.request_ids.tolist())}
+    def rows(self) -> dict[int, int]:
+        """Rows by request id."""
+        return {request_id: row for row, request_id in enumerate(self.batch.request_ids.tolist())}
 
-    def drafted(self, place: int) -> "tuple[RenderedStep, int] | None":
-        """Return the step and the place of a row's draft proposals, or None without proposals."""
+    def drafted(self, row: int) -> "tuple[RenderedStep, int] | None":
+        """Return the step and the row of a row's draft proposals; None without proposals."""
         if self.draft is None:
             return None
-        found = self.draft.places.get(int(self.batch.request_ids[place]))
+        found = self.draft.rows.get(int(self.batch.request_ids[row]))
         return None if found is None or not self.draft.counts[found] else (self.draft, found)
 
-    def weight_spans(self, place: int) -> tuple[WeightSpan, ...]:
-        """Return which versions of the weights computed the tokens of a request whose last row this is."""
+    def weight_spans(self, row: int) -> tuple[WeightSpan, ...]:
+        """Return the versions of the weights that computed the tokens of a request whose last row this is."""
         if self._weights is None:
             return ()
-        end = int(self.batch.positions[place]) + self.counts[place]
-        return self._weights.of(int(self.batch.request_ids[place]), end)
+        end = int(self.batch.positions[row]) + self.counts[row]
+        return self._weights.of(int(self.batch.request_ids[row]), end)
 
     @cached_property
     def character_begins(self) -> list[int]:
-        """How many characters begin before each token, and in total."""
+        """Number of characters that begin before each token, and in total."""
         return [0, *accumulate(map(self.vocabulary.characters.__getitem__, self.ids))]
 
     @cached_property
     def special_character_begins(self) -> list[int]:
-        """The same in a text that has special tokens' names, too."""
+        """The same for a text with the names of special tokens."""
         return [0, *accumulate(map(self.vocabulary.special_characters.__getitem__, self.ids))]
 
     @cached_property
     def logprobs(self) -> list[bytes]:
-        """The logprobs of scored tokens as JSON: the shortest decimal that is the same float32."""
         return numbers_as_json(self.batch.logprobs)
 
-    def alternatives(self, place: int, table: Mapping[int, bytes]) -> list[bytes]:
-        """Return a row's alternatives as JSON, two pieces each: what a table has for the token, and its logprob."""
-        begins, block = self.alternative_begins, place // _BLOCK_ROWS * _BLOCK_ROWS
+    def alternatives(self, row: int, table: Mapping[int, bytes]) -> list[bytes]:
+        """Return a row's alternatives as JSON, two pieces each: the token's value in a table, and its logprob."""
+        begins, block = self.alternative_begins, row // _BLOCK_ROWS * _BLOCK_ROWS
         first = begins[block]
         written = self._alternatives.get((block, id(table)))
         if written is None:
-            if self.waiting:  # each of its rows may wait for long, so none is written before its turn
-                return self._pairs(begins[place], begins[place + 1], table)
+            if self.waiting:  # its rows may wait long, so none is written before its turn
+                return self._pairs(begins[row], begins[row + 1], table)
             last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
             written = self._alternatives[block, id(table)] = self._pairs(first, last, table)
-        return written[2 * (begins[place] - first) : 2 * (begins[place + 1] - first)]
+        return written[2 * (begins[row] - first) : 2 * (begins[row + 1] - first)]
 
     def _pairs(self, first: int, last: int, table: Mapping[int, bytes]) -> list[bytes]:
         written = [b""] * (2 * (last - first))
@@ -166,32 +162,28 @@ class RenderedStep:
         written[1::2] = numbers_as_json(self.batch.alternative_logprobs[first:last])
         return written
 
-    def lists(self, place: int) -> tuple[bytes, ...] | None:
-        """Return the JSON of all of a row's tokens, their logprobs and their alternatives, each with commas between.
+    def lists(self, row: int) -> tuple[bytes, ...] | None:
+        """Return a row's tokens, logprobs and alternatives as three JSON lists without brackets; None: see `native`."""
+        return self._rendered(row, self.vocabulary.key_fragments, self._lists)
 
-        None: they are for Python to write.
-        """
-        return self._rendered(place, self.vocabulary.key_fragments, self._lists)
-
-    def contents(self, place: int) -> bytes | None:
-        """Return all of a row's tokens as objects of chats with commas between; None: as above."""
-        found = self._rendered(place, self.vocabulary.entry_fragments, self._contents)
+    def contents(self, row: int) -> bytes | None:
+        """Return a row's tokens as objects of chats, without brackets; None: see `native`."""
+        found = self._rendered(row, self.vocabulary.entry_fragments, self._contents)
         return None if found is None else found[0]
 
-    def _rendered(self, place: int, fragments: Fragments, blocks: _Blocks) -> tuple[bytes, ...] | None:
-        block, row = divmod(place, _BLOCK_ROWS)
+    def _rendered(self, row: int, fragments: Fragments, blocks: _Blocks) -> tuple[bytes, ...] | None:
+        block, row_of_block = divmod(row, _BLOCK_ROWS)
         if block not in blocks:
             if self.waiting:
-                alone = fragments.render(self.columns, place, place + 1)
+                alone = fragments.render(self.columns, row, row + 1)
                 return None if alone is None else alone[0]
             begin = block * _BLOCK_ROWS
             blocks[block] = fragments.render(self.columns, begin, min(begin + _BLOCK_ROWS, len(self.counts)))
         rendered = blocks[block]
-        return None if rendered is None else rendered[row]
+        return None if rendered is None else rendered[row_of_block]
 
     @cached_property
     def columns(self) -> Columns:
-        """The columns as the compiled renderer takes them."""
         return Columns(self.batch, self._all_begins)
 
     @cached_property
@@ -200,23 +192,21 @@ class RenderedStep:
         names = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
         return [np.ascontiguousarray(getattr(self.batch, name)).view(np.uint8).data for name in names]
 
-    def data(self, place: int) -> bytes:
-        """Return the bytes of a row's text."""
-        return b"".join(map(self.vocabulary.pieces.__getitem__, self.row_ids(place)))
+    def data(self, row: int) -> bytes:
+        return b"".join(map(self.vocabulary.pieces.__getitem__, self.row_ids(row)))
 
-    def row_ids(self, place: int) -> list[int]:
-        """Return a row's token ids."""
-        begin = self.begins[place]
-        return self.ids[begin : begin + self.counts[place]]
+    def row_ids(self, row: int) -> list[int]:
+        begin = self.begins[row]
+        return self.ids[begin : begin + self.counts[row]]
 
 
 class WaitingRow:
-    """A row that waits for a turn: its step, and its place there."""
+    """A row that waits for a turn: its step, and its number there."""
 
-    __slots__ = ("place", "step")
+    __slots__ = ("row", "step")
 
-    def __init__(self, step: RenderedStep, place: int) -> None:
-        self.step, self.place = step, place
+    def __init__(self, step: RenderedStep, row: int) -> None:
+        self.step, self.row = step, row
 
 
 def size_of(batch: LogprobBatch) -> int:

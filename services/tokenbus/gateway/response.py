@@ -1,4 +1,4 @@
-"""AnswerResponse: streams an answer, aborts it when its client disconnects, and cuts off clients that do not read."""
+"""AnswerResponse: sends an answer, aborts it if its client disconnects, and cuts off clients that do not read."""
 
 import asyncio
 import time
@@ -21,15 +21,15 @@ _log = logger("gateway")
 RAW_SEND = "tokenbus.send"
 _NS = 1_000_000_000
 _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
-"""A window of 4 KiB: a compressor takes some 40 kB for each stream instead of 260, and events are shorter than that."""
+"""A window of 4 KiB, longer than any event: a compressor then takes 40 kB for each stream instead of 260."""
 _PIECE_BYTES = 65_536
 _LONG_BYTES = 16_384
-"""To compress more takes so long that one answer does at a time."""
+"""Compressing more takes long, so that the answers take turns."""
 _STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
 def error_response(error: ApiError, path: str) -> Response:
-    """Return the response of an error, as the API of a path has it."""
+    """Return an error as the API of a path writes it."""
     body = message_error(error) if path.startswith("/v1/messages") else error.body
     headers = {"cache-control": "no-store", **error.headers}
     return JSONResponse(body, status_code=error.status, headers=headers)
@@ -79,7 +79,7 @@ class AnswerResponse(Response):
                 self._repeated_log.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
             self._close_requests()
             # Rows that still come are dropped.
-            self._answer.outbox.close()
+            self._answer.queue.close()
             self._answer.drop()
             self._buffers.leave(self._answer)
             self._count_requests()
@@ -96,20 +96,20 @@ class AnswerResponse(Response):
             pass
 
     def _disconnected(self, sending: "asyncio.Task[object] | None") -> None:
-        if sending is not None and not self._answer.outbox.is_sent and not sending.done():
+        if sending is not None and not self._answer.queue.is_sent and not sending.done():
             self._counts.left_clients += not self._is_cut
             sending.cancel()
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outbox = self._answer.outbox
+        queue = self._answer.queue
         await self._answer.ready()
         if self._answer.error is not None and not self._answer.has_begun:
-            outbox.is_sent = True
+            queue.is_sent = True
             response = error_response(await self._explain(self._answer.error), scope["path"])
             response.raw_headers.append(self._name)
             await response(scope, receive, send)
             return
-        size, first = outbox.length, outbox.take()
+        size, first = queue.length, queue.take()
         is_streamed = self._answer.is_streamed
         if first.produced_at_ns or not is_streamed:
             self._first_at = time.monotonic()
@@ -125,41 +125,41 @@ class AnswerResponse(Response):
         send = scope.get("extensions", {}).get(RAW_SEND, send)
         connection = connection_of(scope)
         if connection is not None:
-            outbox.unsent = connection.unsent
+            queue.unsent = connection.unsent
         await self._send(send, first)
         if connection is not None and not first.is_last:
             self._connect(connection, connection.writer(scope))
         while not first.is_last:
-            await outbox.ready()
+            await queue.ready()
             await self._let_others_run()
-            # What waits for room stays in the outbox, where it is counted and can be dropped.
+            # Bytes that wait for room stay in the queue, where they are counted and can be dropped.
             has_room = connection is None or not connection.is_full or await connection.has_room(self._write_timeout)
-            if connection is not None and (outbox.is_broken or not has_room):
+            if connection is not None and (queue.is_broken or not has_room):
                 self._counts.cut_clients += 1
                 self._is_cut = True
-                outbox.is_sent = True
+                queue.is_sent = True
                 connection.cut_off()
                 return
-            first = outbox.take()
+            first = queue.take()
             await self._send(send, first)
 
     async def _let_others_run(self) -> None:
-        """Let other tasks run before a long part is sent: the empty socket of a fast client would let none."""
-        outbox = self._answer.outbox
-        if outbox.has_parts or (self._gzip is not None and outbox.length > _LONG_BYTES):
+        """Let other tasks run before a long part is sent: a fast client's empty socket never makes this task wait."""
+        queue = self._answer.queue
+        if queue.has_parts or (self._gzip is not None and queue.length > _LONG_BYTES):
             await self._buffers.turns.next()
-        elif self._gzip is not None or outbox.length > _PIECE_BYTES:
+        elif self._gzip is not None or queue.length > _PIECE_BYTES:
             await asyncio.sleep(0)
 
     def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
-        """Let what comes from now on go to the connection at once."""
-        outbox, listeners = self._answer.outbox, self._answer.listeners
-        outbox.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
-        if self._gzip is None and len(listeners) == 1:  # events of several would come into the middle of one's rest
-            outbox.direct, connection.stream = write, listeners[0].stream
+        """Write directly to the connection from now on."""
+        queue, listeners = self._answer.queue, self._answer.listeners
+        queue.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
+        if self._gzip is None and len(listeners) == 1:  # events of another choice could split a partly sent one
+            queue.direct, connection.stream = write, listeners[0].stream
 
     async def _send(self, send: Send, sending: Sending) -> None:
-        self._answer.outbox.is_sent = sending.is_last
+        self._answer.queue.is_sent = sending.is_last
         data = sending.data if self._gzip is None else self._gzip.compress(sending.data, is_last=sending.is_last)
         await send({"type": "http.response.body", "body": data, "more_body": not sending.is_last})
         now = time.time_ns()
@@ -168,7 +168,7 @@ class AnswerResponse(Response):
 
 
 class LongResponse(Response):
-    """Sends a long answer in pieces, as its client reads it; what waits meanwhile is counted as a body is."""
+    """Sends a long answer in pieces, as its client reads it; the unsent bytes are counted like a body's."""
 
     def __init__(self, data: bytes, who: str, gateway: Gateway) -> None:
         super().__init__(media_type=JSON)
@@ -179,7 +179,7 @@ class LongResponse(Response):
         self._counts = gateway.counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
-        """Send the answer; cut off a client that reads nothing, or of which too many answers wait."""
+        """Send the answer; cut off a client that reads nothing, or for which too many answers wait."""
         headers = [
             (b"content-type", JSON.encode()),
             (b"content-length", b"%d" % len(self._data)),
@@ -190,12 +190,12 @@ class LongResponse(Response):
             async with self._room.hold(self._who) as held:
                 held.grow_to(len(self._data))
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                for place in range(0, len(self._data), _PIECE_BYTES):
+                for begin in range(0, len(self._data), _PIECE_BYTES):
                     if connection is not None and not await connection.has_room(self._seconds):
                         self._counts.cut_clients += 1
                         connection.cut_off()
                         return
-                    piece, more = self._data[place : place + _PIECE_BYTES], place + _PIECE_BYTES < len(self._data)
+                    piece, more = self._data[begin : begin + _PIECE_BYTES], begin + _PIECE_BYTES < len(self._data)
                     await send({"type": "http.response.body", "body": piece, "more_body": more})
                     await asyncio.sleep(0)
         except ApiError:
@@ -204,7 +204,7 @@ class LongResponse(Response):
 
 
 class _Gzip:
-    """One answer's compressor: what is written can be read at once."""
+    """One answer's compressor; its client can decompress each write at once."""
 
     def __init__(self) -> None:
         self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_BITS, _GZIP_MEMORY)
@@ -215,7 +215,7 @@ class _Gzip:
     def before(self, write: Write, connection: Connection) -> Write:
 
         def compressed(chunk: bytes, *produced_at_ns: int) -> bool:
-            """Write a chunk, unless it may have to wait: what was compressed once cannot be compressed again."""
+            """Write a chunk, but not to a full connection: a chunk cannot be compressed twice."""
             return not connection.is_full and write(self.compress(chunk), *produced_at_ns)
 
         return compressed

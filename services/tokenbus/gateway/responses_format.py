@@ -1,4 +1,4 @@
-"""ResponsesFormat: an answer as OpenAI's /v1/responses has it."""
+"""ResponsesFormat: answers of OpenAI's /v1/responses."""
 
 import secrets
 import time
@@ -11,45 +11,41 @@ from tokenbus.gateway.answer import Beside, Choice, Format
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import BareEntries, Part, Piece, Written
+from tokenbus.gateway.logprob_writers import BareEntries, MemberWriter, Piece, Written
 from tokenbus.gateway.sse import event
 from tokenbus.gateway.tool_calls import call_writer
 
 _TOO_MANY_REQUESTS = 429
-_NO_LOGPROBS, _PLACE = b"[]", b"\0"
+_NO_LOGPROBS, _MARK = b"[]", b"\0"
 _TEXT_BYTES = 60
-"""What Python's object for a text takes beyond its contents."""
+"""Memory of a text beyond its characters."""
 _AGAIN = 4
-"""How often the last events have what an item has: it, its part and both their ends."""
+"""How often the last events repeat an item's text: in the item, its part and the ends of both."""
 
 
 class ResponsesFormat(Format):
-    """Writes one answer; all of its events are numbered, so Python writes them."""
+    """Writes one answer; Python writes all of its events, as they are numbered."""
 
-    def __init__(self, request: CompletionRequest, key: int) -> None:
+    def __init__(self, request: CompletionRequest, request_id: int) -> None:
         self.kept = 0
         self._request = request
-        self._id = f"{key:016x}"
+        self._id = f"{request_id:016x}"
         self._created_at = int(time.time())
         self._calls = call_writer(request)
         self._numbered = 0
         self._items: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None
-        """The one that has not."""
         self._texts: list[str] = []
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
-        """Return how far the answer has come."""
         return EventStream()
 
-    def parts(self, progress: EventStream) -> tuple[Part, ...]:  # noqa: ARG002
-        """Return what writes the logprobs, if there are any."""
+    def writers(self, progress: EventStream) -> tuple[MemberWriter, ...]:  # noqa: ARG002
         return () if self._request.top_logprobs is None else (BareEntries(),)
 
     # Streamed.
 
     def beginnings(self) -> bytes:
-        """Return the events before all rows."""
         response = self._response("in_progress", [])
         events = [self._event(f"response.{what}", response=response) for what in ("created", "in_progress")]
         if self._calls is None:
@@ -57,8 +53,8 @@ class ResponsesFormat(Format):
         return b"".join(events)
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
-        """Return a row's events."""
-        logprobs = _logprobs([part.joined(piece) for part, piece in zip(choice.parts, pieces, strict=True)])
+        written = [each.joined(piece) for each, piece in zip(choice.writers, pieces, strict=True)]
+        logprobs = written[0] if written else _NO_LOGPROBS
         writer, is_last = self._calls, choice.ending is not None
         content, calls = (text, []) if writer is None else writer.take(text, is_last=is_last)
         events = []
@@ -80,7 +76,6 @@ class ResponsesFormat(Format):
         return b"".join(events)
 
     def error(self, error: ApiError) -> bytes:
-        """Return the event of an error."""
         code = "rate_limit_exceeded" if error.status == _TOO_MANY_REQUESTS else "server_error"
         response = self._response("failed", self._items) | {"error": {"code": code, "message": error.message}}
         return self._event("response.failed", response=response)
@@ -88,24 +83,22 @@ class ResponsesFormat(Format):
     # Whole.
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
-        """Yield the output, and whether it is complete."""
         status, calls = _status(end), []
         if self._calls is not None:
             said = self._calls.message(text)
             text = said["content"]
             calls = [call["function"] for call in said.get("tool_calls", ())]
-        # The logprobs are written into their place: in JSON no text has such a byte.
-        part = _text(text, _PLACE if beside else _NO_LOGPROBS)
+        # The logprobs replace a byte that no JSON text contains.
+        part = _text(text, _MARK if beside else _NO_LOGPROBS)
         output = [self._message(status, [part])] * (self._calls is None or bool(text))
         output += [_call(each["name"], each["arguments"], status) for each in calls]
-        before, place, behind = orjson.dumps(self._response(status, output))[:-1].partition(_PLACE)
+        before, mark, behind = orjson.dumps(self._response(status, output))[:-1].partition(_MARK)
         yield before
-        for _, logprobs in beside if place else ():
+        for _, logprobs in beside if mark else ():
             yield from logprobs
         yield behind
 
     def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
-        """Yield the whole answer."""
         for choice in choices:
             yield from choice
         yield b',"usage":%b}' % orjson.dumps(self._usage(tokens, cached))
@@ -152,7 +145,7 @@ class ResponsesFormat(Format):
 
     def _begin_message(self) -> bytes:
         begun = self._begin_item(self._message("in_progress", []))
-        added = {**self._place(), "content_index": 0, "part": _text("")}
+        added = {**self._position(), "content_index": 0, "part": _text("")}
         return begun + self._event("response.content_part.added", **added)
 
     def _begin_item(self, item: dict[str, Any]) -> bytes:
@@ -163,17 +156,17 @@ class ResponsesFormat(Format):
         item, text = self._item, "".join(self._texts)
         if item is None:
             return b""
-        place = self._place()
+        position = self._position()
         if item["type"] == "message":
             part = _text(text)
             events = [
-                self._event("response.output_text.done", **place, content_index=0, text=text, logprobs=[]),
-                self._event("response.content_part.done", **place, content_index=0, part=part),
+                self._event("response.output_text.done", **position, content_index=0, text=text, logprobs=[]),
+                self._event("response.content_part.done", **position, content_index=0, part=part),
             ]
             item |= {"content": [part]}
         else:
             done = "response.function_call_arguments.done"
-            events = [self._event(done, **place, name=item["name"], arguments=text)]
+            events = [self._event(done, **position, name=item["name"], arguments=text)]
             item |= {"arguments": text}
         item |= {"status": status}
         self._item = None
@@ -184,9 +177,9 @@ class ResponsesFormat(Format):
     def _delta(self, name: str, text: str, **members: object) -> bytes:
         self._texts.append(text)
         self.kept += _TEXT_BYTES + _AGAIN * len(orjson.dumps(text))
-        return self._event(name, **self._place(), **members, delta=text)
+        return self._event(name, **self._position(), **members, delta=text)
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self._item and self._item["id"], "output_index": len(self._items)}
 
     def _event(self, name: str, /, **members: object) -> bytes:
@@ -211,7 +204,3 @@ def _call(name: str, arguments: str, status: str) -> dict[str, Any]:
         "name": name,
         "arguments": arguments,
     }
-
-
-def _logprobs(found: Sequence[bytes]) -> bytes:
-    return found[0] if found else _NO_LOGPROBS

@@ -209,11 +209,11 @@ class Routes:
     async def _begin(
         self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int], kept_bytes: int = 0
     ) -> Response:
-        feed, named = self._gateway.feed, self._gateway.named
+        dispatcher, named = self._gateway.dispatcher, self._gateway.named
         caller = visitor_of(request.scope).caller
 
         def close() -> None:
-            feed.close(keys)
+            dispatcher.close(keys)
             if named.get(asked.name) is keys:
                 del named[asked.name]
 
@@ -224,10 +224,10 @@ class Routes:
         try:
             # Connections bound the memory of short bodies.
             reserved = asked.scored_bytes + (kept_bytes if kept_bytes > SHORT_BYTES else 0)
-            await feed.open(keys, asked.generates(), answer, caller, reserved)
+            await dispatcher.open(keys, asked.generates(), answer, caller, reserved)
         except BaseException as error:
             close()
-            answer.outbox.drop()
+            answer.queue.drop()
             if isinstance(error, ApiError):
                 self.access.limited(request.scope, error, caller)
             raise
@@ -282,7 +282,7 @@ class Routes:
         return _json({"version": version("tokenbus")})
 
     async def _load(self, _request: Request) -> Response:
-        return _json({"server_load": len(self._gateway.feed)})
+        return _json({"server_load": len(self._gateway.dispatcher)})
 
     async def _readyz(self, request: Request) -> Response:
         problems = await self._gateway.why_not_ready()

@@ -27,61 +27,50 @@ _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
 """The socket's send buffer is an eighth of an answer's buffer; the kernel doubles the number."""
 LAST_SECONDS = 5
-"""How long clients may take to read the rest, after their answers have ended."""
+"""How long clients may take to read the rest of ended answers."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers, which accepts through our Acceptor."""
+    """uvicorn's server without its signal handlers; it accepts connections through our Acceptor."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, listening: socket.socket) -> None:
         super().__init__(config)
         self._gateway = gateway
-        self._acceptor: Acceptor | None = None
+        make = partial(Connection, gateway, config, self.server_state, {})
+        self.acceptor = Acceptor(listening, make, self.server_state.connections, gateway)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers: the command has its own."""
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        assert sockets is not None  # noqa: S101
-        await self.lifespan.startup()
-        make = partial(Connection, self._gateway, self.config, self.server_state, self.lifespan.state)
-        self._acceptor = Acceptor(sockets[0], make, self.server_state.connections, self._gateway)
-        self._acceptor.start()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
+        self.acceptor.start()
         self.servers = []
         self.started = True
 
-    def stop_listening(self) -> None:
-        if self._acceptor is not None:
-            self._acceptor.stop_listening()
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._acceptor is not None:
-            self._acceptor.stop()
+        self.acceptor.stop()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Run the gateway's periodic work, ten times a second."""
+        """Run the gateway's periodic work; uvicorn calls this ten times a second."""
         try:
             self._gateway.tick()
-            if self._acceptor is not None:
-                self._gateway.connections = len(self._acceptor)
-        except Exception:  # noqa: BLE001 - else it would be the last one, and uvicorn goes on to serve without
+            self._gateway.connections = len(self.acceptor)
+        except Exception:  # noqa: BLE001 - uvicorn would go on to serve without further ticks
             self._gateway.repeated_log.begin("tick", _log.exception, "tick failed")
         return await super().on_tick(counter)
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A gateway that is being served, and the address that it listens at."""
+    """A running gateway and the address that it listens at."""
 
     gateway: Gateway
     address: str
 
     @property
     def url(self) -> str:
-        """Its base URL."""
         return f"http{'s' if self.gateway.certificate else ''}://{self.address}"
 
 
@@ -89,8 +78,8 @@ class Serving:
 async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
     """Connect to the bus and serve HTTP for as long as `async with` lasts; then drain for gateway.drain_timeout_ms.
 
-    The drain begins with the listening socket, so that the kernel gives new connections to the processes that share the
-    port. Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
+    The listening socket closes first, so that the kernel gives new connections to the other processes at the port.
+    Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
     """
     listening, address = await _listen(settings.gateway)
     room_for_clients = room_for(settings.gateway.most_connections)
@@ -110,9 +99,9 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
                 timeout_keep_alive=max(1, settings.gateway.idle_timeout_ms // 1000),
                 timeout_graceful_shutdown=LAST_SECONDS,
             )
-            server = _Server(config, gateway)
+            server = _Server(config, gateway, listening)
             serving = Serving(gateway, address)
-            gateway.serving = running = asyncio.create_task(server.serve([listening]))
+            gateway.serving = running = asyncio.create_task(server.serve())
             while not server.started and not running.done():  # noqa: ASYNC110 - uvicorn offers no event
                 await asyncio.sleep(0)
             _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
@@ -120,7 +109,7 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
                 yield serving
             finally:
                 gateway.serving = None
-                server.stop_listening()
+                server.acceptor.stop_listening()
                 await _drain(gateway, server, settings.gateway.drain_timeout_ms / 1000)
                 server.should_exit = True
                 await running
@@ -132,7 +121,7 @@ async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
     if settings.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
         raise SettingsError("gateway.reuse_port", "false where the system has no SO_REUSEPORT", actual=True)
     listening, address = await listen("gateway.address", settings.address, reuse_port=settings.reuse_port)
-    # By default the kernel keeps megabytes for a client that does not read, which are not counted here.
+    # By default the kernel buffers megabytes, which are not counted here, for a client that does not read.
     room = min(settings.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     return listening, address
@@ -141,11 +130,11 @@ async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
 async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
     """Refuse new requests and wait for open ones; after `seconds` they end with the error `stopping`.
 
-    Clients that do not read that either, or have sent half a request, are cut off.
+    Clients that have sent half a request, or do not read their error, are cut off.
     """
-    gateway.feed.is_draining = True
+    gateway.dispatcher.is_draining = True
     await _wait_until(lambda: not gateway.counts.open_answers, seconds)
-    gateway.feed.give_up()
+    gateway.dispatcher.give_up()
     connections = cast("set[Connection]", server.server_state.connections)
     await _wait_until(lambda: not any(each.is_answering for each in connections), LAST_SECONDS)
     for connection in [each for each in connections if each.is_answering]:
@@ -162,7 +151,7 @@ async def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
 
 @contextlib.asynccontextmanager
 async def _observed(gateway: Gateway) -> AsyncIterator[None]:
-    """Serve the process's own metrics, and log what uvicorn says, for as long as `async with` lasts."""
+    """Serve the process's own metrics, and pass on uvicorn's log, for as long as `async with` lasts."""
     address, collector = gateway.settings.gateway.metrics_address, gateway_collector(gateway)
     server = MetricsServer("gateway.metrics_address", address, collector, gateway.health, gateway.watch)
     with uvicorn_log(gateway.repeated_log):

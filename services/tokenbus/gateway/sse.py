@@ -1,4 +1,4 @@
-"""Server-sent events: answers that are streamed, in chunks of an API's form or as the inspector's tokens."""
+"""Streamed answers: chunks in the form of an API, or the inspector's events."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,22 +27,20 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def event(name: str, data: object) -> bytes:
-    """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
 
 
 class StreamedAnswer(ChoicesAnswer):
-    """A completion's or chat's choices: a chunk for each row."""
+    """An answer's choices: a chunk for each row."""
 
     content_type = EVENTS
     is_streamed = True
     _held = 0
-    """Characters that are held back, as they may be a call."""
+    """Counted characters that are held back because they may be a call."""
     _kept = 0
-    """What of the form's `kept` the outbox counts."""
+    """The part of the form's `kept` that the queue counts."""
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
-        """Add a row's chunk."""
         if not self.has_begun:
             self._begin_stream()
         chunk = self._format.chunk(choice, text, pieces)
@@ -52,59 +50,57 @@ class StreamedAnswer(ChoicesAnswer):
             return
         if choice.reason is None:
             if chunk:
-                self.outbox.put(chunk, produced_at_ns)
+                self.queue.put(chunk, produced_at_ns)
             return
         self._open -= 1
         if not self._open:
             chunk += self._format.last(self._tokens, self._cached)
-        self.outbox.put(chunk, produced_at_ns)
+        self.queue.put(chunk, produced_at_ns)
         if not self._open:
-            self.outbox.close()
+            self.queue.close()
 
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Do nothing: the reader refuses prompts' scores in a stream."""
+        """Do nothing: streams with prompts' scores are refused."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
-        """Add a prompt's chunks, which are made as its client reads: they may be many."""
+        """Add a prompt's chunks, which are made as the client reads: they may be many."""
         if not self.has_begun:
             self._begin_stream()
-        before = copy(choice)  # as it is before its rows, of which some come before the last of these chunks is made
+        before = copy(choice)  # the choice goes on with its rows before all of these chunks are made
         before.stream = EventStream()
         others = iter(rows)
         first = self._format.chunk(before, text, next(others))
-        self.outbox.put_parts(chain([first], (self._format.chunk(before, "", pieces) for pieces in others)))
+        self.queue.put_parts(chain([first], (self._format.chunk(before, "", pieces) for pieces in others)))
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
-        """Send a row's events that were written without its choice."""
         if not self.has_begun:
             self._begin_stream()
         super().put_events(data, produced_at_ns)
 
     def _hold_back(self) -> None:
-        """Count what is held back to what the answer holds."""
-        if not self.outbox.is_closed:
+        if not self.queue.is_closed:
             before, self._held = self._held, self._format.held
-            self.outbox.hold(self._held - before)
+            self.queue.hold(self._held - before)
 
     def _begin_stream(self) -> None:
         self.has_begun = True
-        self.outbox.put(self._format.beginnings())
+        self.queue.put(self._format.beginnings())
 
     def _keep(self) -> bool:
-        """Count what the last events will have again; return whether the stream goes on."""
+        """Count the bytes that the last events repeat; return whether the stream goes on."""
         grown, self._kept = self._format.kept - self._kept, self._format.kept
-        self.outbox.keep(grown)
+        self.queue.keep(grown)
         if self._kept > self._answer_bytes:
             message = f"an answer of at most {self._answer_bytes} bytes"
             self.end(ApiError(400, message, code="answer_too_large"))
-        return not self.outbox.is_closed
+        return not self.queue.is_closed
 
     def _error_event(self, error: ApiError) -> bytes:
         return self._format.error(error)
 
 
 class InspectedAnswer(Answer):
-    """One request's tokens and all that is known of them: `begin`, a `row` for each row, `end` or `error`."""
+    """One request's tokens with all their facts, as events: `begin`, `row` for each row, `end` or `error`."""
 
     content_type = EVENTS
     is_streamed = True
@@ -113,75 +109,73 @@ class InspectedAnswer(Answer):
     cached_tokens: int | None = None
     turns: Sequence[Turn] = ()
 
-    def __init__(self, request: CompletionRequest, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
+    def __init__(
+        self, request: CompletionRequest, request_id: int, settings: GatewaySettings, buffers: Buffers
+    ) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)
         self.tokens = 0
         self.listeners = (self,)
         self._request = request
         self.model = request.model
-        self._key = key
+        self._request_id = request_id
         self._decoder = _UTF8("replace")
         self._stops = bool(request.stopping.texts)
         self._stopping = RunningText(request.stopping)
 
     def begin(self, close: Callable[[], None]) -> None:
-        """Begin: its request is open."""
         super().begin(close)
-        request = self._request
-        begin = {"request": f"{self._key:016x}", "model": request.model, "prompt_tokens": request.prompt_tokens}
-        self.outbox.put(event("begin", begin))
+        facts = {"model": self.model, "prompt_tokens": self._request.prompt_tokens}
+        self.queue.put(event("begin", {"request": f"{self._request_id:016x}", **facts}))
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
-        """Take the scores of its prompt, for which it does not ask."""
+        """Do nothing: the inspector does not ask for the prompt's scores."""
 
-    def take(self, view: RenderedStep, place: int) -> bool:
-        """Add a row; return whether more are wanted."""
-        count, position = view.counts[place], self.tokens
-        begin = view.begins[place]
-        ids = view.ids[begin : begin + count]
+    def take(self, step: RenderedStep, row: int) -> bool:
+        count, position = step.counts[row], self.tokens
+        ids = step.row_ids(row)
         if self._stops:
-            _, count = self._stopping.add_until_stop(map(view.vocabulary.pieces.__getitem__, ids))
+            _, count = self._stopping.add_until_stop(map(step.vocabulary.pieces.__getitem__, ids))
             ids = ids[:count]
         self.tokens += count
         if count:
-            self.outbox.put(event("row", self._row(view, place, ids, position)), view.produced_at_ns)
-        status = view.statuses[place]
+            self.queue.put(event("row", self._row(step, row, ids, position)), step.produced_at_ns)
+        status = step.statuses[row]
         if status == UNRECOVERABLE:
             self.end(unrecoverable(self.tokens))
             return False
         reason = REASONS.get(status) if self._stopping.stop is None else "stop"
         if reason is not None:
-            history = history_of(view.weight_spans(place), self.turns)
-            self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens, **history}))
-            self.outbox.close()
+            history = history_of(step.weight_spans(row), self.turns)
+            self.queue.put(event("end", {"reason": reason, "tokens": self.tokens, **history}))
+            self.queue.close()
         return reason is None
 
     def _error_event(self, error: ApiError) -> bytes:
         members = {"code": error.code or "error", "message": error.message, "tokens": self.tokens}
         return event("error", members)
 
-    def _row(self, view: RenderedStep, place: int, ids: Sequence[int], position: int) -> dict[str, Any]:
-        header = view.batch.header
+    def _row(self, step: RenderedStep, row: int, ids: Sequence[int], position: int) -> dict[str, Any]:
+        header = step.batch.header
         return {
             "worker": header.worker_id,
             "epoch": str(header.epoch),
             "step": header.step,
             "position": position,
-            "status": RowStatus(view.statuses[place]).name.lower(),
-            "verified": int(view.batch.draft_token_counts[place]),
-            "tokens": list(self._tokens(view, place, ids)),
-            "draft": list(_draft(view, place, ids)),
+            "status": RowStatus(step.statuses[row]).name.lower(),
+            "verified": int(step.batch.draft_token_counts[row]),
+            "tokens": list(self._tokens(step, row, ids)),
+            "draft": list(_draft(step, row, ids)),
         }
 
-    def _tokens(self, view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
-        row = view.batch.row(place)
-        pieces = view.vocabulary.pieces
-        logprobs, ranks = row.logprobs.tolist(), row.ranks.tolist()
-        entropies = [] if row.extras is None else row.extras.entropies.tolist()
-        others = zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
+    def _tokens(self, step: RenderedStep, row: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+        columns = step.batch.row(row)
+        pieces = step.vocabulary.pieces
+        logprobs, ranks = columns.logprobs.tolist(), columns.ranks.tolist()
+        entropies = [] if columns.extras is None else columns.extras.entropies.tolist()
+        others = zip(columns.alternative_token_ids.tolist(), columns.alternative_logprobs.tolist(), strict=True)
         for number, (token_id, (other_ids, other_logprobs)) in enumerate(zip(ids, others, strict=False)):
-            text, name = self._decoder.decode(pieces[token_id]), _name(view, token_id)
-            # A part of a character brings no text, or all of it; a token that ends a text has none.
+            text, name = self._decoder.decode(pieces[token_id]), _name(step, token_id)
+            # Split characters and special tokens have another text than name.
             named = {} if name == text else {"name": name}
             yield {
                 "id": token_id,
@@ -191,35 +185,37 @@ class InspectedAnswer(Answer):
                 "rank": ranks[number] if ranks else None,
                 **({"entropy": entropies[number]} if entropies else {}),
                 "alternatives": [
-                    [other, _name(view, other), logprob]
+                    [other, _name(step, other), logprob]
                     for other, logprob in zip(other_ids, other_logprobs, strict=True)
                 ],
             }
 
 
-def _draft(view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
-    found = view.drafted(place)
+def _draft(step: RenderedStep, row: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    found = step.drafted(row)
     if found is None:
         return
-    draft, there = found
-    row = draft.batch.row(there)
-    logprobs = row.logprobs.tolist() or [None] * row.token_ids.size
-    for number, (token_id, logprob) in enumerate(zip(row.token_ids.tolist(), logprobs, strict=True)):
+    draft, proposed = found
+    columns = draft.batch.row(proposed)
+    logprobs = columns.logprobs.tolist() or [None] * columns.token_ids.size
+    for number, (token_id, logprob) in enumerate(zip(columns.token_ids.tolist(), logprobs, strict=True)):
         accepted = number < len(ids) and ids[number] == token_id
-        yield {"id": token_id, "text": _name(view, token_id), "logprob": logprob, "accepted": accepted}
+        yield {"id": token_id, "text": _name(step, token_id), "logprob": logprob, "accepted": accepted}
 
 
-def _name(view: RenderedStep, token_id: int) -> str:
-    """Return a token's unique name: as text, two parts of characters would look the same."""
-    return str(orjson.loads(view.vocabulary.names[token_id]))
+def _name(step: RenderedStep, token_id: int) -> str:
+    """Return a token's unique name; the texts of two parts of characters would look the same."""
+    return str(orjson.loads(step.vocabulary.names[token_id]))
 
 
 def history_of(spans: Sequence[WeightSpan], turns: Sequence[Turn]) -> dict[str, list[dict[str, str | int]]]:
-    """Return which weights computed a choice, as vLLM's API has them, whose versions are texts, and its turns."""
+    """Return the weight versions and the turns of a choice; vLLM's API has versions as texts."""
     versions: list[dict[str, str | int]] = [
         {"version": str(span.weight_version), "start": span.begin, "end": span.end} for span in spans
     ]
-    parts: list[dict[str, str | int]] = [
-        {"request_id": f"{turn.request_id:016x}", "start": turn.begin, "reason": turn.reason} for turn in turns
-    ]
-    return ({"weight_versions": versions} if versions else {}) | ({"turns": parts} if parts else {})
+    history = {"weight_versions": versions} if versions else {}
+    if turns:
+        history["turns"] = [
+            {"request_id": f"{turn.request_id:016x}", "start": turn.begin, "reason": turn.reason} for turn in turns
+        ]
+    return history

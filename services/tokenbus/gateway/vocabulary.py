@@ -1,4 +1,4 @@
-"""Vocabulary: the text of each token id, and the JSON that is written for it."""
+"""Vocabulary: the text of each token id, and its JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the extra models may be missing
 
 T = TypeVar("T")
 _MOST_KEPT = 8192
-"""Values in a table: those of all tokens of a large vocabulary would take hundreds of MB in each process."""
+"""Values kept in a table: all tokens of a large vocabulary would take hundreds of MB in each process."""
 _CONTINUATION = 0x80
 """The two highest bits of a UTF-8 continuation byte."""
 
@@ -30,16 +30,14 @@ class Numbers:
     vocabulary_size = 0
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's bytes."""
         return list(text.encode())
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the id as text."""
         return _number(token_id)
 
 
 class Tables(NamedTuple):
-    """By token id, what an answer has for it."""
+    """The JSON of each token id in an answer."""
 
     texts: Mapping[int, bytes]
     keys: Mapping[int, bytes]
@@ -47,33 +45,32 @@ class Tables(NamedTuple):
 
 
 class Vocabulary:
-    """Tables by token id, from which answers are written. Unknown ids are numbers, where a model has them no text."""
+    """Tables by token id, from which answers are written. A model's unknown ids have no text; others' are numbers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._of_model = cast("ModelTokenizer", tokenizer) if hasattr(tokenizer, "chat_template") else None
         self.probes = probed(encoder_of(tokenizer))
         self.digest = digest_of(tokenizer, self.probes)
-        """What a worker's tokenizer has to have in common with this one; 0: nothing."""
+        """Digest that must equal the one of a worker's tokenizer; 0: equals any."""
         self.size = size = tokenizer.vocabulary_size
-        """How many token ids have a text of their own."""
-        unknown = _number if self._of_model is None else _nothing
+        unknown = _number if self._of_model is None else lambda _: b""
         self.pieces = _Table(
             lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else unknown(token_id), size
         )
-        """Bytes; none of special tokens."""
+        """The token's bytes; none for special tokens."""
         self.special_pieces = _Table(lambda token_id: self.pieces[token_id] or self.decode([token_id]).encode(), size)
-        """Bytes, those of special tokens' names too."""
+        """The token's bytes, or a special token's name."""
         self.names = _Table(lambda token_id: _name(token_id, self.pieces[token_id], self._special(token_id)), size)
         """The token's unique name, as a JSON string."""
         self.texts = _Table(
             lambda token_id: self.names[token_id] if self.pieces[token_id] or self._special(token_id) else b'""', size
         )
-        """The token in an answer's list of tokens: its name, or the empty string for one that has none of its own."""
+        """The token in an answer's list of tokens: its name, or the empty string if it has neither text nor name."""
         self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
-        """The name as the key of an object's next member, with the comma and the colon."""
+        """The name as the key of an object's next member, with a comma before and a colon behind it."""
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
-        """The beginning of a token's object in chats, after the end of another, up to its logprob."""
+        """The end of a chat's object for one token, and the beginning of the next one's, up to its logprob."""
         self.numbers = _Table(lambda token_id: b"%d" % token_id, 0)
         self.tables = Tables(self.texts, self.keys, self.entries)
         self.id_tables = Tables(
@@ -81,49 +78,44 @@ class Vocabulary:
             _Table(lambda token_id: b",%b:" % _id_name(token_id), 0),
             _Table(lambda token_id: _entry(_id_name(token_id), self.pieces[token_id]), 0),
         )
-        """The same with each token named by its id, as vLLM writes it."""
+        """Tables that name each token by its id, as vLLM writes it."""
         self.key_fragments = Fragments(
             size, lambda token_id: (self.keys.made(token_id), self.texts[token_id] == b'""'), Form.LISTS
         )
-        """The keys and the entries again, for the compiled renderer."""
         self.entry_fragments = Fragments(size, lambda token_id: (self.entries.made(token_id), False), Form.CONTENT)
         self.text_fragments = Fragments(size, lambda token_id: _text(self.pieces[token_id]), Form.NONE)
-        """What a token adds to the JSON of a text."""
         self.text_characters = np.zeros(size, np.int32)
-        """How many characters begin in each token whose text fragment was made."""
+        """Number of characters that begin in each token with a text fragment."""
         self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
-        """How many characters begin in the token."""
+        """Number of characters that begin in the token."""
         self.special_characters = _Table(lambda token_id: _characters(self.special_pieces[token_id]), size)
-        """The same, where special tokens have their names."""
+        """The same if special tokens are shown by their names."""
 
     def learn(self, ids: npt.NDArray[np.uint32]) -> None:
-        """Make what the compiled renderer needs to write the texts of some tokens."""
+        """Make the text fragments of some tokens for the compiled renderer."""
         for token_id in self.text_fragments.add(ids):
             self.text_characters[token_id] = self.characters.made(token_id)
 
     def _special(self, token_id: int) -> str:
-        """Return what a model's vocabulary calls a token that has no text; empty for any other."""
         if self._of_model is None or self.pieces[token_id]:
             return ""
         return self._of_model.token_name(token_id) or ""
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens."""
         return self._tokenizer.encode(text)
 
     @property
     def is_of_model(self) -> bool:
-        """Whether it is the tokenizer of a model's folder."""
         return self._of_model is not None
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The tokenizer_config.json of the model's folder, with the chat template; empty for any other tokenizer."""
+        """The tokenizer_config.json of the model's folder, with the chat template; empty for other tokenizers."""
         return {} if self._of_model is None else self._of_model.config
 
     @property
     def chat_template(self) -> "ChatTemplate":
-        """The model's chat template; an ApiError says that there is none."""
+        """The model's chat template; raises an ApiError if there is none."""
         template = None if self._of_model is None else self._of_model.chat_template
         if template is None:
             message = "the model has no chat template: use /v1/completions, or set gateway.chat_template"
@@ -131,22 +123,22 @@ class Vocabulary:
         return template
 
     def encode_chat(self, text: str) -> list[int]:
-        """Return the tokens of a text to which nothing is added, as of one that the template has written."""
+        """Return the tokens of a rendered chat, without the special tokens that `encode` adds."""
         return self.encode(text) if self._of_model is None else self._of_model.encode_chat(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, with the names of special ones where the tokenizer has some."""
+        """Return the text of tokens, with the names of special ones if the tokenizer has names."""
         if self._of_model is not None:
             return self._of_model.decode(token_ids)
         return b"".join(map(self.pieces.__getitem__, token_ids)).decode(errors="replace")
 
     def token_name(self, token_id: int) -> str | None:
-        """Return what the model's vocabulary calls a token, or its text where the tokenizer is no model's."""
+        """Return the token's name in the model's vocabulary; for other tokenizers its text."""
         return self.decode([token_id]) if self._of_model is None else self._of_model.token_name(token_id)
 
 
 class _Table(dict[int, T]):
-    """Values by token id. A value is kept once it was made, until there are too many, if the vocabulary has its id."""
+    """Values by token id, made on first use. Those of the vocabulary's ids are kept until there are too many."""
 
     def __init__(self, make: Callable[[int], T], size: int) -> None:
         super().__init__()
@@ -154,7 +146,7 @@ class _Table(dict[int, T]):
         self._size = size
 
     def made(self, token_id: int) -> T:
-        """Return a value that is not kept here."""
+        """Return a value without keeping it."""
         return self._make(token_id)
 
     def __missing__(self, token_id: int) -> T:
@@ -167,12 +159,11 @@ class _Table(dict[int, T]):
 
 
 def is_folder(tokenizer: str) -> bool:
-    """Return whether a tokenizer's name in the settings is the path of a model's folder."""
     return "/" in tokenizer
 
 
 def vocabulary_of(tokenizer: str) -> Vocabulary:
-    """Return the vocabulary of a tokenizer by its name in the settings; a SettingsError says why there is none."""
+    """Return the vocabulary of the setting `gateway.tokenizer`; raises a SettingsError."""
     if tokenizer == "numbers":
         return Vocabulary(Numbers())
     installed = names(TOKENIZERS)
@@ -186,7 +177,7 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
 
 
 def _name(token_id: int, piece: bytes, special: str) -> bytes:
-    """Return a token's name: its text, its bytes where they are no UTF-8, `special` or its id where it has no text."""
+    """Return a token's name: its text, its bytes if they are not UTF-8, or `special` or its id if it has no text."""
     try:
         name = piece.decode() or special or f"<|{token_id}|>"
     except UnicodeDecodeError:
@@ -199,7 +190,7 @@ def _id_name(token_id: int) -> bytes:
 
 
 def _text(piece: bytes) -> tuple[bytes, bool]:
-    """Return what a token adds to the JSON of a text, and whether that depends on the tokens around it."""
+    """Return the token's part of a text as JSON, and whether it depends on the tokens around it."""
     text = piece.decode(errors="replace")
     return orjson.dumps(text)[1:-1], text.endswith(REPLACEMENT) or text.encode() != piece
 
@@ -214,7 +205,3 @@ def _characters(piece: bytes) -> int:
 
 def _number(token_id: int) -> bytes:
     return b" %d" % token_id
-
-
-def _nothing(_token_id: int) -> bytes:
-    return b""

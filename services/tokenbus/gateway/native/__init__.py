@@ -1,8 +1,8 @@
-"""The compiled renderer: the JSON of rows, in one pass over their columns, and where it is sent to sockets.
+"""The compiled renderer: writes the JSON of rows in one pass over their columns, and sends events to sockets.
 
-It is optional, as the compiled check of the contract is: where no C compiler was at hand when Tokenbus was installed,
-or TOKENBUS_PURE_PYTHON is 1, `answer`, `sse` and `logprob_writers` write the same bytes, as they do of what this one
-leaves to them.
+It is optional, like the contract's compiled check: without a C compiler at installation, or with
+TOKENBUS_PURE_PYTHON=1, `answer`, `sse` and `logprob_writers` write the same bytes. They also write the rows that this
+one leaves to them.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ LIBRARY = Path(__file__).with_name("render.so")
 SOURCE = Path(__file__).with_name("render.c")
 NO_FRAGMENT, NO_ROOM = -1, -2
 FIRST_BYTES, MOST_BYTES = 2**16, 2**26
-"""What is written into grows from the first to the second."""
+"""Initial and largest size of a buffer for the renderer's output."""
 _POINTERS = (
     "token_ids",
     "ranks",
@@ -38,16 +38,16 @@ _WIDTHS = (4, 4, 4, 4, 4, 1, 1)
 
 
 class Form(IntEnum):
-    """What is written of a row's logprobs."""
+    """The form of a row's logprobs."""
 
     LISTS = 0
-    """Of completions: the tokens' names, logprobs and objects of alternatives, three lists."""
+    """Completions: three lists, of the tokens' names, their logprobs and objects of alternatives."""
     CONTENT = 1
-    """Of chats: one list of objects."""
+    """Chats: one list of objects."""
     NONE = 2
-    """Nothing; of streams alone, as the next one."""
+    """No logprobs; only for streams, as OWN."""
     OWN = 3
-    """As LISTS, and each token is its own only alternative."""
+    """LISTS in which each token is its own only alternative."""
 
 
 Begins = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class _Fragments(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """A batch as the library takes it to write streams."""
+    """A batch as the library reads it to write streams."""
 
     _fields_ = (
         ("columns", _Columns),
@@ -77,18 +77,16 @@ class Step(ctypes.Structure):
 
 
 def available() -> bool:
-    """Tell whether the compiled renderer is in use."""
     return _render is not None
 
 
 class Fragments:
-    """What stands before a logprob, or a text, for each token id of a vocabulary, in one block of memory."""
+    """The JSON before a logprob, or of a text, for each token id of a vocabulary, in one block of memory.
+
+    `make` makes a token's fragment, of at least one byte if it says that the token's text is empty, or no text.
+    """
 
     def __init__(self, size: int, make: Callable[[int], tuple[bytes, bool]], form: Form) -> None:
-        """Take the vocabulary's size, and what is written of a row.
-
-        `make` makes a token's fragment, of at least one byte if it says that the token's text is empty, or no text.
-        """
         self._make = make
         self._form = form
         self._begins = np.full(size, -1, np.int64)
@@ -97,10 +95,9 @@ class Fragments:
         self._used = 0
         self._out = np.zeros(FIRST_BYTES, np.uint8)
         self.described = self._described()
-        """Where they are, as the library takes it."""
 
     def render(self, columns: "Columns", begin: int, end: int) -> list[tuple[bytes, ...]] | None:
-        """Return some rows as JSON, lists without brackets; None: they are for Python to write."""
+        """Return some rows as JSON, as lists without brackets; None: Python has to write them."""
         if _render is None or not self._begins.size or not columns.are_scored:
             return None
         rows, lists = end - begin, 3 if self._form is Form.LISTS else 1
@@ -117,18 +114,18 @@ class Fragments:
 
     def _written(self, given: _Columns, rows: int, ends: npt.NDArray[np.int64]) -> int:
         out, fragments = self._out, self.described
-        count: int = _render(given, fragments, rows, self._form, place_of(out), out.size, place_of(ends))
+        count: int = _render(given, fragments, rows, self._form, address_of(out), out.size, address_of(ends))
         return count
 
     def add(self, ids: npt.NDArray[np.uint32]) -> list[int]:
-        """Make the fragments of some tokens that have none yet; return their ids, none if some are not known."""
+        """Make the missing fragments of some tokens and return these tokens' ids; none if an id is unknown."""
         if ids.max(initial=0) >= self._begins.size:
             return []
         missing: list[int] = np.unique(ids[self._begins[ids] < 0]).tolist()
         for token_id in missing:
             fragment, is_empty = self._make(token_id)
             while self._used + len(fragment) > self._bytes.size:
-                # What is not used yet takes no memory, as nothing has written there.
+                # The unused half takes no memory until something is written there.
                 self._bytes, before = np.zeros(2 * self._bytes.size, np.uint8), self._bytes
                 self._bytes[: before.size] = before
             self._bytes[self._used : self._used + len(fragment)] = np.frombuffer(fragment, np.uint8)
@@ -140,29 +137,30 @@ class Fragments:
 
     def _described(self) -> _Fragments:
         arrays: tuple[npt.NDArray[Any], ...] = (self._bytes, self._begins, self._sizes)
-        return _Fragments(*map(place_of, arrays), self._begins.size)
+        return _Fragments(*map(address_of, arrays), self._begins.size)
 
 
 class Columns:
-    """A batch's columns, by where they lie in memory."""
+    """The addresses of a batch's columns.
+
+    `begins` has for each row where its tokens, logprobs and alternatives begin; the last of each is their end.
+    """
 
     def __init__(self, batch: LogprobBatch, begins: Begins) -> None:
-        """Take the batch, and where each row's tokens, logprobs and alternatives begin; the last is where they end."""
         self._arrays = [np.ascontiguousarray(getattr(batch, name)) for name in _POINTERS]
-        self._places = list(map(place_of, self._arrays))
+        self._places = list(map(address_of, self._arrays))
         self._all_begins = begins
         self._begins, scored_begins, self._alternative_begins = begins
         self.are_scored = bool(scored_begins[-1] == self._begins[-1])
-        """Whether all rows are: then a token's rank is at its own place."""
+        """Whether all rows have logprobs: a token's rank then has the token's index."""
         self._rows = [np.ascontiguousarray(each) for each in (batch.request_ids, batch.statuses, batch.scorings)]
 
     def step(self) -> Step:
-        """Return all of it."""
-        begins, size = place_of(self._all_begins), self._begins.nbytes
-        return Step(_Columns(*self._places), *map(place_of, self._rows), begins, begins + size, begins + 2 * size)
+        begins, size = address_of(self._all_begins), self._begins.nbytes
+        return Step(_Columns(*self._places), *map(address_of, self._rows), begins, begins + size, begins + 2 * size)
 
     def at(self, row: int) -> _Columns:
-        """Return them from a row on."""
+        """Return the columns from a row on."""
         token, alternative = int(self._begins[row]), int(self._alternative_begins[row])
         begins = (token, token, alternative, token, alternative, row, row)
         return _Columns(*(
@@ -170,15 +168,15 @@ class Columns:
         ))  # fmt: skip
 
     def ids(self, begin: int, end: int) -> npt.NDArray[np.uint32]:
-        """Return all token ids of some rows, those of alternatives too."""
+        """Return the token ids of some rows, those of alternatives included."""
         tokens = self._arrays[0][self._begins[begin] : self._begins[end]]
         return np.concatenate(
             [tokens, self._arrays[2][self._alternative_begins[begin] : self._alternative_begins[end]]]
         )
 
 
-def place_of(array: npt.NDArray[Any]) -> int:
-    """Return where an array lies in memory, which takes 3 us."""
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return an array's address; this takes 3 us."""
     place: int = array.__array_interface__["data"][0]
     return place
 
@@ -192,7 +190,9 @@ def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
         library = open_library(LIBRARY, SOURCE)
         render, stream = library.tokenbus_render, library.tokenbus_stream
     except (LibraryError, AttributeError) as error:
-        return _unusable(str(error))
+        message = f"the gateway writes JSON in Python, which is slower: {error}; install tokenbus again to mend it"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return None
     pointer = ctypes.c_void_p
     render.restype = stream.restype = ctypes.c_int64
     render.argtypes = [
@@ -206,12 +206,7 @@ def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
     return library
 
 
-def _unusable(reason: str) -> None:
-    message = f"the gateway writes JSON in Python, which is slower: {reason}; install tokenbus again to mend it"
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
 _library = _load()
 _render: Any = None if _library is None else _library.tokenbus_render
 stream: Any = None if _library is None else _library.tokenbus_stream
-"""The library's function that writes streams, for `event_writer`; None: there is none."""
+"""The library's function that writes streams, for `event_writer`; None without a library."""
