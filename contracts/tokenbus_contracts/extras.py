@@ -51,18 +51,6 @@ class Extras(NamedTuple):
     mask_bound: int
     """The ids of a token are there if they are no more than this."""
 
-    def after(self, tokens: int) -> "Extras":
-        """Return what is of the tokens after some."""
-        sizes = self.mask_sizes[:tokens].astype(np.intp)
-        listed = int(sizes[sizes <= self.mask_bound].sum())
-        return self._replace(
-            other_logprobs=self.other_logprobs[tokens:],
-            entropies=self.entropies[tokens:],
-            given_logprobs=self.given_logprobs[tokens:],
-            mask_sizes=self.mask_sizes[tokens:],
-            mask_token_ids=self.mask_token_ids[listed:],
-        )
-
     def as_lists(self) -> dict[str, list[Any]]:
         """Return what was asked for, as JSON has it; of a mask that is too large to tell, null."""
         found: dict[str, list[Any]] = {

@@ -1,4 +1,4 @@
-"""Client: sends requests to processors and takes their tokens, across broken connections and restarted processors."""
+"""Client: sends requests to processors and receives their tokens, through broken connections and restarts."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,10 @@ from weakref import ref
 
 from tokenbus.bus import Transport, clock_for, transport_for
 from tokenbus.bus.link import PROOF_BYTES, Link, SessionState
+from tokenbus.client.ids import random_id
 from tokenbus.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus.client.requests import OpenRequests
-from tokenbus.client.session import ClientSession, ReceiveItem
+from tokenbus.client.session import ClientSession
 from tokenbus.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
 from tokenbus.client.tokens import Generation, RequestTokens
 from tokenbus.clock import Clock
@@ -24,7 +25,7 @@ from tokenbus.logs import logger
 from tokenbus.recordings.items import Lives, StreamItem
 from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream, WorkerStatus
+from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
@@ -33,7 +34,7 @@ from tokenbus_contracts.schema import MAJOR, MINOR
 _log = logger("client")
 _SHOWN_ADDRESSES = 200
 _LOOKS = 2
-"""How often it looks after its requests in a heartbeat's interval."""
+"""Number of times that it looks after its requests in a heartbeat's interval."""
 _SUMS = {field.name for field in ProcessorStatus.DESCRIPTOR.fields} - {"connected_clients", "workers"}
 
 
@@ -45,18 +46,15 @@ def connect(
     server_key: str | None = None,
     settings: Settings | None = None,
 ) -> "Client":
-    """Return a client of the processor at an address, or of several, which connects when entered with `async with`.
+    """Return a client of one processor or several, which connects when entered with `async with`.
 
     Args:
-        address: where the processor takes clients, as `tcp://127.0.0.1:5571`, or the addresses of several with commas
-            between; default: `bus.clients_address`.
-        name: what the client is called in the processor's logs; default: `client.name`.
+        address: the processor's address for clients, as `tcp://127.0.0.1:5571`, or several addresses separated by
+            commas; default: `bus.clients_address`.
+        name: the client's name in the processor's logs; default: `client.name`.
         key_file: the file of the client's own CURVE key, as `tokenbus keys make` writes it; default: `bus.key_file`.
         server_key: the processor's public key, or the path of its certificate; default: `bus.server_key`.
-        settings: all settings; default: those of the environment and of the file that it names.
-
-    Returns:
-        a `Client`.
+        settings: all settings; default: the settings from the environment and its settings file.
 
     Raises:
         SettingsError: its setting does not allow an argument. A processor that is not there yet is no error.
@@ -81,10 +79,10 @@ def connect(
 class Client:
     """A connection to a processor, or to several, for as long as `async with` lasts; `tokenbus.connect` makes one.
 
-    It reconnects by itself. A request goes on with its next token when its processor was restarted, and elsewhere when
-    its worker or its processor is lost. Several processors are one bus: a request goes to the one with the most room
-    for its model. All methods are to be called on the event loop that entered it. Leaving waits for the requests that
-    are open, at most 5 s, but not for those whose iterators were closed or dropped.
+    It reconnects by itself. A request survives a restart of its processor, and continues elsewhere when its worker or
+    its processor is lost. Several processors are one bus: a request goes to the processor with the most room for its
+    model. Call all methods on the event loop that entered the client. Leaving waits at most 5 s for open requests
+    whose iterators were neither closed nor dropped.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -105,7 +103,7 @@ class Client:
             name=client.name,
             window_frames=client.window_frames,
             window_bytes=client.window_bytes,
-            session=_random_id(),
+            session=random_id(),
             proof=secrets.token_bytes(PROOF_BYTES),
             wants_room=has_several,
         )
@@ -120,11 +118,10 @@ class Client:
         self.sessions = self.requests.sessions
         """The state of the connection to each processor, in the order of the list."""
         self._clock = clock or clock_for(addresses[0])
-        self._watched: tuple[str, ReceiveItem] | None = None
         self._transport = transport
         self._links: dict[str, tuple[ClientSession, Link]] = {}
         self._carrying: list[asyncio.Task[None]] = []
-        """The tasks that carry the messages of each connection."""
+        """The task of each connection."""
         self._watching_over: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()
         self._closing = asyncio.Event()
@@ -132,15 +129,15 @@ class Client:
         for address in addresses:
             session = ClientSession(hello, self.requests, self.settings.limits, interval=interval, timeout=timeout)
             link = Link(session, contextlib.nullcontext(), self._clock, "client")
-            # Whichever brings a request's end, all of them wait for it at the end.
+            # Draining ends when all requests have ended, whichever connection brought the last end.
             link.progress, session.on_news = self._progress, link.wake
             self._links[address] = session, link
-        self._steps = _Slot()
-        self._watch = _Slot()
+        self._steps = _StreamSlot()
+        self._watch = _StreamSlot()
 
     @property
     def is_connected(self) -> bool:
-        """Whether a processor has welcomed it, and is heard."""
+        """Whether at least one processor has welcomed it and is not lost."""
         return any(session.state is SessionState.OPEN for session in self.sessions)
 
     @property
@@ -151,7 +148,7 @@ class Client:
 
     @property
     def is_running(self) -> bool:
-        """Whether the tasks that carry its messages run."""
+        """Whether the tasks of its connections run."""
         tasks = [*self._carrying, self._watching_over]
         return all(task is not None and not task.done() for task in tasks)
 
@@ -184,12 +181,12 @@ class Client:
             _log.error("connection failed", processor=session.processor_id, exc_info=error)
             session.state = SessionState.LEFT
             self.requests.end_all(ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "the connection failed", session)
-        # However the connections ended: nothing more comes, and every request must have an end.
+        # However the connections ended: no more rows can come, and every request must have an end.
         if all(task.done() for task in self._carrying):
             self.requests.give_up("the client was closed")
 
     async def _close(self, drain_seconds: float) -> None:
-        """Wait for the open requests for at most so many seconds, and say goodbye; raises what ended a connection."""
+        """Wait at most `drain_seconds` for open requests, and say goodbye; raises the error of a failed connection."""
         for _, link in self._links.values():
             link.stop(drain_seconds)
         try:
@@ -200,7 +197,7 @@ class Client:
                 task.cancel()
             await asyncio.gather(*self._carrying, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception):  # not one that was cancelled
+            if isinstance(outcome, Exception):  # a CancelledError is none
                 raise outcome
 
     async def _watch_over(self) -> None:
@@ -214,15 +211,12 @@ class Client:
 
         Args:
             prompt: a text, or a sequence of token ids; or a whole `Generate` message, which is copied, not changed.
-            parameters: the fields of `RequestParameters`. A worker refuses, with the name, what its engine cannot do.
-
-        Returns:
-            a `Generation`. `deadline_ms` counts from this call, whatever happens to connections and processors.
+            parameters: the fields of `RequestParameters`. A worker refuses, by name, a parameter that its engine does
+                not support. `deadline_ms` counts from this call, whatever happens to connections and processors.
 
         Raises:
-            ContractError: an argument is unknown or breaks its bound; it says which, the limit and the value.
-            RequestFailedError: the id is open already, or 65536 requests are. What goes wrong later is
-                raised by the iterator.
+            ContractError: an argument is unknown or breaks its bound; it names the argument, the limit and the value.
+            RequestFailedError: the id is open already, or 65536 requests are. The iterator raises later errors.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -235,19 +229,8 @@ class Client:
     def submit(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> int:
         """Send a request whose rows and end come from `steps` alone, and return its request id.
 
-        The request ends with that iterator, or by `abort`.
-
-        Args:
-            prompt: as `generate` takes it.
-            parameters: as `generate` takes them.
-
-        Returns:
-            the request id, which is in the rows and the end of the request.
-
-        Raises:
-            RuntimeError: no `steps` iterator is open.
-            ContractError: as by `generate`.
-            RequestFailedError: as by `generate`.
+        The arguments and errors are those of `generate`; without an open `steps` iterator it raises a RuntimeError. The
+        request ends with that iterator, or by `abort`.
 
         Example:
             async with tokenbus.connect(address) as client, client.steps() as steps:
@@ -261,18 +244,15 @@ class Client:
     def resume(
         self, request_id: int, position: int, *, include_drafts: bool = False, deadline_unix_ms: int = 0
     ) -> Generation:
-        """Take up a request that another client, or an earlier life of this one, began.
+        """Take up a request that another client, or an earlier life of this client, began.
 
         Args:
-            request_id: that of its last turn: `Generation.turns[-1].request_id`.
-            position: the position of the first token to send; tokens that an earlier client acked, which it does as
-                they come, cannot be sent again.
-            include_drafts: whether `steps` shall give what the draft model proposed, too.
-            deadline_unix_ms: the latest moment at which it ends, in milliseconds since 1970-01-01 UTC; 0: as its
-                processor allows.
-
-        Returns:
-            a `Generation` that begins with the token at that position.
+            request_id: the id of its last turn: `Generation.turns[-1].request_id`.
+            position: the position of the first token to send. A client acks tokens as they come, and acked tokens
+                cannot be sent again.
+            include_drafts: whether `steps` includes the proposals of the draft model.
+            deadline_unix_ms: the latest moment of its end, in milliseconds since 1970-01-01 UTC; 0: as its processor
+                allows.
 
         Raises:
             ContractError: as by `generate`.
@@ -287,7 +267,7 @@ class Client:
                     try:
                         token = await anext(taken_up)
                     except tokenbus.RequestFailedError as error:
-                        print(error.reason)  # as when the first client has acked tokens after that position
+                        print(error.reason)  # for example, the first client has acked tokens after that position
                     await taken_up.aclose()
                 await generation.aclose()
         """
@@ -300,8 +280,8 @@ class Client:
     def abort(self, request_id: int) -> None:
         """End a request at its worker; tokens on their way still come, and then its end, with status ABORTED.
 
-        It may be a request of another client with the same key, or without keys of the same name. It is no error if the
-        request has ended, or was never known.
+        It may be a request of another client with the same key; without keys, of another client with the same name. An
+        id that is unknown, or has ended, is no error.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -317,17 +297,14 @@ class Client:
         """Return an async iterator over the rows of all of this client's requests as columns, and over their ends.
 
         Each step that has rows for this client is a `StepRows`. A `RequestEnd` follows the last rows of its request,
-        however that ended: by its last row, by an error, by its deadline, or by being closed here. Until the iterator
-        is closed, rows come from it alone; iterating over a `Generation` then gives only its end.
+        whether it ended by its last row, by an error, by its deadline, or by being closed here. Until the iterator is
+        closed, rows come from it alone; iterating over a `Generation` then gives only its end.
 
         Args:
-            most: while more items than this wait to be taken, nothing is acked, so that the processor stops sending.
-
-        Returns:
-            a `Stream`, which has every row from this call on.
+            most: the number of unread items above which the client acks nothing, so that the processor stops sending.
 
         Raises:
-            RuntimeError: another one is open.
+            RuntimeError: another `steps` iterator is open.
 
         Example:
             async with tokenbus.connect(address) as client, client.steps() as steps:
@@ -354,13 +331,11 @@ class Client:
 
         Args:
             worker_id: the worker; empty: every worker.
-            most: while so many items wait to be taken, further ones are left out.
-
-        Returns:
-            a `Stream` of each item as a `StreamItem`; its `missing_items` counts those that were left out before it.
+            most: the number of unread items at which further items are dropped; the next one counts them in its
+                `missing_items`.
 
         Raises:
-            RuntimeError: another one is open.
+            RuntimeError: another `watch` iterator is open.
 
         Example:
             async with tokenbus.connect(address) as client, client.watch() as watched:
@@ -370,21 +345,19 @@ class Client:
         """
         queue, lives = StreamQueue[StreamItem](), Lives()
 
-        def _take(stream: WatchedStream, item: Item, payload: bytes) -> None:
+        def _receive(stream: WatchedStream, item: Item, payload: bytes) -> None:
             if len(queue) < most:
-                taken = StreamItem(stream.hello, stream.epoch, item.sequence, item.payload_kind, payload)
-                lives.count(taken)
-                queue.put(taken)
+                received = StreamItem(stream.hello, stream.epoch, item.sequence, item.payload_kind, payload)
+                lives.count(received)
+                queue.put(received)
 
         def _begin() -> None:
-            if self._watched is not None:
+            if self.sessions[0].is_watching:
                 raise RuntimeError("watch() is being iterated over already: close that iterator first")
             for session in self.sessions:
-                session.watch(worker_id, _take)
-            self._watched = worker_id, _take
+                session.watch(worker_id, _receive)
 
         def _end() -> None:
-            self._watched = None
             for session in self.sessions:
                 session.unwatch()
 
@@ -400,11 +373,11 @@ class Client:
             generate.CopyFrom(prompt)
         else:
             generate = request_of(prompt, parameters)
-        # A request without an id gets one; an id of zero that was given by name breaks its bound.
+        # A request without an id gets one; an explicit id of zero breaks its bound.
         if not generate.request_id and parameters.get("request_id") is None:
-            generate.request_id = _random_id()
+            generate.request_id = random_id()
         if not generate.sampling.HasField("seed"):
-            generate.drawn_seed = _random_id()
+            generate.drawn_seed = random_id()
         self._check_room(generate.request_id)
         if generate.deadline_ms:
             moment = self._clock.unix_ms() + generate.deadline_ms
@@ -415,10 +388,10 @@ class Client:
             raise error if isinstance(prompt, Generate) else named_as_given(error) from None
 
     async def status(self, *, timeout_seconds: float = 1.0) -> ProcessorStatus:
-        """Return how the processor and its workers do, at most a tenth of a second old.
+        """Return the status of the processor and its workers, at most a tenth of a second old.
 
-        Of several processors it has the sums, and all workers, each with the processor that has it; one that does not
-        answer in time is left out. Raises a TimeoutError if none answers in time.
+        For several processors it has the sums, and all workers, each with its processor. A processor that does not
+        answer in time is left out; if none answers, it raises a TimeoutError.
         """
         asked: list[asyncio.Future[ProcessorStatus]] = []
         with contextlib.suppress(TimeoutError):
@@ -433,11 +406,11 @@ class Client:
     async def control(
         self, control: Control, processor_id: str = "", *, timeout_seconds: float = 600.0
     ) -> ControlAnswer:
-        """Have a worker's engine do what an operator asks, and return what became of it; `Operator` does so for all.
+        """Send a command to one worker's engine, and return its answer; `Operator` commands all workers.
 
-        The worker is the one of a processor, which `WorkerStatus.processor_id` names; empty: of the only one. A command
-        that is sent again, because a connection broke, is done once. Raises a ContractError for one that breaks its
-        bounds, and a TimeoutError where no answer comes in time: the worker may do it yet.
+        `processor_id` is the worker's processor, as in `WorkerStatus`; empty: the only one. A command is executed once,
+        even if a broken connection makes the client send it again. Raises a ContractError if the command breaks its
+        bounds, and a TimeoutError if no answer comes in time: the worker may still execute it.
         """
         sessions = [each for each in self.sessions if processor_id in ("", each.processor_id)]
         if not sessions:
@@ -466,8 +439,8 @@ class Client:
         raise RequestFailedError(request_error(request_id, code, message))
 
 
-class _Slot:
-    """The place of the one stream of its kind, which closes when it is dropped."""
+class _StreamSlot:
+    """Holds the one open stream of its kind, which closes when it is dropped."""
 
     def __init__(self) -> None:
         self._stream: ref[Stream[Any]] | None = None
@@ -476,7 +449,7 @@ class _Slot:
     def fill(self, queue: StreamQueue[T], register: Callable[[], None], unregister: Callable[[], None]) -> Stream[T]:
         """Return a new stream; `register` raises while another one is open."""
         if self._close is not None and self._stream is not None and self._stream() is None:
-            self._close()  # the one before was dropped, and its end is still on its way through the event loop
+            self._close()  # its stream was dropped, and the event loop has not run the end of it yet
         register()
 
         def _close() -> None:
@@ -490,19 +463,13 @@ class _Slot:
 
 
 def _merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:
-    """Return the sums of processors' statuses, and all workers; one that moved is where it is connected."""
+    """Return the sums of processors' statuses, and all workers; a worker that moved is where it is connected."""
     if len(statuses) == 1:
         return statuses[0]
-    told = sorted((worker for each in statuses for worker in each.workers), key=lambda worker: not worker.is_connected)
-    workers: dict[str, WorkerStatus] = {}
-    for worker in told:
-        workers.setdefault(worker.worker_id, worker)
+    found = sorted((worker for each in statuses for worker in each.workers), key=lambda worker: worker.is_connected)
+    workers = {worker.worker_id: worker for worker in found}  # of one that moved, the connected entry is the last
     return ProcessorStatus(
         **{name: sum(getattr(status, name) for status in statuses) for name in _SUMS},
         connected_clients=max(status.connected_clients for status in statuses),
         workers=workers.values(),
     )
-
-
-def _random_id() -> int:
-    return secrets.randbits(64) or 1

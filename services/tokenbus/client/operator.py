@@ -1,14 +1,14 @@
-"""Operator: runs a command on all workers of a model, and names those that did not do it."""
+"""Operator: runs a command on all workers of a model, and names the workers that failed."""
 
 import asyncio
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil
 from typing import Any
 
 from tokenbus.client.client import Client
+from tokenbus.client.ids import random_id
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, WorkerStatus
@@ -32,7 +32,7 @@ from tokenbus_contracts.generated.control_pb2 import (
 )
 
 States = dict[str, EngineState]
-"""How each worker's engine is, by the workers' ids."""
+"""The state of each worker's engine, by worker id."""
 MODES = {"abort": PauseMode.PAUSE_MODE_ABORT, "wait": PauseMode.PAUSE_MODE_WAIT, "keep": PauseMode.PAUSE_MODE_KEEP}
 _END_OF_VERSIONS = 2**63
 _MOST_LEASE_SECONDS = 86_400
@@ -41,7 +41,7 @@ STAGES = ("init", "start", "update", "finish", "shutdown")
 
 
 class ControlError(Exception):
-    """Not every worker did what it was asked: which did not, and why.
+    """Some workers did not execute a command.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -53,19 +53,19 @@ class ControlError(Exception):
 
     def __init__(self, command: str, failed: Mapping[str, str], states: States) -> None:
         self.failed = dict(failed)
-        """Why each of these workers did not do it."""
+        """The reason of each worker that failed."""
         self.states = states
-        """How the workers' engines are, as far as they have said so."""
+        """The known states of the workers' engines."""
         reasons = "; ".join(f"worker {name}: {reason}" for name, reason in self.failed.items())
         versions = ", ".join(f"{name} {state.weight_version}" for name, state in sorted(states.items()))
         super().__init__(f"{command}: {reasons}" + (f" (weights: {versions})" if versions else ""))
 
 
 class Operator:
-    """What an operator asks of the workers of a model, all at once; of each the answer comes when it has done it.
+    """Commands all workers of a model at once, and waits for the answer of each.
 
-    Its methods return how each worker's engine is then. A `ControlError` names the workers that did not do it. The
-    client's key needs the role `operator`, where keys are used.
+    The methods return the state of each worker's engine after the command. A `ControlError` names the workers that
+    failed. If keys are used, the client's key needs the role `operator`.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -77,14 +77,14 @@ class Operator:
     def __init__(
         self, client: Client, model: str = "", *, timeout_seconds: float = 600.0, on_behalf_of: str = ""
     ) -> None:
-        """Command the workers of a model; `on_behalf_of` names for people who asks this client to."""
+        """Command the workers of a model; `on_behalf_of` is a name for the workers' logs."""
         self._client = client
         self._model = model
         self._seconds = timeout_seconds
         self._on_behalf_of = on_behalf_of.encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
 
     async def workers(self) -> list[str]:
-        """Return the ids of the workers that are meant, in order; a ControlError says that there is none."""
+        """Return the sorted ids of the model's workers; a ControlError says that there is none."""
         return [worker.worker_id for worker in await self._workers("workers")]
 
     async def _workers(self, command: str) -> list[WorkerStatus]:
@@ -97,14 +97,14 @@ class Operator:
         return sorted(found, key=lambda worker: worker.worker_id)
 
     async def describe(self) -> States:
-        """Return how each engine is."""
+        """Return the state of each engine."""
         return await self._tell("describe", DescribeEngine())
 
     async def pause(self, mode: str = "abort", *, lease_seconds: float = 0) -> States:
-        """Pause each engine. Its requests end at once (`abort`), or are waited for (`wait`), or stay (`keep`).
+        """Pause each engine, once it has aborted its requests (`abort`) or finished them (`wait`), or at once (`keep`).
 
-        New requests wait until the engines are resumed. With a lease the engines go on by themselves after so many
-        seconds; another pause with a lease renews it, and ends no requests.
+        New requests wait until the engines are resumed. With a lease the engines resume by themselves after
+        `lease_seconds`; another pause with a lease renews it, and ends no requests.
         """
         if not 0 <= lease_seconds <= _MOST_LEASE_SECONDS:
             raise ValueError(f"lease_seconds: 0 to {_MOST_LEASE_SECONDS}, got {lease_seconds}")
@@ -115,10 +115,10 @@ class Operator:
         return await self._tell("resume", ResumeEngine())
 
     async def update_weights(self, folder: str, weight_version: int = 0) -> States:
-        """Give each engine the weights in a folder, and its next version or this one, while it is paused.
+        """Load the weights in a folder into each engine while it is paused, as its next version or as `weight_version`.
 
-        Either all have it then, or all that did not are named, and every engine stays paused: none computes tokens
-        with weights that another one does not have.
+        If a worker fails, the ControlError names it, and every engine stays paused: no engine computes tokens with
+        weights that another one lacks.
         """
         if weight_version >= _END_OF_VERSIONS:
             raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {weight_version}")
@@ -126,7 +126,7 @@ class Operator:
         before = await self._tell("describe", DescribeEngine(), workers)
         target = weight_version or 1 + max(state.highest_weight_version for state in before.values())
         command = LoadWeights(folder=folder, weight_version=target)
-        for worker in workers:  # what breaks a bound pauses nobody
+        for worker in workers:  # a command that breaks a bound must pause no engine
             write_frame(ClientFrame(control=Control(control_key=1, worker_id=worker.worker_id, load_weights=command)))
         # A pause that has a lease keeps it.
         running = [each for each in workers if not before[each.worker_id].is_paused]
@@ -142,15 +142,16 @@ class Operator:
     async def transfer_weights(
         self, stage: str, arguments: Mapping[str, Any] | Sequence[Any] = (), weight_version: int = 0
     ) -> States:
-        """Have the engines do one stage (`init`, `start`, `update`, `finish`, `shutdown`) of a transfer of their own.
+        """Run one stage (`init`, `start`, `update`, `finish`, `shutdown`) of the engines' own weight transfer.
 
-        The arguments are for all of their processes, or a list has those of each, in the order of `workers`. A
-        `rank_offset` is the first engine's: that of each other one is higher by the processes of those before it.
+        The arguments are a mapping for all processes of the engines, or a list with an entry for each process, in the
+        order of `workers`. A `rank_offset` is for the first engine; each further engine's offset is higher by the
+        processes of the engines before it.
         """
         if stage not in STAGES:
             raise ValueError(f"stage: one of {', '.join(STAGES)}, got {stage!r}")
         workers = await self._workers("transfer_weights")
-        arguments_by_worker = _shared_out(arguments, await self._tell("describe", DescribeEngine(), workers))
+        arguments_by_worker = _divided(arguments, await self._tell("describe", DescribeEngine(), workers))
 
         def command(worker_id: str) -> TransferWeights:
             own = arguments_by_worker.get(worker_id)
@@ -163,27 +164,27 @@ class Operator:
         return await self._tell("transfer_weights", command, workers)
 
     async def set_weight_version(self, weight_version: int) -> States:
-        """Say which version the weights are."""
+        """Set the version of the weights that the engines have."""
         return await self._tell("set_weight_version", SetWeightVersion(weight_version=weight_version))
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> States:
-        """Have each engine free its device's memory."""
+        """Free the device memory of each engine."""
         return await self._tell("sleep", SleepEngine(level=level, mode=_mode(mode)))
 
     async def wake_up(self, tags: Sequence[str] = ()) -> States:
-        """Have each engine take memory again, those parts or all of it, and then compute tokens."""
+        """Restore the memory of each engine, only some parts (`tags`) or all of it, and compute tokens again."""
         return await self._tell("wake", WakeEngine(tags=tags))
 
     async def reset_prefix_cache(self, *, also_running: bool = False) -> States:
-        """Have each engine forget the prefixes of prompts that it keeps, if no request runs, or of those, too."""
+        """Empty each engine's prefix cache; while requests run, only with `also_running`."""
         return await self._tell("reset_prefix_cache", ResetPrefixCache(also_running=also_running))
 
     async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> States:
-        """Have each engine load a LoRA adapter."""
+        """Load a LoRA adapter into each engine."""
         return await self._tell("load_adapter", LoadAdapter(name=name, folder=folder, replace=replace))
 
     async def unload_adapter(self, name: str) -> States:
-        """Have each engine unload a LoRA adapter."""
+        """Unload a LoRA adapter from each engine."""
         return await self._tell("unload_adapter", UnloadAdapter(name=name))
 
     async def collective_rpc(
@@ -194,9 +195,9 @@ class Operator:
         *,
         timeout_seconds: float = 0,
     ) -> list[Any]:
-        """Call a method of the processes that compute; return the result of each, in the order of `workers`.
+        """Call a method of the engines' processes; return the result of each, in the order of `workers`.
 
-        It may change weights: say their version by `set_weight_version`. With a timeout, a call fails after it.
+        After a method that changes weights, call `set_weight_version`. A timeout of 0 is none.
         """
         command = CollectiveRpc(
             method=method,
@@ -211,27 +212,14 @@ class Operator:
         answers = await self._ask(name, command, to)
         return {worker: answer.state for worker, answer in answers.items() if answer.HasField("state")}
 
-    async def _ask(
-        self,
-        name: str,
-        command: Any,  # noqa: ANN401
-        to: Sequence[WorkerStatus] | None = None,
-    ) -> dict[str, ControlAnswer]:
+    async def _ask(self, name: str, command: Any, to: Sequence[WorkerStatus] | None = None) -> dict[str, ControlAnswer]:  # noqa: ANN401
         make: Callable[[str], Any] = command if callable(command) else lambda _: command
         workers = await self._workers(name) if to is None else to
-        asked = [
-            self._client.control(
-                Control(
-                    control_key=secrets.randbits(64) or 1,
-                    worker_id=each.worker_id,
-                    client=self._on_behalf_of,
-                    **{name: make(each.worker_id)},
-                ),
-                each.processor_id,
-                timeout_seconds=self._seconds,
-            )
-            for each in workers
-        ]
+        asked = []
+        for each in workers:
+            fields = {name: make(each.worker_id), "worker_id": each.worker_id, "client": self._on_behalf_of}
+            control = Control(control_key=random_id(), **fields)
+            asked.append(self._client.control(control, each.processor_id, timeout_seconds=self._seconds))
         answers = await asyncio.gather(*asked, return_exceptions=True)
         done, states, failed = {}, {}, {}
         for worker, answer in zip(workers, answers, strict=True):
@@ -242,11 +230,11 @@ class Operator:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
+                done[worker.worker_id] = answer
                 if answer.HasField("state"):
                     states[worker.worker_id] = answer.state
                 if answer.error:
                     failed[worker.worker_id] = answer.error
-                done[worker.worker_id] = answer
         if failed:
             raise ControlError(name, failed, states)
         return done
@@ -258,8 +246,8 @@ def _mode(mode: str) -> PauseMode:
     return MODES[mode]
 
 
-def _shared_out(arguments: Mapping[str, Any] | Sequence[Any], states: States) -> dict[str, Any]:
-    """Return each worker's share of a transfer's arguments; a ValueError says what is wrong with them."""
+def _divided(arguments: Mapping[str, Any] | Sequence[Any], states: States) -> dict[str, Any]:
+    """Return each worker's share of a transfer's arguments; raises ValueError if they do not fit the workers."""
     names = sorted(states)
     ends = list(accumulate(max(1, states[name].world_size) for name in names))
     begins = [0, *ends[:-1]]

@@ -1,4 +1,4 @@
-"""Requests from keyword arguments, each checked before it is sent."""
+"""RequestParameters: the keyword arguments of a request, and the message that they make."""
 
 import difflib
 import json
@@ -16,11 +16,11 @@ from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generat
 Ids = npt.NDArray[np.integer[Any]]
 """Token ids as an array."""
 Prompt = str | Sequence[int] | Ids
-"""What a request goes on from: a text, or token ids."""
+"""A text, or token ids."""
 
 
 class StructuredOutput(TypedDict, total=False):
-    """The form that an output's text must have: exactly one of these.
+    """The required form of an output's text: exactly one of these keys.
 
     Example:
         form: tokenbus.StructuredOutput = {"choice": ["yes", "no"]}
@@ -28,7 +28,7 @@ class StructuredOutput(TypedDict, total=False):
     """
 
     json_schema: str | Mapping[str, Any]
-    """JSON that a JSON Schema describes: the schema as JSON text, or as the object itself."""
+    """JSON that fits a JSON Schema, which is JSON text or an object."""
     json_object: bool
     """Any JSON object; only True."""
     regex: str
@@ -36,13 +36,13 @@ class StructuredOutput(TypedDict, total=False):
     choice: Sequence[str]
     """One of several texts."""
     grammar: str
-    """A text that a context-free grammar generates, in the form that the engine reads, such as EBNF."""
+    """A text that a context-free grammar generates, in a notation that the engine reads, such as EBNF."""
     structural_tag: str | Mapping[str, Any]
-    """A text in which marked parts have forms of their own: vLLM's structural tag as JSON text, or as the object."""
+    """Forms for marked parts of the text: vLLM's structural tag as JSON text, or as the object."""
 
 
 class RequestParameters(TypedDict, total=False):
-    """The keyword arguments of `Client.generate` and `Client.submit`; one that is absent or None has its default.
+    """The keyword arguments of `Client.generate` and `Client.submit`; None is as good as absent.
 
     Example:
         wanted: tokenbus.RequestParameters = {"max_tokens": 8, "top_logprobs": 2, "stop": "."}
@@ -54,91 +54,89 @@ class RequestParameters(TypedDict, total=False):
     max_tokens: int | None
     """The most tokens to generate, at least 1; default: as many as fit."""
     temperature: float | None
-    """What the logits are divided by, at least 0; 0: always the most probable token; default: the worker's."""
+    """The divisor of the logits, at least 0; 0: always the most probable token; default: the worker's."""
     top_p: float | None
-    """The probability mass that is kept, most probable first, above 0 and at most 1; default: the worker's."""
+    """The probability mass to sample from, most probable first, above 0 and at most 1; default: the worker's."""
     top_k: int | None
-    """How many of the most probable tokens are kept; 0, the default: all."""
+    """The number of most probable tokens to sample from; 0, the default: all."""
     seed: int | None
-    """What makes the choice repeatable, from 0 to 2**64 - 1; default: it is not repeatable."""
+    """The seed of repeatable sampling, from 0 to 2**64 - 1; default: sampling is not repeatable."""
     stop: str | Sequence[str] | None
-    """Texts that end the request where they appear, at most 16; default: none."""
+    """Texts that end the request, at most 16; default: none."""
     stop_token_ids: Sequence[int] | Ids | None
-    """Tokens that end the request, at most 64; default: the model's own only."""
+    """Tokens that end the request beside the model's own end token, at most 64; default: none."""
     ignore_end_token: bool | None
     """True: the model's own end token does not end the request; default: False."""
     min_p: float | None
-    """How probable a token must be to be kept, as a share of the most probable one's, from 0 to 1; default: the
-    worker's."""
+    """The least probability to sample from, as a share of the highest one, from 0 to 1; default: the worker's."""
     presence_penalty: float | None
-    """What is taken off the logits of tokens that the output has already, from -2 to 2; default: the worker's."""
+    """Subtracted from the logits of tokens that the output contains, from -2 to 2; default: the worker's."""
     frequency_penalty: float | None
-    """The same for each time that the output has the token, from -2 to 2; default: the worker's."""
+    """Subtracted once for each occurrence in the output, from -2 to 2; default: the worker's."""
     repetition_penalty: float | None
-    """What divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the output has
-    already, above 0; 1 changes nothing; default: the worker's."""
+    """Divides the positive logits, and multiplies the negative logits, of tokens in the prompt or the output, above 0;
+    1 changes nothing; default: the worker's."""
     logit_bias: Mapping[int, float] | None
-    """What is added to single tokens' logits by token id, from -100 to 100, at most 1,024; default: nothing."""
+    """Added to the logits of single tokens, by token id, from -100 to 100, at most 1,024; default: nothing."""
     min_tokens: int | None
-    """The least tokens before a stop token or the model's own end token ends the request; default: 0."""
+    """The number of tokens before which no stop token and no end token ends the request; default: 0."""
     bad_words: str | Sequence[str] | None
-    """Texts that are not generated, at most 256; default: none."""
+    """Texts that the output must not contain, at most 256; default: none."""
     allowed_token_ids: Sequence[int] | Ids | None
-    """The only tokens that may be chosen, at most 65,536; default: all may be."""
+    """The only tokens that may be sampled, at most 65,536; default: all."""
     include_stop_string: bool | None
-    """True: a text that ends the request belongs to its output, for those who make a text of the tokens; default:
-    False."""
+    """True: a detokenized output includes the stop text that ended it; default: False."""
     include_special_tokens: bool | None
-    """True: the texts of special tokens count when `stop` is matched; default: False."""
+    """True: `stop` matches the texts of special tokens, too; default: False."""
     structured_output: StructuredOutput | None
-    """The form that the output's text must have; default: any."""
+    """The required form of the output's text; default: any."""
     lora_adapter: str | None
-    """The LoRA adapter that the model is used with, as its worker names it; default: none."""
+    """The worker's name of a LoRA adapter for the model; default: none."""
     priority: int | None
-    """Which requests an engine that schedules by priority takes first: the lowest; default: 0."""
+    """The priority, for an engine that schedules by priority: the lowest is first; default: 0."""
     cache_salt: str | None
-    """The engine shares what it keeps of prompts only among requests of one salt; default: among those without."""
+    """The engine shares cached prefixes only among requests with the same salt; default: with requests without one."""
     engine_arguments: str | Mapping[str, Any] | None
-    """What the engine takes beside these, as vLLM's extensions do: a JSON object, or its text; default: nothing."""
+    """Arguments of the engine's extensions, such as vLLM's: a JSON object, or its text; default: none."""
     top_logprobs: int | None
-    """How many alternatives each token has, at most 127; 0: its own logprob and rank only; default: token ids only."""
+    """The number of alternatives of each token, at most 127; 0: its own logprob and rank; default: token ids only."""
     other_logprobs: bool | None
-    """True: each token has its logprob in the other distribution too: in the one that it was sampled from where the
-    worker's logprobs are the model's own, or the reverse; default: False."""
+    """True: each token also has its logprob in the other distribution: the sampled one if the worker's logprobs are the
+    model's own, or the reverse; default: False."""
     entropies: bool | None
     """True: each token has the entropy of its distribution; default: False."""
     logprob_token_ids: Sequence[int] | Ids | None
-    """The tokens whose logprobs each position has, too, at most 128; default: none."""
+    """Tokens whose logprobs each position has, too, at most 128; default: none."""
     mask_bound: int | None
-    """Each token has how many tokens sampling could have chosen, and which ones if no more than this, at most 1,024;
-    default: neither."""
+    """Each token has the number of tokens that sampling could have chosen, and their ids up to this bound, at most
+    1,024; default: neither."""
     prompt_logprobs: int | None
-    """How many alternatives each token of the prompt has, at most 127, beside its own logprob and rank; default: the
-    prompt is not scored. With `max_tokens=0` it is scored alone, and no token is generated."""
+    """The number of alternatives of each token of the prompt, at most 127, beside its own logprob and rank; default: no
+    scores of the prompt. With `max_tokens=0` the engine only scores the prompt, and generates no token."""
     prompt_logprob_token_ids: Sequence[int] | Ids | None
-    """The tokens whose logprobs each position has, at most 256; default: the most probable ones."""
+    """The alternatives of each token of the prompt, at most 256; default: the most probable tokens."""
     prompt_logprob_start: int | None
-    """The first position of the prompt that is scored; default: all are, but for the first token."""
+    """The first scored position of the prompt; default: 1, as the first token has no score."""
     include_draft_logprobs: bool | None
-    """True: `Client.steps` gives what the draft model proposed, too; default: False."""
+    """True: `Client.steps` includes the proposals of the draft model; default: False."""
     model: str | None
     """The model, as its worker names it; default: the only one."""
     deadline_ms: int | None
-    """The most milliseconds that the request may take from now; default: as many as the processor allows."""
+    """The time limit of the request from now, in milliseconds; default: the processor's limit."""
     deadline_unix_ms: int | None
-    """The latest moment at which it ends, in milliseconds since 1970-01-01 UTC; default: none."""
+    """The latest moment of its end, in milliseconds since 1970-01-01 UTC; default: none."""
     request_id: int | None
     """Its id, from 1 to 2**64 - 1; default: one is drawn at random."""
     continuation: str | None
-    """"any": when its worker is lost, another one goes on from the tokens that have come; "same_weights": one with the
-    weights of the last token does; "off": it ends with an error; default: "any"."""
+    """What happens when its worker is lost: "any", the default: another worker continues from the accepted tokens;
+    "same_weights": only a worker with the weights of the last token does; "off": the request ends with an error."""
 
 
 def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
     """Return the request that a prompt and keyword arguments describe.
 
-    Raises ContractError with the argument, the limit and the value for a name that is not known and for a value of
-    another type than its field; the schema's bounds are checked when the request is written.
+    Raises ContractError with the argument, the limit and the value for an unknown name and for a value of the wrong
+    type. Writing the request checks the schema's bounds.
     """
     generate = Generate()
     generate.sampling.SetInParent()
@@ -161,7 +159,7 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
 
 
 def named_as_given(error: ContractError) -> ContractError:
-    """Return the error of a request's frame with the argument's name in the place of the field's path."""
+    """Return the error of a request's frame with the argument's name instead of the field's path."""
     field = error.field.removeprefix("generate.")
     for path, name in _ARGUMENTS.items():
         if field.startswith(path):
@@ -174,7 +172,7 @@ CONTINUATIONS = {
     "same_weights": ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS,
     "off": ContinuationPolicy.CONTINUATION_POLICY_OFF,
 }
-"""By their names, the policies for a request that loses its worker."""
+"""The policies for a request that loses its worker, by name."""
 _PATHS = {
     "request_id": "request_id",
     "continuation": "continuation_policy",
@@ -187,18 +185,18 @@ _PATHS = {
     "prompt_logprob_start": "prompt_scoring.first_position",
     **{name: f"sampling.{name}" for name in SamplingParameters.DESCRIPTOR.fields_by_name},
 }
-"""By argument the path of its field in Generate, where that is not the argument's name."""
+"""By argument the path of its field in Generate, unless it is the argument's name."""
 _ARGUMENTS = {"text.text": "prompt", "tokens.token_ids": "prompt"} | {path: name for name, path in _PATHS.items()}
 
 
 def _field_of(name: str) -> tuple[str, Any]:
     owner, _, field = _PATHS.get(name, name).rpartition(".")
-    part: Any = getattr(Generate(), owner) if owner else Generate
-    return owner, part.DESCRIPTOR.fields_by_name[field]
+    message: Any = getattr(Generate(), owner) if owner else Generate
+    return owner, message.DESCRIPTOR.fields_by_name[field]
 
 
 _FIELDS: dict[str, tuple[str, Any]] = {name: _field_of(name) for name in RequestParameters.__annotations__}
-"""By argument the part of the request that it belongs to, empty for the request itself, and its field."""
+"""By argument the message within Generate that has its field, empty for Generate itself, and the field."""
 
 
 def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
@@ -207,7 +205,9 @@ def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
         raise ContractError("prompt", "a text or a sequence of token ids", type(prompt).__name__, rule=Rule.TYPE)
     if not ids:
         raise ContractError("prompt", "at least 1 token id", "none", rule=Rule.LENGTH)
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # a twentieth of what naming each costs
+    if (
+        set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32
+    ):  # a twentieth of the cost of the loop below
         return ids
     return [_whole(f"prompt[{place}]", value) for place, value in enumerate(ids)]
 
@@ -281,7 +281,7 @@ _WRITERS: dict[str, Callable[[Generate, object], None]] = {
     "structured_output": _set_structured_output,
     "engine_arguments": _set_engine_arguments,
 }
-"""Writes the arguments that are no plain values, nor lists of them."""
+"""The arguments that are neither plain values nor lists of them."""
 
 
 def _json(name: str, value: object) -> str:
@@ -305,8 +305,6 @@ def _whole(name: str, value: object, bits: int = 32, low: int = 0) -> int:
 
 
 def _reader(kinds: Any, make: Callable[[Any], Any], phrase: str) -> Callable[[str, Any], Any]:  # noqa: ANN401
-    """Return what reads an argument that has to be of some kind; a bool is no number."""
-
     def read(name: str, value: object) -> Any:  # noqa: ANN401
         if not isinstance(value, kinds) or (isinstance(value, (bool, np.bool_)) and make is not bool):
             raise ContractError(name, phrase, value, rule=Rule.TYPE)
@@ -324,7 +322,7 @@ _FORMS: dict[str, tuple[str, Callable[[str, Any], str]]] = {
     "grammar": ("text", _text),
     "structural_tag": ("tag", _json),
 }
-"""By form of an output, the field of its message and what reads that."""
+"""By form of an output, the field of its message and the function that reads it."""
 _READERS: dict[int, Callable[[str, Any], object]] = {
     FieldDescriptor.TYPE_UINT32: _whole,
     FieldDescriptor.TYPE_FIXED32: _whole,

@@ -29,8 +29,8 @@ _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 class RequestTable:
     """A client's open requests, at one processor or several.
 
-    A request stays at its processor through restarts. With several processors, a request leaves one that has been away
-    for `continue_after` seconds: another processor gets it under a new id, with the accepted tokens.
+    A request stays at its processor through restarts. After `continue_after` seconds without its processor, a request
+    moves to another one, under a new id and with the accepted tokens.
     """
 
     def __init__(  # noqa: PLR0913 - each but the first two is given by name
@@ -79,7 +79,7 @@ class RequestTable:
         """Whether acks stop because the output stream is full: backpressure for the processor."""
 
     def __len__(self) -> int:
-        return len(self.requests)  # without those that their consumers closed
+        return len(self.requests)  # closed requests do not count
 
     @property
     def open_count(self) -> int:
@@ -310,7 +310,7 @@ class RequestTable:
                 self._place(request)
 
     def _leave(self, session: ClientSession) -> None:
-        """Continue the requests of a processor that is away elsewhere; those that cannot be continued wait for it."""
+        """Continue elsewhere the requests of a processor that is away; a resumed request waits for it."""
         self._drop_closed(session)
         code = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
         for request in self._at(session):

@@ -37,7 +37,7 @@ ReceiveItem = Callable[[WatchedStream, Item, bytes], None]
 
 
 class RequestHandler(Protocol):
-    """The open requests of a client, which handle what its sessions receive."""
+    """The open requests of a client, which handle the frames that its sessions receive."""
 
     is_paused: bool
     repeated: int
@@ -135,6 +135,10 @@ class ClientSession(ReconnectingSession):
         """Ask for the items of a worker's streams, or of every worker's."""
         self.say(ClientFrame(watch=Watch(worker_id=worker_id)))
         self._watched = worker_id, receive
+
+    @property
+    def is_watching(self) -> bool:
+        return self._watched is not None
 
     def unwatch(self) -> None:
         """Drop watched items from now on; the next connection does not ask for them."""

@@ -12,7 +12,7 @@ from tokenbus.client.waiter import Waiter, WakeUps
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.delivery.errors import RequestFailedError
 from tokenbus.delivery.step import Step, Token
-from tokenbus_contracts import LogprobBatch, PromptScores, Row, RowStatus, Scoring
+from tokenbus_contracts import LogprobBatch, PromptScores, Row, RowStatus
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import RequestError
 
@@ -165,7 +165,7 @@ class RequestTokens:
             skip = self.position - position
             if tokens > skip and tokens:
                 self.position = position + tokens
-                return _without_first(row, skip) if skip > 0 else row
+                return step.rows.select([index]).between([skip], [tokens]).row(0) if skip > 0 else row
         return None
 
 
@@ -295,16 +295,3 @@ class Generation:
         if hasattr(self, "_discard") and not self._tokens.has_ended:
             with contextlib.suppress(RuntimeError):  # the loop has closed, and the client with it
                 self._loop.call_soon_threadsafe(self._discard, self._tokens.request_id)
-
-
-def _without_first(row: Row, skip: int) -> Row:
-    scored = skip if row.scoring is not Scoring.NONE else 0
-    return row._replace(
-        position=row.position + skip,
-        token_ids=row.token_ids[skip:],
-        logprobs=row.logprobs[scored:],
-        ranks=row.ranks[scored:],
-        alternative_token_ids=row.alternative_token_ids[skip:],
-        alternative_logprobs=row.alternative_logprobs[skip:],
-        extras=None if row.extras is None else row.extras.after(skip),
-    )
