@@ -93,11 +93,11 @@ def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -
 def deal(  # noqa: PLR0913, PLR0917 - what the compiled pass takes
     batch: LogprobBatch, header: BatchHeader, slots: Index, requests: RequestColumns, stream: int, least: int
 ) -> tuple[Index, list[Share]] | None:
-    """Deal a batch's rows out to the shares of their requests, given by slot, and move the requests on.
+    """Deal a batch's rows out to the shares of their requests, which are given by slot.
 
-    Returns the rows' places, by share and then in batch order, and the shares, those from `least` on as messages under
-    the header, unchecked as in `write`. None, with nothing changed: the batch is no message that is there, or not every
-    row is the next of a request that the stream has. What is left to the caller then does the same.
+    Returns the numbers of the rows, by share and then in batch order, and the shares, those from `least` on as messages
+    under the header, unchecked as in `write`. Returns None if the batch is not one received message, or if a row is not
+    the next of a request of the stream.
     """
     message = batch._message  # noqa: SLF001 - as above
     if message is None:

@@ -61,7 +61,7 @@ def test_parts_have_each_row_once(seed: int, as_message: bool) -> None:  # noqa:
 @needs_library
 @pytest.mark.parametrize("seed", range(20))
 def test_native_split_equals_the_slow_one(seed: int) -> None:
-    """The compiled pass finds the same parts as numpy, writes those of clients alone, and moves the requests on."""
+    """The native pass finds the same rows as numpy, and writes those of clients alone."""
     random_ = random.Random(seed)  # noqa: S311 - it picks test data
     count = random_.randint(1, 40)
     indices = random_.sample(range(count), count) if seed % 2 else range(count)
@@ -76,13 +76,12 @@ def test_native_split_equals_the_slow_one(seed: int) -> None:
         assert mine.rows.tolist() == other.rows.tolist()
         if mine.route > 0:
             assert mine.messages(limits) == other.messages(limits)
-    assert table.next_position[table.slots].tolist() == (made.positions + made.token_counts).tolist()
 
 
 @needs_library
 @pytest.mark.parametrize("fault", ["slot", "beyond", "stream", "state", "position", "shares"])
 def test_nothing_is_split_where_a_row_is_not_next(fault: str) -> None:
-    """One row that is not its request's next leaves all to be settled one by one, and moves no request on."""
+    """One row that is not the next of its request sends the whole step to the slow path."""
     random_ = random.Random(0)  # noqa: S311 - it picks test data
     made = decode(encode(batch([shape(random_, key) for key in range(1, 100)])))
     table = Table(made, list(range(1, 100)) if fault == "shares" else [1] * 99, random_)
@@ -98,9 +97,7 @@ def test_nothing_is_split_where_a_row_is_not_next(fault: str) -> None:
             table.state[last] = 0
         case "position":
             table.next_position[last] += 1
-    before = table.next_position.tolist()
     assert split_message(made, table.slots, table.running, _STREAM, 1) is None
-    assert table.next_position.tolist() == before
 
 
 @needs_library

@@ -51,7 +51,7 @@ class Share(NamedTuple):
 
 
 class RequestColumns(ctypes.Structure):
-    """What is known of requests, as columns by slot: accept.c reads them, and moves the positions on."""
+    """Columns of requests by slot, which accept.c reads in place."""
 
     _fields_ = (
         ("streams", ctypes.c_void_p),
@@ -152,10 +152,10 @@ def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: byte
 def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
     data: bytes, places: Sequence[int], slots: Index, requests: RequestColumns, stream: int, least: int, head: bytes
 ) -> tuple[Index, list[Share]] | None:
-    """Deal the rows of a message that was accepted out to their requests' shares, and move the requests on.
+    """Deal the rows of an accepted message out to the shares of their requests.
 
-    Returns the rows' places, by share and then in batch order, and the shares. None, with nothing changed: not every
-    row is the next of its request, or there are too many shares.
+    Returns the numbers of the rows, by share and then in batch order, and the shares. Returns None if a row is not the
+    next of its request, or if there are too many shares.
     """
     rows = len(slots)
     room = _MOST_SHARES * (len(head) + _MOST_KEY_BYTES * len(COLUMNS))

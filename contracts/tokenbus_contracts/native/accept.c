@@ -597,7 +597,7 @@ int64_t tokenbus_cuts(const uint8_t *data, const int64_t *columns, const int64_t
 struct requests {
     const int32_t *streams, *shares;
     const uint8_t *states;
-    int64_t *positions;
+    const int64_t *positions;
     int64_t count, running;
 };
 
@@ -629,9 +629,9 @@ static void order(uint64_t *keys, int64_t count) {
 }
 
 /*
- * Deals an accepted message's rows out, if each is the next of its request: moves the requests on, and writes the rows
- * of each share, in original batch order, as a message behind `head`; shares below `least` are not written. Returns how
- * many shares there are; or -1, with nothing changed, where a row is not next, or there is no room for so many messages.
+ * Deals an accepted message's rows out, if each is the next of its request: writes the rows of each share, in original
+ * batch order, as a message behind `head`; shares below `least` are not written. Returns the number of shares, or -1 if a
+ * row is not next or there is no room for so many messages.
  * `places` gets the rows in their new order, and `parts` for each share: its number, the place behind its rows there, how
  * many bytes it has, and where in these its request ids begin.
  */
@@ -643,7 +643,6 @@ int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_
     uint64_t keys[MOST_ROWS];
     int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS], laid[2 * COLUMN_COUNT], count = 0;
     const u32 *indices = (const u32 *)(data + columns[BATCH_INDICES]);
-    const uint8_t *counts = data + columns[TOKEN_COUNTS];
     if (rows > MOST_ROWS || !are_next(data, columns, slots, rows, requests, stream)) return -1;
     for (int64_t row = 0; row < rows; row++) {
         uint64_t share = (uint32_t)requests->shares[slots[row]] ^ 0x80000000u;
@@ -668,6 +667,5 @@ int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_
         }
         parts[part][2] = out - from;
     }
-    for (int64_t row = 0; row < rows; row++) requests->positions[slots[row]] += counts[row];
     return count;
 }

@@ -250,7 +250,7 @@ class ClientConnections(Connections[Session]):
         return True
 
     def _make_room(self) -> None:
-        """End an idle client if the limit of clients is emitted; one that is away goes first."""
+        """End an idle client if the limit of clients is reached; one that is away goes first."""
         most = self._settings.clients.max_clients
         if len(self.sessions) < most:
             return

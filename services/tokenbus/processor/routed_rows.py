@@ -35,9 +35,9 @@ class RoutedRows:
 def split_message(
     batch: LogprobBatch, slots: Slots, requests: RequestColumns, stream: int, first_client: int
 ) -> list[RoutedRows] | None:
-    """Split a step by route and advance its requests, in one native pass: the fast path of most steps.
+    """Split a step by route in one native pass: the fast path of most steps.
 
-    Returns None and changes nothing if a row is not the next of its request, or if the step is not a single message.
+    Returns None if a row is not the next of its request, or if the step is not a single message.
     """
     # Not validated again: the processor decoded these rows, and the client validates them.
     found = deal(batch, _header_of(batch), slots, requests, stream, first_client)

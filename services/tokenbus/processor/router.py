@@ -48,13 +48,14 @@ class Router:
         Returns the slots of the remaining rows, and these rows by route.
         """
         slots = self._table.slots_of(step.rows.request_ids)
+        routed: Iterable[RoutedRows] | None = None
         if step.draft_rows is None:
             routed = split_message(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
-            if routed is not None:
-                return slots, routed
-        slots = self._settle_rows(step, slots, source, now)
+        if routed is None:
+            slots = self._settle_rows(step, slots, source, now)
+            routed = RowsByRoute(step.rows, self._table.route[slots]) if slots.size else ()
         self._table.advance(slots, step.rows.token_counts)
-        return slots, RowsByRoute(step.rows, self._table.route[slots]) if slots.size else ()
+        return slots, routed
 
     def deliver(self, step: Step, slots: Slots, routed: Iterable[RoutedRows]) -> None:
         """Give each consumer its rows; unclaimed rows wait with their requests."""
