@@ -333,17 +333,17 @@ async def test_keys_that_are_half_set_are_refused(keyring: Keyring) -> None:
         assert refused.value.key == key
 
 
-async def test_files_that_cannot_be_used_are_refused(keyring: Keyring, tmp_path: Path) -> None:
+async def test_files_that_cannot_be_used_are_refused(keyring: Keyring, folder: Path) -> None:
     """A file that is not there, is no key, or may be read by others is refused by its path; no secret is shown."""
     keyring.make("w0")
     secret = keyring.folder / "w0.key_secret"
     text = secret.read_text().split('secret-key = "')[1].split('"')[0]
-    empty = tmp_path / "empty"
+    empty = folder / "empty"
     empty.write_text("")
     empty.chmod(0o600)
     good = keyring.connecting("w0")
     wrong = [
-        (replace(good, key_file=str(tmp_path / "none")), "bus.key_file: a file that can be read: no such file"),
+        (replace(good, key_file=str(folder / "none")), "bus.key_file: a file that can be read: no such file"),
         (replace(good, key_file=str(empty)), "bus.key_file: a key file that can be read: no public key"),
         (replace(good, key_file=str(keyring.folder / "w0.key")), "bus.key_file: a file that only its owner may read"),
         (replace(good, server_key="nonsense"), "bus.server_key: a public key of 40 characters"),
@@ -351,11 +351,11 @@ async def test_files_that_cannot_be_used_are_refused(keyring: Keyring, tmp_path:
         (replace(good, server_key="~" * 40), "bus.server_key: a public key of 40 characters"),
     ]
     for mode in (0o640, 0o604, 0o620, 0o777):
-        copy = tmp_path / f"copy-{mode:o}"
+        copy = folder / f"copy-{mode:o}"
         copy.write_text(secret.read_text())
         copy.chmod(mode)
         wrong.append((replace(good, key_file=str(copy)), f"{copy} of mode {mode:04o}"))
-    public = tmp_path / "public"
+    public = folder / "public"
     public.write_text((keyring.folder / "w0.key").read_text())
     public.chmod(0o600)
     wrong.append((replace(good, key_file=str(public)), "bus.key_file: a file with a secret key"))

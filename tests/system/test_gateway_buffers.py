@@ -22,10 +22,13 @@ _BEGUN = f'tokenbus_gateway_answers_total{{route="/v1/completions",status="200"}
 
 async def test_streams_that_are_not_read_end_alone() -> None:
     sockets: list[socket.socket] = []
-    with served(gateway__tokenizer="numbers", gateway__buffer_bytes=UNREAD * 2**16) as system:
-        system.start_worker(
-            "worker-0", "--steps-per-second", str(12_500 // max(UNREAD, 100))
-        )  # as many as a busy machine writes
+    bounds = {
+        "gateway__stream_buffer_bytes": 2**17,
+        "gateway__buffer_bytes": UNREAD * 2**16,
+        "gateway__write_timeout_ms": 3000,
+    }
+    with served(gateway__tokenizer="numbers", **bounds) as system:
+        system.start_worker("worker-0", "--steps-per-second", str(max(10, 2500 // UNREAD)))
         try:
             async with asking(system.url) as client, plainly(system.url) as plain:
                 given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 900, "logprobs": 0}
@@ -43,7 +46,7 @@ async def test_streams_that_are_not_read_end_alone() -> None:
 
                 async def have_ended() -> bool:
                     page = (await plain.get("/metrics")).text
-                    return all(each in page for each in (_BEGUN, f"{_OPEN} 0.0", f"{_FILL} 0.0"))
+                    return all(each in page for each in (_BEGUN, f"{_OPEN} 0.0\n", f"{_FILL} 0.0\n"))
 
                 await until(have_ended)
                 assert is_true(await client.completions.create(**given))

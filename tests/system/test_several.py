@@ -58,7 +58,12 @@ async def test_status_tap_and_gateway_show_the_workers_of_all(deployment: Deploy
         await until(has_both, every=0.05)
         workers = (await plain.get("/bus")).json()["workers"]
         assert {(each["id"], each["processor"].rpartition("-")[0]) for each in workers} == expected
-        for place, model in enumerate(models):
+
+        async def is_shown(model: str, worker_id: str) -> bool:
+            """Ask again until the tap, which takes a while to start, watches."""
             answer = await plain.post("/v1/completions", json={"model": model, "prompt": "1 2", "max_tokens": 5})
             assert answer.json()["usage"]["completion_tokens"] == 5
-            await asyncio.to_thread(tap.wait_for, f'"worker-{place}"')
+            return any(f'"{worker_id}"' in line for line in tap.lines('"batch"'))
+
+        for place, model in enumerate(models):
+            await until(partial(is_shown, model, f"worker-{place}"))
