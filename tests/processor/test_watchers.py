@@ -90,3 +90,21 @@ def test_items_that_come_together_are_shown_while_frames_are_gathered() -> None:
     bench.core.clients.send_gathered()
     assert seen(watcher) == ["worker-0/7", "1", "2", "3"]
     assert bench.core.clients.watchers.skipped_items == 0
+
+
+def test_watchers_acknowledge_independently() -> None:
+    """The frame that announces a stream to several watchers has a number of its own in each of their connections."""
+    bench = Bench()
+    worker = bench.worker()
+    first, second = watching(bench, window_frames=2), watching(bench, session=7)
+    worker.admit(1)
+    seen(first)
+    first.ack()
+    first.reconnect(window_frames=2)
+    worker.say_hello(next_sequence=2)
+    for sequence in ("2", "3"):
+        seen(first)
+        first.ack()
+        worker.admit(1)
+        assert seen(first) == [sequence]
+    assert seen(second) == ["worker-0/7", "1", "worker-0/7", "2", "3"]

@@ -1,7 +1,6 @@
 """Watchers: the clients that watch workers' streams, item by item."""
 
 from collections.abc import Mapping
-from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from tokenbus.processor.client_frames import Frame
@@ -22,8 +21,6 @@ class Watchers:
         self._watched: dict[Session, str] = {}
         self._shown: dict[Session, Stream] = {}
         """The stream that was announced to each session last: an item's frame does not name its stream."""
-        self._hellos: WeakKeyDictionary[Stream, Frame] = WeakKeyDictionary()
-        """The frame that announces each stream, encoded once."""
         self.skipped_items = 0
 
     def __len__(self) -> int:
@@ -47,7 +44,6 @@ class Watchers:
 
     def show_stream(self, worker: Worker) -> None:
         """Announce a stream to its watchers when it begins, and when its worker reconnects."""
-        self._hellos.pop(worker.stream, None)
         for session in self._watching(worker):
             self._announce(session, worker.stream)
 
@@ -73,8 +69,6 @@ class Watchers:
         return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
 
     def _announce(self, session: Session, stream: Stream) -> None:
-        if stream not in self._hellos:
-            watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
-            self._hellos[stream] = Frame(write_frame(ServerFrame(watched_stream=watched)))
+        watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
         self._shown[session] = stream
-        session.put(self._hellos[stream])
+        session.put(Frame(write_frame(ServerFrame(watched_stream=watched))))
