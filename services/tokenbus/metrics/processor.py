@@ -22,7 +22,7 @@ from tokenbus.processor.workers import Worker
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 
 if TYPE_CHECKING:
-    from tokenbus.processor.item_log import ItemLog
+    from tokenbus.recordings.durable_log.item_log import ItemLog
 
 _NS = 1_000_000_000
 _STATES = {state.name.lower(): state for state in State if state is not State.CLOSED}

@@ -15,6 +15,7 @@ from tokenbus.processor.requests import Request
 from tokenbus.processor.router import Router
 from tokenbus.processor.stream import Arrived, Fate, Lost
 from tokenbus.processor.workers import Worker
+from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, PromptScores, encode
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
@@ -69,7 +70,7 @@ class Intake:
         """Called with each step once its rows are delivered."""
         self.stream_observers: list[Callable[[Worker], object]] = []
         """Called with each worker that completed a handshake."""
-        self.log_item: Callable[[Worker, Arrived, PendingAck], object] | None = None
+        self.log_item: Callable[[StreamItem, PendingAck], object] | None = None
         """Writes each item, in order, to the durable log."""
         self.steps = 0
         self.refused_items = 0
@@ -194,7 +195,9 @@ class Intake:
         pending_ack.arrived_at = now
         worker.stream.acks.add(entry.sequence, pending_ack, len(entry.payload))
         if self.log_item is not None:
-            self.log_item(worker, entry, pending_ack)
+            stream = worker.stream
+            item = StreamItem(stream.hello, stream.epoch, entry.sequence, entry.kind, entry.payload)
+            self.log_item(item, pending_ack)
 
     def _add_batch(self, worker: Worker, entry: Arrived, batch: LogprobBatch, now: float) -> PendingAck:
         try:

@@ -24,7 +24,7 @@ from tokenbus.settings import Settings, SettingsError, listed_addresses
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 
 if TYPE_CHECKING:
-    from tokenbus.processor.item_log import ItemLog
+    from tokenbus.recordings.durable_log.item_log import ItemLog
 
 _log = logger("processor")
 _CLOSING = "the processor is closing"
@@ -207,7 +207,7 @@ class Processor:
         """Open the durable log if there is one; raises an AddressError if the address can never work."""
         if self.settings.durable_log.address:
             require_nats(self.settings.durable_log.address)
-            from tokenbus.processor.item_log import ItemLog  # noqa: PLC0415 - needs an extra
+            from tokenbus.recordings.durable_log.item_log import ItemLog  # noqa: PLC0415 - needs an extra
 
             self.item_log = ItemLog(self.settings)
             self.waits_for_log = True

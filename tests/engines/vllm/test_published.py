@@ -202,7 +202,7 @@ async def test_cached_prompts_are_told_before_their_rows(bus: Bus) -> None:
     bus.core.step()
     async with Processor(bus.settings) as processor:
         items: list[Any] = []
-        processor.intake.log_item = lambda _worker, entry, _ack: items.append(entry.contents)
+        processor.intake.log_item = lambda item, _ack: items.append(item.batch or item.event)
         await until(lambda: len(items) == 3)
     told, first, _ = items
     assert (told.admitted.request_id, told.admitted.prompt_tokens, told.admitted.cached_tokens) == (1, 48, 32)

@@ -11,7 +11,7 @@ from tests.recordings.durable_log import using as log
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import soon, until
-from tokenbus.processor.item_log import ItemLog
+from tokenbus.recordings.durable_log.item_log import ItemLog
 from tokenbus.recordings.durable_log.stream import LogError
 from tokenbus.settings import Settings, SettingsError
 

@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any, Self
 
 from tokenbus.delivery import PendingAck
-from tokenbus.processor.stream import Arrived
-from tokenbus.processor.workers import Worker
 from tokenbus.recordings.durable_log.server import ASK_SECONDS
 from tokenbus.recordings.durable_log.stream import LogError, LogStream, PromiseError
 from tokenbus.recordings.durable_log.writer import LogWriter
@@ -66,9 +64,8 @@ class ItemLog:
         """Write the waiting items, for at most as long as a processor drains, and disconnect."""
         await self.writer.close(self._drain_seconds)
 
-    def take(self, worker: Worker, entry: Arrived, pending_ack: PendingAck) -> None:
+    def take(self, item: StreamItem, pending_ack: PendingAck) -> None:
         """Queue an item for the log; with `durable` the item's ack waits for the log's."""
-        item = StreamItem(worker.stream.hello, worker.stream.epoch, entry.sequence, entry.kind, entry.payload)
         if self._is_durable:
             pending_ack.keep()
             pending_ack.unlogged += 1
