@@ -17,7 +17,7 @@ from tests.pages import ROOT, blocks
 from tokenbus.cli.arguments import Parser
 from tokenbus.delivery.errors import code_name
 from tokenbus.engines.synthetic import SyntheticEngine
-from tokenbus.processor.stream import Fate
+from tokenbus.processor.stream import ItemOutcome
 from tokenbus.settings import ENTRIES, SECTIONS, Settings
 from tokenbus.worker import StepAssembler
 from tokenbus_contracts import Limits, encode
@@ -59,7 +59,7 @@ _STARTS = [
 _LOGGED = re.compile("(?:" + "|".join(_STARTS) + r')\s*f?"(?P<event>[^"]+)"')
 _MADE = {
     "{self._kind} refused": ["worker refused", "client refused"],
-    "item {fate}": [f"item {fate}" for fate in (Fate.DAMAGED, Fate.DIVERGENT)],
+    "item {outcome}": [f"item {outcome}" for outcome in (ItemOutcome.DAMAGED, ItemOutcome.DIVERGENT)],
 }
 
 

@@ -3,7 +3,7 @@
 from zlib import crc32
 
 from tests.in_process.builders import EPOCH, encoded, hello_of, item_of, settings
-from tokenbus.processor.stream import Arrived, Fate, Lost, Stream
+from tokenbus.processor.stream import ItemOutcome, LostItems, ReceivedItem, Stream
 from tokenbus.testing import row_shapes
 
 
@@ -18,7 +18,7 @@ def payload(sequence: int, size: int = 1) -> bytes:
     return encoded(row_shapes(range(1, size + 1), position=sequence), sequence)
 
 
-def take(to: Stream, *sequences: int, checksum: bool = True) -> list[Fate]:
+def take(to: Stream, *sequences: int, checksum: bool = True) -> list[ItemOutcome]:
     """Let items come, and return what became of each."""
     made = {sequence: payload(sequence) for sequence in sequences}
     items = [item_of(made[n], n, checksum=crc32(made[n]) if checksum else None) for n in sequences]
@@ -28,9 +28,10 @@ def take(to: Stream, *sequences: int, checksum: bool = True) -> list[Fate]:
 def come(to: Stream) -> list[int | tuple[int, int]]:
     """Return what is in order: sequences, and runs that were lost."""
     return [
-        entry.sequence if isinstance(entry, Arrived) else (entry.sequence, entry.last_sequence) for entry in order(to)
+        entry.sequence if isinstance(entry, ReceivedItem) else (entry.sequence, entry.last_sequence)
+        for entry in order(to)
     ]
 
 
-def order(to: Stream) -> list[Arrived | Lost]:
+def order(to: Stream) -> list[ReceivedItem | LostItems]:
     return list(to.in_order(lambda _: True))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.in_process.builders import EPOCH, WORKER, row_values, settings
 from tokenbus.delivery import Step
 from tokenbus.processor.assembly import Assembler
-from tokenbus.processor.stream import Fate
+from tokenbus.processor.stream import ItemOutcome
 from tokenbus.testing import RowShape, batch, row_shapes
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch
 
@@ -67,7 +67,7 @@ def test_every_column_comes_into_batch_order_together(order: list[int], cuts: li
     made = assembler()
     for part in parts:
         assert numbers(made) == []
-        assert made.add(part, 0.0)[0] is Fate.TAKEN
+        assert made.add(part, 0.0)[0] is ItemOutcome.TAKEN
     step = only(made)
     expected = batch(wanted)
     assert step.target.request_ids.tolist() == [row.key for row in wanted]
@@ -187,9 +187,9 @@ def test_parts_of_other_ranks_are_dropped(is_released: bool) -> None:  # noqa: F
     assert numbers(made) == ([1] if is_released else [])
     same = LogprobBatch.of_views(first.header._replace(tp_rank=1, sequence=9), first.columns)
     other = LogprobBatch.of_views(first.header, first.columns | {"logprobs": first.logprobs - np.float32(1)})
-    for part, expected in ((same, Fate.DUPLICATE), (other, Fate.DIVERGENT)):
-        fate, pending_ack = made.add(part, 0.0)
-        assert fate is expected
+    for part, expected in ((same, ItemOutcome.DUPLICATE), (other, ItemOutcome.DIVERGENT)):
+        outcome, pending_ack = made.add(part, 0.0)
+        assert outcome is expected
         assert pending_ack.count == 0
     assert made.open_steps == (0 if is_released else 1)
 
@@ -200,8 +200,8 @@ def test_parts_of_long_ago_are_repetitions() -> None:
         made.add(batch(row_shapes([1], position=number), step=number), 0.0)
         numbers(made)
     other = batch(row_shapes([7]), step=1)
-    assert made.add(other, 0.0)[0] is Fate.DUPLICATE
-    assert made.add(batch(row_shapes([7], position=3), step=3), 0.0)[0] is Fate.DIVERGENT
+    assert made.add(other, 0.0)[0] is ItemOutcome.DUPLICATE
+    assert made.add(batch(row_shapes([7], position=3), step=3), 0.0)[0] is ItemOutcome.DIVERGENT
     assert made.open_steps == 0
 
 

@@ -4,18 +4,18 @@ from zlib import crc32
 
 from tests.in_process.builders import EPOCH, hello_of, item_of, settings
 from tests.processor.streams import come, payload, stream, take
-from tokenbus.processor.stream import Fate, Stream
+from tokenbus.processor.stream import ItemOutcome, Stream
 from tokenbus_contracts.generated.stream_pb2 import GapReason
 
 
 def test_credit_ends_where_it_was_granted() -> None:
     """The last item that credit allows is taken, and the one after it is a flood (case 20)."""
     made = stream(credit_items=4)
-    assert take(made, 4, 5) == [Fate.TAKEN, Fate.FLOOD]
+    assert take(made, 4, 5) == [ItemOutcome.TAKEN, ItemOutcome.FLOOD]
     take(made, 1)
     come(made)
     made.grant()
-    assert take(made, 5, 6) == [Fate.TAKEN, Fate.FLOOD]
+    assert take(made, 5, 6) == [ItemOutcome.TAKEN, ItemOutcome.FLOOD]
 
 
 def test_credit_in_bytes_ends_where_it_was_granted() -> None:
@@ -25,12 +25,12 @@ def test_credit_in_bytes_ends_where_it_was_granted() -> None:
     most = 2000 // len(data)
     made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
     made.open_connection()
-    fates = take(made, *range(2, most + 4))
-    assert fates == [Fate.TAKEN] * most + [Fate.FLOOD] * 2
-    assert take(made, 2) == [Fate.DUPLICATE]
+    outcomes = take(made, *range(2, most + 4))
+    assert outcomes == [ItemOutcome.TAKEN] * most + [ItemOutcome.FLOOD] * 2
+    assert take(made, 2) == [ItemOutcome.DUPLICATE]
     made.declare_lost(1, 1, GapReason.GAP_REASON_RETENTION, frozenset())
     come(made)
-    assert take(made, most + 2) == [Fate.TAKEN]
+    assert take(made, most + 2) == [ItemOutcome.TAKEN]
 
 
 def test_grants_are_made_when_they_are_worth_a_message() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenbus.delivery.ack_tracker import PendingAck
 from tokenbus.delivery.step import LEAVES, Step
-from tokenbus.processor.stream import Fate
+from tokenbus.processor.stream import ItemOutcome
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
 
@@ -78,7 +78,7 @@ class Assembler:
         parts = (part for step in self._open.values() for part in step.target.parts.values())
         return any(LEAVES[part.statuses[part.request_ids == request_id]].any() for part in parts)
 
-    def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, PendingAck]:
+    def add(self, batch: LogprobBatch, now: float) -> tuple[ItemOutcome, PendingAck]:
         """Add a batch to its step; return the outcome, and the pending ack of the batch's item.
 
         Raises a ContractError, and changes nothing, if the batch contradicts the other parts of its step.
@@ -99,20 +99,20 @@ class Assembler:
         kind.count = header.part_count
         kind.rows += batch.row_count
         step.wants_draft |= header.draft_follows or header.kind is BatchKind.DRAFT
-        return Fate.TAKEN, step.pending_ack
+        return ItemOutcome.TAKEN, step.pending_ack
 
-    def _late(self, batch: LogprobBatch) -> Fate:
+    def _late(self, batch: LogprobBatch) -> ItemOutcome:
         """Compare a batch of a released step with the released parts, if they are still known."""
         step = self._released.get(batch.header.step)
         if step is None:
-            return Fate.DUPLICATE
+            return ItemOutcome.DUPLICATE
         kind = step.target if batch.header.kind is BatchKind.TARGET else step.draft
         earlier = kind.parts.get(batch.header.part_index)
         if earlier is not None:
             return _same(earlier, batch)
         if batch.header.kind is BatchKind.DRAFT:
             raise ContractError("header.kind", "a draft that its target announced, within its time", "another")
-        return Fate.DUPLICATE
+        return ItemOutcome.DUPLICATE
 
     def ready(self, now: float, *, at_end: bool = False) -> Iterator[Step]:
         """Yield the complete steps in order, and incomplete ones that are overdue, or all at the end of the stream."""
@@ -182,11 +182,11 @@ class Assembler:
         )
 
 
-def _same(earlier: LogprobBatch, batch: LogprobBatch) -> Fate:
+def _same(earlier: LogprobBatch, batch: LogprobBatch) -> ItemOutcome:
     """Compare two batches of one part by their contents."""
     theirs = batch.columns
     alike = all(column.tobytes() == theirs[name].tobytes() for name, column in earlier.columns.items())
-    return Fate.DUPLICATE if alike else Fate.DIVERGENT
+    return ItemOutcome.DUPLICATE if alike else ItemOutcome.DIVERGENT
 
 
 def _check_part(kind: _Parts, batch: LogprobBatch) -> None:

@@ -13,7 +13,7 @@ from tokenbus.processor.dispatch import Dispatch
 from tokenbus.processor.refused_messages import RefusedMessages
 from tokenbus.processor.requests import Request
 from tokenbus.processor.router import Router
-from tokenbus.processor.stream import Arrived, Fate, Lost
+from tokenbus.processor.stream import ItemOutcome, LostItems, ReceivedItem
 from tokenbus.processor.workers import Worker
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
@@ -95,7 +95,7 @@ class Intake:
         for entry in self._in_order(worker, now, at_end=at_end):
             if worker.reconcile is not None and entry.sequence > worker.reconcile[0]:
                 self._reconcile(worker)  # the following items are younger than the worker's hello
-            if isinstance(entry, Lost):
+            if isinstance(entry, LostItems):
                 self._on_lost(worker, entry)
                 continue
             # 3. Add the batch to its step, which joins its parts and pairs its target with its draft.
@@ -147,18 +147,18 @@ class Intake:
 
     def _receive(self, worker: Worker, item: Item, payload: bytes) -> None:
         stream = worker.stream
-        fate = stream.take(item, payload)
-        if fate is Fate.FLOOD:
+        outcome = stream.take(item, payload)
+        if outcome is ItemOutcome.FLOOD:
             granted, size = stream.credit.through_sequence, stream.credit.bytes
             message = f"item {item.sequence}: credit goes to item {granted}, and to {size} bytes in all"
             raise protocol_error(message)
-        if fate is Fate.REFUSED and stream.refusal is not None:
+        if outcome is ItemOutcome.REFUSED and stream.refusal is not None:
             self.refused_items += 1
             self._log_refused(worker, item.sequence, payload, stream.refusal)
-        elif fate in (Fate.DAMAGED, Fate.DIVERGENT):
-            self._warn_once((worker.name, fate), f"item {fate}", worker, sequence=item.sequence)
+        elif outcome in (ItemOutcome.DAMAGED, ItemOutcome.DIVERGENT):
+            self._warn_once((worker.name, outcome), f"item {outcome}", worker, sequence=item.sequence)
 
-    def _in_order(self, worker: Worker, now: float, *, at_end: bool) -> deque[Arrived | Lost]:
+    def _in_order(self, worker: Worker, now: float, *, at_end: bool) -> deque[ReceivedItem | LostItems]:
         """Return the next items in order, and ask the worker for the missing ones behind them."""
         stream, has_room = worker.stream, partial(self._has_room, worker, set())
         worker.waits_for_room = False
@@ -172,18 +172,18 @@ class Intake:
             entries += stream.in_order(has_room)
         return entries
 
-    def _has_room(self, worker: Worker, unknown_ids: set[int], entry: Arrived | Lost) -> bool:
+    def _has_room(self, worker: Worker, unknown_ids: set[int], entry: ReceivedItem | LostItems) -> bool:
         """Tell whether the table has room for the unclaimed requests of an item and of those before it.
 
         Else the item waits until clients have claimed requests that the worker's key brought before. After a restart,
         workers with a shared key bring more requests than one worker may, while their clients are coming back.
         """
-        if isinstance(entry, Arrived) and isinstance(entry.contents, LogprobBatch):
+        if isinstance(entry, ReceivedItem) and isinstance(entry.contents, LogprobBatch):
             unknown_ids |= self.registry.waiting_for_room(entry.contents, worker.source)
         worker.waits_for_room = len(unknown_ids) > self.registry.table.room_for(worker.source.payer)
         return not worker.waits_for_room
 
-    def _add_item(self, worker: Worker, entry: Arrived, now: float) -> None:
+    def _add_item(self, worker: Worker, entry: ReceivedItem, now: float) -> None:
         self._clients.watchers.show_item(worker, entry)
         pending_ack = PendingAck()
         if isinstance(entry.contents, LogprobBatch):
@@ -199,9 +199,9 @@ class Intake:
             item = StreamItem(stream.hello, stream.epoch, entry.sequence, entry.kind, entry.payload)
             self.log_item(item, pending_ack)
 
-    def _add_batch(self, worker: Worker, entry: Arrived, batch: LogprobBatch, now: float) -> PendingAck:
+    def _add_batch(self, worker: Worker, entry: ReceivedItem, batch: LogprobBatch, now: float) -> PendingAck:
         try:
-            fate, pending_ack = worker.assembler.add(batch, now)
+            outcome, pending_ack = worker.assembler.add(batch, now)
         except ContractError as error:
             self.refused_parts += 1
             self._log_refused(worker, entry.sequence, entry.payload, error)
@@ -209,15 +209,15 @@ class Intake:
                 worker.assembler.lose(batch.row_count)
                 self._fail(worker, _ids(batch), f"item {entry.sequence} was refused: {error}")
             return PendingAck(0)
-        if fate is Fate.DUPLICATE:
+        if outcome is ItemOutcome.DUPLICATE:
             worker.stream.counts.duplicates += 1
-        elif fate is Fate.DIVERGENT:
+        elif outcome is ItemOutcome.DIVERGENT:
             worker.stream.counts.divergences += 1
             differs = ContractError("payload", "what came first for the same part of the step", "something else")
             self._log_refused(worker, entry.sequence, entry.payload, differs)
         return pending_ack
 
-    def _on_lost(self, worker: Worker, lost: Lost) -> None:
+    def _on_lost(self, worker: Worker, lost: LostItems) -> None:
         worker.stream.acks.skip(lost.last_sequence)
         items = f"items {lost.sequence} to {lost.last_sequence} of {worker.stream.name}"
         reason = f"{items} are lost: {_REASONS.get(lost.reason, str(lost.reason))}"

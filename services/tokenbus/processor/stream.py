@@ -17,7 +17,7 @@ from tokenbus_contracts.limits import Limits
 
 
 @dataclass(slots=True)
-class Arrived:
+class ReceivedItem:
     """A received item."""
 
     sequence: int
@@ -34,7 +34,7 @@ class Arrived:
 
 
 @dataclass(slots=True)
-class Lost:
+class LostItems:
     """A run of lost items. Without ids, any request of the stream may have lost rows."""
 
     sequence: int
@@ -45,7 +45,7 @@ class Lost:
     """The used credit in bytes."""
 
 
-class Fate(StrEnum):
+class ItemOutcome(StrEnum):
     """The outcome of receiving an item."""
 
     TAKEN = "taken"
@@ -95,7 +95,7 @@ class Stream:
         self.counts = StreamCounts()
         self._limits = limits
         self._settings = settings
-        self._ahead: dict[int, Arrived | Lost] = {}
+        self._ahead: dict[int, ReceivedItem | LostItems] = {}
         self._checksums: OrderedDict[int, int] = OrderedDict()
         self._asked_at: float | None = None
         self._attempts = 0
@@ -154,23 +154,23 @@ class Stream:
 
     # Items.
 
-    def take(self, item: Item, payload: bytes) -> Fate:
+    def take(self, item: Item, payload: bytes) -> ItemOutcome:
         """Receive one item. Raises a ContractError if its length differs from its payload's."""
         sequence = item.sequence
         if item.payload_bytes != len(payload):
             raise ContractError("item.payload_bytes", f"{len(payload)}, as it has", item.payload_bytes)
         if sequence > self.credit.through_sequence:
-            return Fate.FLOOD
+            return ItemOutcome.FLOOD
         self.counts.bytes += len(payload)
         checksum = crc32(payload) if item.HasField("payload_crc32") else None
         if checksum is not None and item.payload_crc32 != checksum:
             self.counts.damaged += 1
             self.known_last = max(self.known_last, sequence)
-            return Fate.DAMAGED
+            return ItemOutcome.DAMAGED
         if sequence < self.expected or sequence in self._ahead:
             return self._duplicate(sequence, checksum)
         if self._ahead_bytes + len(payload) > self._settings.credit_bytes:
-            return Fate.FLOOD
+            return ItemOutcome.FLOOD
         self.known_last = max(self.known_last, sequence)
         try:
             contents = self._read(item, payload)
@@ -180,15 +180,15 @@ class Stream:
             self._checksums[sequence] = checksum
             if len(self._checksums) > self._settings.credit_items:
                 self._checksums.popitem(last=False)
-        self._put_ahead(Arrived(sequence, contents, item.payload_kind, payload, sequence))
+        self._put_ahead(ReceivedItem(sequence, contents, item.payload_kind, payload, sequence))
         self.counts.taken += 1
-        return Fate.TAKEN
+        return ItemOutcome.TAKEN
 
-    def _put_ahead(self, entry: Arrived | Lost) -> None:
+    def _put_ahead(self, entry: ReceivedItem | LostItems) -> None:
         self._ahead[entry.sequence] = entry
         self._ahead_bytes += entry.size
 
-    def _pop_ahead(self, sequence: int) -> Arrived | Lost | None:
+    def _pop_ahead(self, sequence: int) -> ReceivedItem | LostItems | None:
         entry = self._ahead.pop(sequence, None)
         if entry is not None:
             self._ahead_bytes -= entry.size
@@ -215,45 +215,45 @@ class Stream:
             case _:
                 return None
 
-    def _duplicate(self, sequence: int, checksum: int | None) -> Fate:
+    def _duplicate(self, sequence: int, checksum: int | None) -> ItemOutcome:
         if checksum is None or self._checksums.get(sequence, checksum) == checksum:
             self.counts.duplicates += 1
-            return Fate.DUPLICATE
+            return ItemOutcome.DUPLICATE
         self.counts.divergences += 1
-        return Fate.DIVERGENT
+        return ItemOutcome.DIVERGENT
 
-    def _refuse(self, item: Item, payload: bytes, error: ContractError) -> Fate:
+    def _refuse(self, item: Item, payload: bytes, error: ContractError) -> ItemOutcome:
         self.counts.refused += 1
         self.refusal = error
         sequence = item.sequence
         # Without a checksum, the item may be damaged: the worker is asked for it once more.
         if item.HasField("payload_crc32") or sequence in self._refused_once:
             ids = _ids_in(item, payload, self._limits)
-            self._put_ahead(Lost(sequence, sequence, GapReason.GAP_REASON_REFUSED, ids, len(payload)))
+            self._put_ahead(LostItems(sequence, sequence, GapReason.GAP_REASON_REFUSED, ids, len(payload)))
         else:
             self._refused_once.add(sequence)
-        return Fate.REFUSED
+        return ItemOutcome.REFUSED
 
     def declare_lost(self, first: int, last: int, reason: GapReason, ids: frozenset[int]) -> None:
         """Mark a run of items as lost, as far as they have not come."""
         if last < self.expected:
             return
         first = max(first, self.expected)
-        while isinstance(self._ahead.get(first), Arrived):  # it came after all
+        while isinstance(self._ahead.get(first), ReceivedItem):  # it came after all
             first += 1
         if first > last:
             return
         self.known_last = max(self.known_last, last)
         self._pop_ahead(first)  # a refused item, which used credit
-        self._put_ahead(Lost(first, last, reason, ids))
+        self._put_ahead(LostItems(first, last, reason, ids))
 
-    def in_order(self, may_come: Callable[[Arrived | Lost], bool]) -> deque[Arrived | Lost]:
+    def in_order(self, may_come: Callable[[ReceivedItem | LostItems], bool]) -> deque[ReceivedItem | LostItems]:
         """Return the next items in order, up to a missing one or one that may not come yet."""
-        ready: deque[Arrived | Lost] = deque()
+        ready: deque[ReceivedItem | LostItems] = deque()
         while (entry := self._ahead.get(self.expected)) is not None and may_come(entry):
             self._pop_ahead(self.expected)
             self.expected = entry.last_sequence + 1
-            if isinstance(entry, Lost):
+            if isinstance(entry, LostItems):
                 self.counts.gaps += 1
                 self.counts.lost += entry.last_sequence - entry.sequence + 1
                 for covered in [each for each in self._ahead if each < self.expected]:

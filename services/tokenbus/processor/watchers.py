@@ -5,7 +5,7 @@ from zlib import crc32
 
 from tokenbus.processor.client_frames import Frame
 from tokenbus.processor.session import Session
-from tokenbus.processor.stream import Arrived, Stream
+from tokenbus.processor.stream import ReceivedItem, Stream
 from tokenbus.processor.workers import Worker
 from tokenbus.recordings.items import public_hello
 from tokenbus_contracts.frames import write_frame
@@ -47,7 +47,7 @@ class Watchers:
         for session in self._watching(worker):
             self._announce(session, worker.stream)
 
-    def show_item(self, worker: Worker, entry: Arrived) -> None:
+    def show_item(self, worker: Worker, entry: ReceivedItem) -> None:
         """Show an item to the watchers of its stream. A watcher without room in its window misses the item."""
         if not self._watched:
             return
