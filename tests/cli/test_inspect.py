@@ -170,7 +170,7 @@ def test_wrong_uses(path: Path, tmp_path: Path, inspect: Inspect) -> None:
         (tmp_path / "nowhere", "no such file or directory"),
         (pipe, "not a file"),
         (tmp_path, "not a file"),
-        (text, "byte 0: no recording, which begins with a hello: "),
+        (text, "byte 0: not a recording: no hello at the beginning: "),
     ):
         status, found = inspect(wrong)
         assert status == 1

@@ -14,9 +14,9 @@ from tests.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tests.pages import blocks
 from tokenbus.cli.recording_files import Files
 from tokenbus.recordings.items import (
-    Lives,
     Recorder,
     RecordingError,
+    SequenceTracker,
     StreamItem,
     gap_entry,
     hello_entry,
@@ -157,10 +157,10 @@ BEAT = write_frame(WorkerFrame(epoch=EPOCH, heartbeat=Heartbeat(sent_at_ns=1)))
 @pytest.mark.parametrize(
     ("data", "offset", "reason"),
     [
-        (b"", 0, "a recording begins with a hello, got an empty file"),
-        (ITEM, 0, "a recording begins with a hello, got the frame item"),
-        (BEGIN + BEGIN, len(BEGIN), "an item or a gap, got the frame hello"),
-        (BEGIN + bytes([len(BEAT)]) + BEAT, len(BEGIN), "an item or a gap, got the frame heartbeat"),
+        (b"", 0, "not a recording: expected a hello at the beginning, got an empty file"),
+        (ITEM, 0, "not a recording: expected a hello at the beginning, got the frame item"),
+        (BEGIN + BEGIN, len(BEGIN), "expected an item or a gap, got the frame hello"),
+        (BEGIN + bytes([len(BEAT)]) + BEAT, len(BEGIN), "expected an item or a gap, got the frame heartbeat"),
         (BEGIN + item_entry(8, 1, EVENT, b"x"), len(BEGIN), "epoch 7, as in the hello, got 8"),
         (BEGIN + item_entry(EPOCH, 2, EVENT, b"x"), len(BEGIN), "sequence 1, got 2"),
         (BEGIN + ITEM + ITEM, len(BEGIN + ITEM), "sequence 2, got 1"),
@@ -201,12 +201,12 @@ def test_no_more_is_read_than_one_entry() -> None:
 
 
 def test_what_is_missing_is_counted_once() -> None:
-    lives = Lives()
+    tracker = SequenceTracker()
 
     def count(sequence: int, missing_items: int = 0, *, is_given: bool = True) -> int | None:
         found = item(sequence)
         found.missing_items = missing_items
-        return found.missing_items if lives.count(found, is_given=is_given) else None
+        return found.missing_items if tracker.count(found, is_given=is_given) else None
 
     assert count(3, missing_items=2) == 2
     assert count(8, missing_items=4, is_given=False) == 4
@@ -254,7 +254,7 @@ def test_page_reads_a_recording(tmp_path: Path) -> None:
 def test_position_that_cannot_be(tmp_path: Path) -> None:
     path = tmp_path / "steps"
     path.write_bytes(recording())
-    with pytest.raises(ValueError, match="after: the position of an item of a recording, got '1'"):
+    with pytest.raises(ValueError, match="after: expected the position of an item of a recording, got '1'"):
         tokenbus.read_recording(path, after="1")
     *_, last = tokenbus.read_recording(path)
     assert list(tokenbus.read_recording(path, after=last.position)) == []

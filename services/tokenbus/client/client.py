@@ -22,7 +22,7 @@ from tokenbus.clock import Clock
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import request_error
 from tokenbus.logs import logger
-from tokenbus.recordings.items import Lives, StreamItem
+from tokenbus.recordings.items import SequenceTracker, StreamItem
 from tokenbus.settings import Settings, listed_addresses
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, WatchedStream
@@ -343,12 +343,12 @@ class Client:
                 item = await anext(watched)
             print(tokens, item.worker_id, item.sequence)
         """
-        queue, lives = StreamQueue[StreamItem](), Lives()
+        queue, tracker = StreamQueue[StreamItem](), SequenceTracker()
 
         def _receive(stream: WatchedStream, item: Item, payload: bytes) -> None:
             if len(queue) < most:
                 received = StreamItem(stream.hello, stream.epoch, item.sequence, item.payload_kind, payload)
-                lives.count(received)
+                tracker.count(received)
                 queue.put(received)
 
         def _begin() -> None:

@@ -1,1 +1,1 @@
-"""Recorded streams: their items, Parquet files of them, and the durable log."""
+"""Recordings of workers' streams: items, Parquet files and the durable log."""

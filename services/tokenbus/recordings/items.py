@@ -1,7 +1,4 @@
-"""StreamItem: one item of a worker's stream, and its encoding in recordings and in the messages of a durable log.
-
-docs/recording.md has the format.
-"""
+"""StreamItem: one item of a worker's stream. Its encoding in recordings and durable logs: docs/recording.md."""
 
 import os
 import re
@@ -27,11 +24,11 @@ from tokenbus_contracts.wire import varint
 _LIMITS = Limits.schema()
 _LARGEST_FRAME = max_bytes_of(cast("Descriptor", WorkerFrame.DESCRIPTOR))
 _MORE = 0x80
-"""The bit of a varint's byte that says that another byte follows."""
+"""The bit of a varint's byte that announces another byte."""
 _BITS = 7
-"""How many bits of a number each byte of a varint has."""
+"""The bits of the number in each byte of a varint."""
 _LONGEST_SIZE = 3 * _BITS
-"""How many bits the size of a frame may have."""
+"""The most bits of a frame's size."""
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,20})")
 _MOST_LIVES = 4096
 
@@ -54,15 +51,15 @@ class StreamItem:
     kind: PayloadKind
     payload: bytes
     missing_items: int = 0
-    """How many items of this epoch are missing between the item before, as far as the reader had it, and this one."""
+    """The number of items of this epoch that are missing before this one."""
     position: str = ""
-    """Its place in the recording or log: a reader with `after=position` goes on behind this item."""
+    """The position in the recording or log: a reader with `after=position` continues after this item."""
     logged_at: datetime | None = None
-    """When the log's server took it; None: the item is not from a log."""
+    """The time at which the log's server stored the item; None if it is not from a log."""
 
     @property
     def worker_id(self) -> str:
-        """The worker that published it."""
+        """The id of the worker."""
         return self.hello.worker_id
 
     @property
@@ -72,22 +69,22 @@ class StreamItem:
 
     @cached_property
     def batch(self) -> LogprobBatch | None:
-        """The batch; None if the item is none. Raises ContractError for a batch that breaks the contract."""
+        """The decoded batch; None if the item is not a batch. Raises ContractError for an invalid batch."""
         return decode(self.payload, _LIMITS) if self.kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH else None
 
     @cached_property
     def event(self) -> RequestEvent | None:
-        """The request event; None if the item is none. Raises ContractError for one that breaks the contract."""
+        """The decoded event; None if the item is not an event. Raises ContractError for an invalid event."""
         return read_frame(RequestEvent, self.payload) if self.kind == PayloadKind.PAYLOAD_KIND_REQUEST_EVENT else None
 
     def has_request(self, request_id: int) -> bool:
-        """Return whether the item has a row or an event of a request.
+        """Return whether the item has a row or an event of a request; False for an invalid item.
 
         Args:
             request_id: the request's id.
 
         Returns:
-            whether it has; False for an item that breaks the contract.
+            True if it has.
 
         Example:
             def of_both(item: tokenbus.StreamItem) -> bool:
@@ -103,7 +100,7 @@ class StreamItem:
 
 
 class RecordingError(ValueError):
-    """A recording is broken: its file, if it has one, the entry's offset in bytes, and the reason."""
+    """A recording is broken: the file (if known), the byte offset of the entry, and the reason."""
 
     def __init__(self, offset: int, reason: str, file: str = "") -> None:
         super().__init__(offset, reason, file)
@@ -112,32 +109,30 @@ class RecordingError(ValueError):
         self.file = file
 
     def __str__(self) -> str:
-        """Return one line with all three."""
         return f"{self.file}: byte {self.offset}: {self.reason}".removeprefix(": ")
 
 
 def public_hello(hello: Hello) -> Hello:
-    """Return a copy of a worker's hello without secrets, and without the requests that it had then."""
-    shown = Hello()
-    shown.CopyFrom(hello)
+    """Return a copy of a worker's hello without its secrets and its open requests."""
+    public = Hello()
+    public.CopyFrom(hello)
     for name in ("proof", "request_ids", "request_owners"):
-        shown.ClearField(name)
-    return shown
+        public.ClearField(name)
+    return public
 
 
-class Lives:
-    """How far each life of a worker was read; it counts the items that are missing before the next one."""
+class SequenceTracker:
+    """Tracks the last sequence of each life of a worker, to count missing items and find repeated ones."""
 
     def __init__(self) -> None:
         self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
-        """The last item's sequence, and how many items are missing since the last one that was given."""
+        """The last sequence, and the number of items missing since the last item that the reader passed on."""
 
     def __contains__(self, life: tuple[str, int]) -> bool:
-        """Return whether items of a life were read."""
         return life in self._lives
 
     def count(self, item: StreamItem, *, is_given: bool = True) -> bool:
-        """Set how many items are missing before an item; return False for an item that was read before."""
+        """Set `missing_items` of the item; return False if the item is a repetition."""
         life = item.worker_id, item.epoch
         last, missing = self._lives.pop(life, (item.sequence - item.missing_items - 1, 0))
         if item.sequence <= last:
@@ -148,44 +143,42 @@ class Lives:
         return True
 
     def set(self, life: tuple[str, int], last: int, missing: int = 0) -> None:
-        """Set how far a life was read."""
+        """Set the last sequence of a life."""
         self._lives[life] = last, missing
         if len(self._lives) > _MOST_LIVES:
             self._lives.popitem(last=False)
 
 
 def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
-    """Return the first entry of a recording that starts at a sequence."""
-    begun = public_hello(hello)
-    begun.first_sequence = begun.next_sequence = first_sequence
-    return _delimited(write_frame(WorkerFrame(epoch=epoch, hello=begun)))
+    """Return the first entry of a recording that starts at `first_sequence`."""
+    public = public_hello(hello)
+    public.first_sequence = public.next_sequence = first_sequence
+    return _delimited(write_frame(WorkerFrame(epoch=epoch, hello=public)))
 
 
 def item_entry(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
-    """Return the entry of an item."""
     item = Item(sequence=sequence, payload_kind=kind, payload_bytes=len(payload), payload_crc32=crc32(payload))
     return _delimited(write_frame(WorkerFrame(epoch=epoch, item=item))) + payload
 
 
 def gap_entry(epoch: int, first: int, last: int) -> bytes:
-    """Return the entry that stands in place of missing items."""
+    """Return the entry that replaces missing items."""
     gap = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION)
     return _delimited(write_frame(WorkerFrame(epoch=epoch, gap=gap)))
 
 
 def _delimited(message: bytes) -> bytes:
-    """Return a message behind its size as a varint."""
     return varint(len(message)) + message
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Encodes the items of one life of a worker as a recording."""
+    """Encodes a recording of one life of a worker."""
 
     epoch: int
     hello: Hello
     first_sequence: int = 0
-    """Where the recording begins; 0: with the first item. Items that are missing from there on are a gap."""
+    """The first sequence of the recording; 0 until the first item if the caller sets none."""
     last_sequence: int = 0
     items: int = 0
     payload_bytes: int = 0
@@ -194,18 +187,18 @@ class Recorder:
 
     @property
     def missing_items(self) -> int:
-        """How many items are missing up to the last one."""
+        """The number of missing items up to the last one."""
         return self.last_sequence - self.first_sequence + 1 - self.items if self.items else 0
 
     def add(self, item: StreamItem) -> bytes:
-        """Return the bytes to write for an item; none for an item that was added before."""
+        """Return the bytes to write for an item; empty for a repeated item."""
         data = b""
         if not self.items:
             self.first_sequence = self.first_sequence or item.sequence
             self.last_sequence = self.first_sequence - 1
             data = hello_entry(self.epoch, self.hello, self.first_sequence)
         elif item.sequence <= self.last_sequence:
-            self.repeated_items += 1  # its worker sent it again, to a processor that was started again
+            self.repeated_items += 1  # the worker resent it to a restarted processor
             return data
         if item.sequence > self.last_sequence + 1:
             self.gaps += 1
@@ -217,50 +210,50 @@ class Recorder:
 
 
 def read_recording(path: str | os.PathLike[str], *, after: str | None = None) -> Iterator[StreamItem]:
-    """Iterate over the items of a recording that `tokenbus record` wrote. It holds one item at a time.
+    """Iterate over the items of a recording that `tokenbus record` wrote, holding one item at a time.
 
     Args:
         path: the file.
-        after: the `position` of the last item that was taken, to go on behind it; default: the beginning.
+        after: the `position` of an item, to continue after it; default: the beginning.
 
     Returns:
-        an iterator of each item as a `StreamItem`.
+        an iterator of `StreamItem`.
 
     Raises:
         OSError: the file cannot be read.
-        RecordingError: the recording is broken; the items before the fault were given.
+        RecordingError: the recording is broken; raised after the items before the fault.
         ValueError: `after` is not a position.
 
     Example:
         def tokens_of(path: str) -> int:
             return sum(item.batch.token_ids.size for item in tokenbus.read_recording(path) if item.batch is not None)
     """
-    place = None
+    position = None
     if after is not None:
         if (match := _POSITION.fullmatch(after)) is None:
-            raise ValueError(f"after: the position of an item of a recording, got {after[:80]!r}")
-        place = int(match[1]), int(match[2])
-    return _read_file(Path(path), place)
+            raise ValueError(f"after: expected the position of an item of a recording, got {after[:80]!r}")
+        position = int(match[1]), int(match[2])
+    return _read_file(Path(path), position)
 
 
-def _read_file(path: Path, place: tuple[int, int] | None) -> Iterator[StreamItem]:
+def _read_file(path: Path, position: tuple[int, int] | None) -> Iterator[StreamItem]:
     with path.open("rb") as file:
-        yield from read_items(file, name=str(path), after=place)
+        yield from read_items(file, name=str(path), after=position)
 
 
 def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None = None) -> Iterator[StreamItem]:
-    """Yield the items of a recording, holding one at a time; an item's position is `END.SEQUENCE`, END in bytes.
+    """Yield the items of a recording. A position is the byte offset of the entry's end, and the sequence.
 
-    `name` is the file's in errors, and `after` the position to go on behind. Raises RecordingError at the first fault.
+    `name` is the file's name in errors; reading continues after the position `after`. Raises RecordingError.
     """
     entries = _Entries(file, name)
     try:
         begin = entries.next()
     except RecordingError as error:
-        raise entries.error(f"no recording, which begins with a hello: {error.reason}") from None
+        raise entries.error(f"not a recording: no hello at the beginning: {error.reason}") from None
     if begin is None or begin.WhichOneof("body") != "hello":
         got = "an empty file" if begin is None else f"the frame {begin.WhichOneof('body')}"
-        raise entries.error(f"a recording begins with a hello, got {got}")
+        raise entries.error(f"not a recording: expected a hello at the beginning, got {got}")
     expected, missing = begin.hello.next_sequence, 0
     if after is not None:
         entries.seek(after[0])
@@ -268,7 +261,7 @@ def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None 
     while (frame := entries.next()) is not None:
         if frame.epoch != begin.epoch:
             raise entries.error(f"epoch {begin.epoch}, as in the hello, got {frame.epoch}")
-        if frame.WhichOneof("body") is None:  # a newer minor version's
+        if frame.WhichOneof("body") is None:  # from a newer minor version
             continue
         last = entries.last_sequence(frame, expected)
         if frame.HasField("gap"):
@@ -283,54 +276,53 @@ def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None 
 
 
 class _Entries:
-    """Reads the entries of a file, one after the other."""
+    """Reads the entries of a file."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
         self._name = name
         self.end = 0
-        """How many bytes were read."""
+        """The byte offset of the end of the last entry."""
         self._begin = 0
-        """Where the last entry begins."""
+        """The byte offset of the last entry."""
 
     def error(self, reason: str) -> RecordingError:
-        """Return an error about the last entry."""
         return RecordingError(self._begin, reason, self._name)
 
-    def seek(self, place: int) -> None:
-        """Go on with the entry at a place; raises RecordingError if the file ends before it."""
-        if (size := self._file.seek(0, SEEK_END)) < place:
-            raise self.error(f"position {place} is beyond the file's end, {size}")
-        self._file.seek(place)
-        self.end = place
+    def seek(self, offset: int) -> None:
+        """Continue with the entry at an offset; raises RecordingError if it is beyond the end of the file."""
+        if (size := self._file.seek(0, SEEK_END)) < offset:
+            raise self.error(f"position {offset} is beyond the file's end, {size}")
+        self._file.seek(offset)
+        self.end = offset
 
     def next(self) -> WorkerFrame | None:
-        """Return the next frame; None at the end."""
+        """Return the next frame; None at the end of the file."""
         if not (byte := self._file.read(1)):
             return None
         self._begin, self.end = self.end, self.end + 1
         size, bits = byte[0] % _MORE, _BITS
         while byte[0] >= _MORE and bits < _LONGEST_SIZE:
-            byte = self._take(1, "its size")
+            byte = self._read(1, "its size")
             size |= byte[0] % _MORE << bits
             bits += _BITS
         if size > _LARGEST_FRAME or byte[0] >= _MORE:
             raise self.error(f"a frame of at most {_LARGEST_FRAME} bytes, got a larger one")
-        data = self._take(size, "its frame")
+        data = self._read(size, "its frame")
         try:
             return read_frame(WorkerFrame, data)
         except ContractError as error:
             raise self.error(str(error)) from None
 
     def last_sequence(self, frame: WorkerFrame, expected: int) -> int:
-        """Return the sequence of the item, or the last one of the gap, that a frame has; it begins with `expected`."""
+        """Return the last sequence of an item or a gap; raises RecordingError if it does not begin at `expected`."""
         match frame.WhichOneof("body"):
             case "item":
                 first = last = frame.item.sequence
             case "gap":
                 first, last = frame.gap.first_sequence, frame.gap.last_sequence
             case body:
-                raise self.error(f"an item or a gap, got the frame {body}")
+                raise self.error(f"expected an item or a gap, got the frame {body}")
         if first != expected:
             raise self.error(f"sequence {expected}, got {first}")
         if last < first:
@@ -338,16 +330,16 @@ class _Entries:
         return last
 
     def payload(self, item: Item) -> bytes:
-        """Return the payload of the item whose frame was read."""
-        payload = self._take(item.payload_bytes, "its payload")
+        """Read the payload that follows the frame of an item."""
+        payload = self._read(item.payload_bytes, "its payload")
         if item.HasField("payload_crc32") and item.payload_crc32 != (found := crc32(payload)):
             limit = f"item {item.sequence}: a payload with the CRC-32 {item.payload_crc32:#010x}"
             raise self.error(f"{limit}, got {found:#010x}")
         return payload
 
-    def _take(self, size: int, what: str) -> bytes:
+    def _read(self, size: int, part: str) -> bytes:
         data = self._file.read(size)
         if len(data) < size:
-            raise self.error(f"the file ends within the entry: {what} needs {size} bytes, got {len(data)}")
+            raise self.error(f"the file ends within the entry: {part} needs {size} bytes, got {len(data)}")
         self.end += size
         return data

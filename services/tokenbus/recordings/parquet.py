@@ -1,4 +1,4 @@
-"""Parquet files of a worker's stream: a row for each token, or for each request; they need the extra parquet."""
+"""Parquet files of a worker's stream, with a row per token or per request. Needs the extra `parquet`."""
 
 import json
 import os
@@ -22,8 +22,7 @@ _NAME = pa.dictionary(pa.uint8(), pa.string())
 
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
-    """Return the type of lists of a type, whose elements are never null: Parquet writes these in less time."""
-    return pa.large_list(pa.field("element", kind, nullable=False))
+    return pa.large_list(pa.field("element", kind, nullable=False))  # faster to write than nullable elements
 
 
 _TYPES = {
@@ -52,10 +51,10 @@ _TYPES = {
     "mask_token_ids": _list_of(pa.uint32()),
 }
 EXTRAS = tuple(_TYPES)[-6:]
-"""What requests may ask for of each token beside its logprob."""
+"""The optional values of a token."""
 _NULLABLE = {"logprob", "rank", *EXTRAS}
 SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _TYPES.items()])
-"""A token's columns, each as `TokenColumns` says; null where its request did not ask for it."""
+"""The columns of `TokenColumns`; null if the request did not ask for the value."""
 _NAMES = {
     column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
     for column, members in {
@@ -67,7 +66,7 @@ _NAMES = {
 }
 _GROUP_TOKENS = 1 << 16
 _GROUP_BYTES = 1 << 23
-"""A row group has at most so many tokens, of items with so many bytes, and one item or request beyond them."""
+"""The size of a row group; one item or request may exceed it."""
 _PAGE_BYTES = 1 << 16
 _SPLIT = (pa.float32(), pa.uint32())
 _REPETITIVE = ["kind", "status", "scoring", "value_kind", "draft_token_count", "weight_version", "step", "sequence"]
@@ -78,7 +77,7 @@ _OF_REQUEST = {
     TokenKind.DRAFT: ("draft_", [*_SCORES, "step"]),
     TokenKind.PROMPT: ("prompt_", _SCORES),
 }
-"""Which of its tokens' columns a request has as lists, and what their names begin with."""
+"""For each kind of token: the prefix of a request's list columns, and the columns."""
 _KINDS = 4
 
 
@@ -91,7 +90,7 @@ def _plural(name: str) -> str:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the type of each Parquet column, by its path in the file."""
+    """Return the type of each Parquet column, by its path."""
     found = {}
     for field in schema:
         path, kind = field.name, field.type
@@ -127,43 +126,43 @@ def _token_batch(tokens: TokenColumns) -> pa.RecordBatch:
 
 
 def _column_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.Array:
-    """Return one of the schema's columns, null where the values say that the token has none."""
+    """Return an Arrow column; NaN, 0 and empty lists become null in nullable columns."""
     kind, is_nullable = SCHEMA.field(name).type, name in _NULLABLE
     if isinstance(values, Lists):
-        lacks = pa.array(values.offsets[1:] == values.offsets[:-1]) if is_nullable else None
-        return pa.LargeListArray.from_arrays(values.offsets, pa.array(values.values), kind, mask=lacks)
+        is_null = pa.array(values.offsets[1:] == values.offsets[:-1]) if is_nullable else None
+        return pa.LargeListArray.from_arrays(values.offsets, pa.array(values.values), kind, mask=is_null)
     if name in _NAMES:
         return pa.DictionaryArray.from_arrays(pa.array(values), _NAMES[name])
     if not is_nullable:
         return pa.array(values, kind)
-    lacks = np.isnan(values) if values.dtype.kind == "f" else values == 0
-    return pa.array(values, kind, mask=lacks if lacks.any() else None)
+    is_null = np.isnan(values) if values.dtype.kind == "f" else values == 0
+    return pa.array(values, kind, mask=is_null if is_null.any() else None)
 
 
 class TokenFile:
-    """Writes items of one life of a worker as a row for each token, in the stream's order."""
+    """Writes the items of one life of a worker, one row per token, in stream order."""
 
     rows = "tokens"
     schema = SCHEMA
     _depth = 0
-    """Of how many lists a token's value is an element."""
-    _told_apart: Sequence[str] = _ORDERED
-    """The columns by which readers may skip row groups: others have any value in each of them."""
+    """The list depth of a token's scalar values."""
+    _statistics_columns: Sequence[str] = _ORDERED
+    """The columns whose statistics let readers skip row groups."""
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         leaves = _leaves(self.schema)
-        # Most of the values are in lists. With each of their bytes in a stream of its own, the quickest compression
-        # makes them smaller than zstd does otherwise; and pages of this size stay in the processor's cache.
+        # Most values are in lists. With byte stream split, snappy makes them smaller than zstd does without it, and
+        # pages of this size stay in the CPU's cache.
         lists = [path for path in leaves if path.count(".list") > self._depth]
         self._writer = pq.ParquetWriter(
             path,
             self.schema,
-            store_schema=False,  # names are texts in the file, not Arrow's dictionaries, which few read
+            store_schema=False,  # names are strings in the file: few readers know Arrow's dictionaries
             compression=dict.fromkeys(leaves, "zstd") | dict.fromkeys(lists, "snappy"),
             use_byte_stream_split=[path for path in lists if leaves[path] in _SPLIT],
             data_page_size=_PAGE_BYTES,
             use_dictionary=_REPETITIVE,
-            write_statistics=list(self._told_apart),
+            write_statistics=list(self._statistics_columns),
         )
         self._buffer = TokenBuffer()
         self._last: StreamItem | None = None
@@ -171,15 +170,15 @@ class TokenFile:
         self.items = 0
         self.tokens = 0
         self.refused_items = 0
-        """How many items broke the contract, as those that a processor refuses."""
+        """The number of invalid items."""
 
     @property
     def missing_items(self) -> int:
-        """How many items are missing up to the last one."""
+        """The number of missing items up to the last one."""
         return self._last.sequence - self._first_sequence + 1 - self.items if self._last else 0
 
     def add(self, item: StreamItem) -> None:
-        """Write an item's tokens; items come in the order of their sequences."""
+        """Write the tokens of an item; items must come in order."""
         self._first_sequence = self._first_sequence or item.sequence
         self._last = item
         self.items += 1
@@ -189,7 +188,7 @@ class TokenFile:
             self.refused_items += 1
 
     def close(self) -> None:
-        """Write what waits, and what the file says of itself."""
+        """Write the buffered tokens and the metadata."""
         self._write()
         self._writer.add_key_value_metadata(self._metadata())
         self._writer.close()
@@ -225,7 +224,7 @@ class TokenFile:
 @dataclass(slots=True)
 class _Request:
     number: int
-    key: int
+    request_id: int
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     first_request_id: int | None = None
@@ -236,33 +235,33 @@ class _Request:
     error: str | None = None
 
 
-_REQUEST_MEMBERS = (
-    *("key", "prompt_tokens", "cached_tokens", "first_request_id", "turn", "first_position", "reason"),
+_REQUEST_COLUMNS = (
+    *("request_id", "prompt_tokens", "cached_tokens", "first_request_id", "turn", "first_position", "reason"),
     *("status", "error"),
 )
 
 
 class RequestFile(TokenFile):
-    """Writes them as a row for each request, in the order in which they end; it holds the tokens of the open ones."""
+    """Writes one row per request, in the order of their ends; holds the tokens of open requests in memory."""
 
     rows = "requests"
     schema = REQUEST_SCHEMA
     _depth = 1
-    _told_apart = ("request_id", *_REQUEST_MEMBERS[1:])
+    _statistics_columns = _REQUEST_COLUMNS
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         super().__init__(path)
         self._count = 0
         self._latest: dict[int, _Request] = {}
-        """By key, the requests that are not written."""
+        """The unwritten requests, by id."""
         self._ended: list[_Request] = []
         self._codes: list[npt.NDArray[np.int64]] = []
-        """Of each token that is not written: the number of its request times `_KINDS`, and its kind."""
+        """For each unwritten token: its request's number times `_KINDS`, plus its kind."""
         self._held = SCHEMA.empty_table()
-        """The tokens of requests that were open when others were written."""
+        """The tokens of requests that were open at the last write."""
 
     def close(self) -> None:
-        """Write all that waits; requests that did not end keep the status ACTIVE."""
+        """Write all requests; open ones have the status ACTIVE."""
         self._ended += [each for each in self._latest.values() if each.status == RowStatus.ACTIVE.name]
         super().close()
 
@@ -275,17 +274,17 @@ class RequestFile(TokenFile):
         elif item.event is not None:
             self._note_event(item.event)
         held, tokens, size = self._held, self._buffer.tokens, self._buffer.payload_bytes
-        # What is held is copied each time: only once as much has come again.
+        # Each write copies the held tokens, so wait until at least as many new ones have arrived.
         is_due = tokens >= max(_GROUP_TOKENS, held.num_rows) or (size >= _GROUP_BYTES and size >= held.nbytes)
         if is_due and (header is None or not (header.draft_follows or header.part_index + 1 < header.part_count)):
             self._write()
 
-    def _request(self, key: int, *, begins: bool) -> _Request:
-        """Return the latest request of a key; one that has ended is followed by another one if `begins`."""
-        request = self._latest.get(key)
+    def _request(self, request_id: int, *, begins: bool) -> _Request:
+        """Return the latest request with an id; a new one if `begins` and the latest has ended."""
+        request = self._latest.get(request_id)
         if request is None or (begins and request.status != RowStatus.ACTIVE.name):
             self._count += 1
-            request = self._latest[key] = _Request(self._count, key)
+            request = self._latest[request_id] = _Request(self._count, request_id)
         return request
 
     def _end(self, request: _Request, status: str, error: str | None = None) -> None:
@@ -309,20 +308,20 @@ class RequestFile(TokenFile):
                 request.prompt_tokens = event.admitted.prompt_tokens or None
                 if event.admitted.HasField("cached_tokens"):
                     request.cached_tokens = event.admitted.cached_tokens
-                request.first_request_id = event.admitted.first_request_id or request.key
+                request.first_request_id = event.admitted.first_request_id or request.request_id
                 request.turn, request.first_position = event.admitted.turn, event.admitted.first_position
                 request.reason = _name_of(event.admitted.reason) if event.admitted.reason else None
             case "error":
                 error = event.error
-                told = f"{_name_of(error.code)}: {error.message}"
-                self._end(self._request(error.request_id, begins=False), "ERROR", told)
+                text = f"{_name_of(error.code)}: {error.message}"
+                self._end(self._request(error.request_id, begins=False), "ERROR", text)
             case "prompt_scores":
                 request = self._request(event.prompt_scores.request_id, begins=True)
                 count = len(event.prompt_scores.token_ids) // 4
                 self._codes.append(np.full(count, request.number * _KINDS + TokenKind.PROMPT, np.int64))
 
     def _write(self) -> None:
-        """Write the requests that have ended, and hold the tokens of the others."""
+        """Write the ended requests, and hold the tokens of the others."""
         self.tokens += self._buffer.tokens
         tokens = pa.concat_tables([self._held, pa.Table.from_batches([_token_batch(self._buffer.take())])])
         codes = np.concatenate([*self._codes, np.zeros(0, np.int64)])
@@ -338,7 +337,7 @@ class RequestFile(TokenFile):
             which = keys[taken[some]] - requests.start * _KINDS
             self._writer.write_table(_request_table(ended[requests], tokens.take(taken[some]), which))
         self._held, self._codes = tokens.take(np.flatnonzero(places < 0)), [codes[places < 0]]
-        self._latest = {key: each for key, each in self._latest.items() if each.status == RowStatus.ACTIVE.name}
+        self._latest = {each.request_id: each for each in self._latest.values() if each.status == RowStatus.ACTIVE.name}
 
 
 def _name_of(code: ErrorCode) -> str:
@@ -346,7 +345,7 @@ def _name_of(code: ErrorCode) -> str:
 
 
 def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
-    """Yield which requests, and which of their tokens, are a row group; the tokens are in the requests' order."""
+    """Yield the slices of the requests, and of their tokens, that make up each row group."""
     ends = np.searchsorted(keys, np.arange(1, requests + 1) * _KINDS)
     begin, done = 0, 0
     while begin < requests:
@@ -356,10 +355,10 @@ def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice,
 
 
 def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
-    """Return requests as rows; `keys` has each token's place among them times `_KINDS`, and its kind."""
+    """Return one row per request; `keys` has, for each token, its request's index times `_KINDS`, plus its kind."""
     columns: list[Any] = [
-        pa.array([getattr(each, name) for each in requests], REQUEST_SCHEMA.field(column).type)
-        for column, name in enumerate(_REQUEST_MEMBERS)
+        pa.array([getattr(each, name) for each in requests], REQUEST_SCHEMA.field(name).type)
+        for name in _REQUEST_COLUMNS
     ]
     for kind, (_, names) in _OF_REQUEST.items():
         mine = np.flatnonzero(keys % _KINDS == kind)

@@ -1,4 +1,4 @@
-"""TokenColumns: a stream's tokens as columns with one value for each token, without a Python object for a token."""
+"""TokenColumns: the tokens of a stream as numpy columns, one value per token."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -17,72 +17,73 @@ Array = npt.NDArray[Any]
 
 
 class TokenKind(IntEnum):
-    """Which of a request's tokens it is."""
+    """The kind of a token."""
 
     TARGET = BatchKind.TARGET
     DRAFT = BatchKind.DRAFT
     PROMPT = 3
-    """Of its prompt, which the model scored."""
+    """A scored token of the prompt."""
 
 
 class Lists(NamedTuple):
-    """A list for each token."""
+    """One list per token."""
 
     offsets: npt.NDArray[np.int64]
-    """Where each begins in the values, and how many values there are."""
+    """The start of each list in `values`, and at the end the number of values."""
     values: Array
 
 
 class TokenColumns(NamedTuple):
-    """Tokens in the order of their stream; logprob_batch.proto says what each value is."""
+    """Tokens in stream order; logprob_batch.proto documents the values."""
 
     request_id: npt.NDArray[np.uint64]
     position: npt.NDArray[np.uint32]
-    """Its place in the output; of a prompt's token, in the prompt."""
+    """The position in the output, or in the prompt for a token of kind PROMPT."""
     token_id: npt.NDArray[np.uint32]
     logprob: npt.NDArray[np.float32]
-    """NaN where it is not scored."""
+    """NaN if the token is not scored."""
     rank: npt.NDArray[np.uint32]
-    """0 where it is not scored."""
+    """0 if the token is not scored."""
     alternative_token_ids: Lists
     alternative_logprobs: Lists
     kind: npt.NDArray[np.uint8]
     """A TokenKind."""
     status: npt.NDArray[np.uint8]
-    """Its row's."""
+    """The status of the token's row."""
     scoring: npt.NDArray[np.uint8]
     value_kind: npt.NDArray[np.uint8]
     draft_token_count: npt.NDArray[np.uint8]
     proposal_token_ids: Lists
-    """Its row's, at the row's last token."""
+    """The proposals of the row, at the row's last token."""
     weight_version: npt.NDArray[np.uint64]
     step: npt.NDArray[np.uint64]
     sequence: npt.NDArray[np.uint64]
     produced_at_ns: npt.NDArray[np.uint64]
     other_logprob: npt.NDArray[np.float32]
-    """In the other distribution; NaN, as the entropy, where its request did not ask for it."""
+    """The logprob in the other distribution; NaN if the request did not ask for it."""
     entropy: npt.NDArray[np.float32]
+    """NaN if the request did not ask for it."""
     given_token_ids: Lists
-    """The ids that its request gave."""
+    """The ids that the request named."""
     given_logprobs: Lists
     mask_size: npt.NDArray[np.uint32]
-    """How many ids sampling could have chosen; 0 where its request did not ask for it."""
+    """The number of ids that sampling could choose; 0 if the request did not ask for it."""
     mask_token_ids: Lists
-    """Those ids; empty where they are too many, or were not asked for."""
+    """These ids; empty if they are too many, or if the request did not ask for them."""
 
 
 _Head = tuple[int, ...]
-"""Of one item: `_HEAD`'s values, which all its tokens share."""
+"""The values of `_HEAD` for one item."""
 _COLUMNS = tuple(column.name for column in BASE_COLUMNS if column.name not in {"batch_indices", "stops"})
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
-"""The columns of a batch that are there where some row asked for more: first those of rows."""
+"""The optional columns of a batch; the first `_OF_ROWS` have a value per row."""
 _OF_ROWS = 3
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
 _EMPTY = (0,) * 6, LogprobBatch(BatchHeader("", 1, 1, 1, 0))
 
 
 class TokenBuffer:
-    """Keeps the tokens of items until they are taken; `tokens` and `payload_bytes` say how many wait."""
+    """Buffers the tokens of items; `tokens` and `payload_bytes` are the fill level."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[_Head, LogprobBatch]] = []
@@ -90,7 +91,7 @@ class TokenBuffer:
         self.payload_bytes = 0
 
     def add(self, item: StreamItem) -> None:
-        """Add an item's tokens, if it has any; raises ContractError if the item breaks the contract."""
+        """Add the tokens of an item, if it has any; raises ContractError for an invalid item."""
         if item.batch is not None:
             part = _HEAD(item.batch.header), item.batch
         elif item.event is not None and item.event.HasField("prompt_scores"):
@@ -103,14 +104,14 @@ class TokenBuffer:
         self.payload_bytes += len(item.payload)
 
     def take(self) -> TokenColumns:
-        """Return the tokens that wait."""
+        """Remove and return all buffered tokens."""
         parts, self._parts = self._parts, []
         self.tokens = self.payload_bytes = 0
         return _joined(parts or [_EMPTY])
 
 
 def _of_prompt(scores: PromptScores, sequence: int) -> tuple[_Head, LogprobBatch]:
-    """Return a prompt's scores as a batch with a row for each token."""
+    """Return a prompt's scores as a batch with one row per token."""
     count = scores.token_ids.size
     ones, zeros = np.ones(count, np.uint8), np.zeros(count, np.uint8)
     columns: dict[str, Array] = {
@@ -152,8 +153,8 @@ def _joined(parts: Sequence[tuple[_Head, LogprobBatch]]) -> TokenColumns:
         np.repeat(rows["request_ids"], counts),
         (np.repeat(rows["positions"] - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
         rows["token_ids"],
-        _placed(rows["logprobs"], is_scored, np.nan),
-        _placed(rows["ranks"], is_scored, 0),
+        _scattered(rows["logprobs"], is_scored, np.nan),
+        _scattered(rows["ranks"], is_scored, 0),
         _lists_of(top_ks, rows["alternative_token_ids"]),
         _lists_of(top_ks, rows["alternative_logprobs"]),
         kind.astype(np.uint8),
@@ -181,10 +182,10 @@ def _joined_extras(batches: Sequence[LogprobBatch], counts: Array) -> tuple[Arra
     kinds, given, bounds = (np.repeat(each, counts) for each in (extras, given_counts, mask_bounds))
     values = _lists_of(given, given_logprobs)
     ids_begin = np.repeat(_lists_of(given_counts, given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
-    sizes = _placed(mask_sizes, bounds > 0, 0)
+    sizes = _scattered(mask_sizes, bounds > 0, 0)
     return (
-        _placed(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
-        _placed(entropies, kinds & Extra.ENTROPY > 0, np.nan),
+        _scattered(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
+        _scattered(entropies, kinds & Extra.ENTROPY > 0, np.nan),
         values._replace(values=given_token_ids[np.repeat(ids_begin, given) + np.arange(given_logprobs.size)]),
         values,
         sizes,
@@ -192,17 +193,17 @@ def _joined_extras(batches: Sequence[LogprobBatch], counts: Array) -> tuple[Arra
     )
 
 
-def _placed(values: Array, where: npt.NDArray[np.bool_], otherwise: float) -> Array:
-    """Return a column with the values where they belong, in their order, and something else in all other places."""
+def _scattered(values: Array, where: npt.NDArray[np.bool_], fill: float) -> Array:
+    """Return a column with the values, in order, where the mask is set, and `fill` elsewhere."""
     if values.size == where.size:
         return values
-    column = np.full(where.size, otherwise, values.dtype)
+    column = np.full(where.size, fill, values.dtype)
     column[where] = values
     return column
 
 
 def _lists_of(counts: Array, values: Array) -> Lists:
-    """Return lists that follow one another in the values, each with so many of them."""
+    """Split the values into consecutive lists of the given sizes."""
     offsets = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return Lists(offsets, values)

@@ -58,10 +58,10 @@ async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServ
             for sequence in range(3, 9):
                 await log.write(writer, [sequence])
                 await log.written(writer)
-        with pytest.raises(LogError, match=f"position {last.position}: the log was made anew, and its message 2 is an"):
+        with pytest.raises(LogError, match=f"position {last.position}: the log was recreated, and its message 2 is an"):
             await soon(anext(items))
     for position in (first.position, last.position):
-        with pytest.raises(LogError, match="the log was made anew"):
+        with pytest.raises(LogError, match="the log was recreated"):
             await log.read(settings, after=position)
     await connection.close()
 

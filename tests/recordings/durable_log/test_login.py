@@ -175,7 +175,7 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
     open_to_all.write_bytes(Path(good).read_bytes())
     open_to_all.chmod(0o644)
     for changed, key in (
-        ({"certificate": bare}, "durable_log.certificate: a certificate in PEM and its key"),
+        ({"certificate": bare}, "durable_log.certificate: a PEM certificate and its unencrypted key"),
         ({"certificate": str(open_to_all)}, "durable_log.certificate: a file that only its owner may read"),
         ({"certificate": str(tmp_path / "none")}, "durable_log.certificate: a file that can be read"),
     ):

@@ -26,7 +26,7 @@ async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
     found = await log.read(settings)
     for item in found[::7]:
         assert log.sequences(await log.read(settings, after=item.position)) == list(range(item.sequence + 1, 41))
-    with pytest.raises(ValueError, match="after: the position of an item of a log, got 'x'"):
+    with pytest.raises(ValueError, match="after: expected the position of an item of a log, got 'x'"):
         await log.read(settings, after="x")
 
 

@@ -90,7 +90,7 @@ async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
     async with log.writer_of(settings, wait_seconds=3600) as writer:
         await log.write(writer, [1])
         for sequence in (2, 3):
-            writer.leave_out(log.STREAM.item(sequence))
+            writer.skip(log.STREAM.item(sequence))
         await log.write(writer, [4])
         await log.written(writer)
     assert log.numbered(await log.read(settings)) == [(1, 0), (4, 2)]

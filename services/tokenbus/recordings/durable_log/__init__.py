@@ -1,4 +1,4 @@
-"""The durable log: every worker's stream in a JetStream stream, written once and read by any number of readers."""
+"""The durable log: all workers' streams in one JetStream stream, for any number of readers."""
 
 import importlib.util
 
@@ -8,6 +8,5 @@ __all__ = ["require_nats"]
 
 
 def require_nats(address: str) -> None:
-    """Raise an AddressError if nats-py is not installed."""
     if importlib.util.find_spec("nats") is None:
         raise AddressError(address, "nats-py is not installed (pip install 'tokenbus[nats]')")

@@ -69,12 +69,12 @@ class ItemLog:
         if self._is_durable:
             pending_ack.keep()
             pending_ack.unlogged += 1
-            self.writer.take(item, partial(_logged, pending_ack))
+            self.writer.enqueue(item, partial(_logged, pending_ack))
         elif self.writer.has_room:
-            self.writer.take(item)
+            self.writer.enqueue(item)
         else:
             self.left_out += 1
-            self.writer.leave_out(item)
+            self.writer.skip(item)
 
     async def _check(self) -> None:
         """Raise a LogError if the servers could lose an acknowledged item, or refuse the largest one."""

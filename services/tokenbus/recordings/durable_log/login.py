@@ -1,4 +1,4 @@
-"""Login: what a process proves to a NATS server."""
+"""Login: the credentials of this process at a NATS server."""
 
 import base64
 import binascii
@@ -18,22 +18,22 @@ _FORMS = "a .creds file, or one line: USER:PASSWORD, a token, or an NKEY's seed"
 _MOST_BYTES = 65_536
 _JWT, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
 _USER_SEED, _USER = b"\x95\x00", b"\xa0"
-"""The first bytes of a user's seed and of its public key, as NKEYS has them; the seed shares its last three bits."""
+"""The first bytes of an NKEY user seed and of its public key; the seed's second byte has only five bits of these."""
 _SEED_BYTES = 36
 
 
 class Login:
-    """What this process proves, and whether it wants TLS; read from files, and again when they have changed."""
+    """Credentials and TLS settings from files, which are read again when they change."""
 
     def __init__(self, settings: DurableLogSettings, *, is_tls: bool) -> None:
-        """Read the files; raises SettingsError for one that cannot be used."""
+        """Read the files; raises SettingsError."""
         self.is_tls = is_tls
         self._settings = settings
         names = settings.credentials, settings.ca_file, settings.certificate
         self._files = WatchedFiles([Path(name) for name in names if name])
         self._repeated_log = DeduplicatedLog()
         self.options: dict[str, Any] = {}
-        """For nats-py's `connect`."""
+        """Arguments of nats-py's `connect`."""
         self.public_nkey: str | None = None
         if settings.credentials:
             self._take(settings.credentials, _read(settings.credentials))
@@ -41,13 +41,13 @@ class Login:
             try:
                 self.options["tls"] = ssl.create_default_context(cafile=settings.ca_file or None)
             except OSError as error:
-                limit = f"a file of certificates that can be read: {reason_of(error)}"
+                limit = f"a readable file of certificates: {reason_of(error)}"
                 raise SettingsError("durable_log.ca_file", limit, settings.ca_file) from None
             if settings.certificate:
-                self._show_certificate(settings)
+                self._load_certificate(settings)
 
     def refresh(self) -> None:
-        """Read the files again if they have changed; while one cannot be used, what was read before stays in force."""
+        """Read changed files again; if one is invalid, the previous credentials stay in use."""
         try:
             self._files.refresh(self._read_again)
         except SettingsError as error:
@@ -60,15 +60,14 @@ class Login:
         found = Login(self._settings, is_tls=self.is_tls)
         self.options, self.public_nkey = found.options, found.public_nkey
 
-    def _show_certificate(self, settings: DurableLogSettings) -> None:
-        """Show a server that asks for it this process's certificate."""
+    def _load_certificate(self, settings: DurableLogSettings) -> None:
         check_private("durable_log.certificate", settings.certificate)
         try:
-            # Without a password of our own, Python would ask for one on the terminal.
+            # Without this password Python would prompt for one on the terminal.
             self.options["tls"].load_cert_chain(settings.certificate, password=lambda: b"")
-        except OSError as error:  # of what ssl raises, too
+        except OSError as error:  # including ssl.SSLError
             reason = str(getattr(error, "reason", None) or error.strerror or error).lower().replace("_", " ")
-            limit = f"a certificate in PEM and its key, not encrypted: {reason}"
+            limit = f"a PEM certificate and its unencrypted key: {reason}"
             raise SettingsError("durable_log.certificate", limit, settings.certificate) from None
 
     def _take(self, path: str, text: str) -> None:
@@ -87,14 +86,15 @@ class Login:
             self.options["token"] = text
 
     def _sign_with(self, path: str, seed: str) -> str:
-        """Sign what the server asks for with a seed, and return the public key."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - for these alone
+        """Answer the server's challenge with this seed; return the public key."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - only for NKEYs
 
         try:
             raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
         except ValueError:
             raw = b""
-        if len(raw) != _SEED_BYTES or not _is_whole(raw) or (raw[0], raw[1] & 0xF8) != tuple(_USER_SEED):
+        is_intact = raw[-2:] == binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little")
+        if len(raw) != _SEED_BYTES or not is_intact or (raw[0], raw[1] & 0xF8) != tuple(_USER_SEED):
             raise SettingsError(_KEY, "a user's NKEY seed, which begins with SU", path)
         key = Ed25519PrivateKey.from_private_bytes(raw[2:-2])
         self.options["signature_cb"] = lambda nonce: base64.b64encode(key.sign(nonce.encode()))
@@ -102,16 +102,11 @@ class Login:
         return base64.b32encode(public + binascii.crc_hqx(public, 0).to_bytes(2, "little")).decode().rstrip("=")
 
 
-def _is_whole(raw: bytes) -> bool:
-    return binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") == raw[-2:]
-
-
 def _read(path: str) -> str:
     check_private(_KEY, path)
     try:
         with Path(path).open("rb") as file:
-            text = file.read(_MOST_BYTES).decode().strip().replace("\r\n", "\n")
+            return file.read(_MOST_BYTES).decode().strip().replace("\r\n", "\n")
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise SettingsError(_KEY, f"a file that can be read: {reason}", path) from None
-    return text
+        raise SettingsError(_KEY, f"a readable file: {reason}", path) from None

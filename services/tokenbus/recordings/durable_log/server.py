@@ -1,7 +1,6 @@
-"""ServerConnection: one connection to a NATS server. Servers: the servers that are tried in turn for one.
+"""ServerConnection: one connection to a NATS server. Servers: the list of servers to try in turn.
 
-nats-py's own reconnecting is off: after a break it would publish what was waiting, before the writer has asked how far
-the log is.
+nats-py's reconnect is off: it would publish pending messages before the writer has read the end of the log.
 """
 
 import asyncio
@@ -33,17 +32,17 @@ from tokenbus.settings import BusSettings, Settings
 _ADDRESS = re.compile(r"(?P<scheme>nats|tls)://(?P<servers>[^/]+)/(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,63})")
 _MOST_SERVERS = 16
 _CLOSE_SECONDS = 0.2
-"""How long a closing connection may take that sends nothing any more."""
+"""The time limit of a close that flushes nothing."""
 _CANCEL_SECONDS = 0.1
 T = TypeVar("T")
 ASK_SECONDS = 2.0
-"""How long to wait for an answer before asking again; for a stream whose leader died no server answers."""
+"""The timeout of a request to JetStream: no server answers for a stream without a leader."""
 _log = logger("log")
 
 
 @dataclass(frozen=True, slots=True)
 class LogAddress:
-    """The servers of a cluster, any of which will do, and the name of a log there."""
+    """The servers of a cluster and the name of a log."""
 
     servers: tuple[TcpEndpoint, ...]
     name: str
@@ -51,7 +50,7 @@ class LogAddress:
 
 
 def parse(address: str, settings: Settings) -> LogAddress:
-    """Return the parts of an address; raises AddressError for one that is invalid, or not safe enough to be used."""
+    """Parse the address of a log; raises AddressError if it is invalid or not safe to use."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise AddressError(address, "expected nats://HOST:PORT/NAME or tls://..., NAME of letters, digits, _ and -")
@@ -76,7 +75,7 @@ def parse(address: str, settings: Settings) -> LogAddress:
 
 
 class ServerError(Exception):
-    """A server cannot be used: one line with the reason."""
+    """A server cannot be used."""
 
 
 FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
@@ -84,28 +83,25 @@ FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
 
 
 class Servers:
-    """The servers of a log: one that failed is tried again after those that have not failed since."""
+    """The servers of a log; a server that failed goes to the end of the list."""
 
     def __init__(self, address: LogAddress, settings: Settings) -> None:
-        """Read the login; raises SettingsError. Its files are read again before each try if they have changed."""
+        """Read the credentials; raises SettingsError. Changed files are read again before each attempt."""
         self.reason = "no server was tried yet"
-        """Why the last try failed, or the last connection was lost."""
+        """The reason of the last failed attempt or lost connection."""
         self._login = Login(settings.durable_log, is_tls=address.is_tls)
         self._settings = settings.bus
         self._order = deque(random.sample(address.servers, len(address.servers)))
-        """The next one first; a server that failed goes to the end."""
+        """The servers, the next to try first."""
         self._repeated_log = DeduplicatedLog()
         self._connections_log = DeduplicatedLog()
-        """What goes wrong with connections once they are made: the next may have the same."""
+        """For errors of open connections, which the next connection may repeat."""
         self._last: ServerConnection | None = None
         self._last_began = -inf
         self._seconds = 0.0
 
     async def connect(self) -> "ServerConnection":
-        """Return a connection to the first that can be used; waits for as long as there is none.
-
-        After a connection that was lost soon it waits, too: a server may accept each one only to close it.
-        """
+        """Connect to the first usable server; waits while there is none, and after a connection that was lost soon."""
         loop = asyncio.get_running_loop()
         self._connections_log.expire()
         if self._last is not None:
@@ -136,50 +132,47 @@ class Servers:
 
 
 class _Client(Client):
-    """nats-py's own, but another client's message with broken headers does not end it."""
+    """nats-py's client, with fixes for errors that would end or delay the connection."""
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         try:
             return await super()._process_headers(headers)
-        except Exception:  # noqa: BLE001 - whatever they are
+        except Exception:  # noqa: BLE001 - another client's broken headers must not end this connection
             return {}
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
-        with contextlib.suppress(OSError):  # what is left to write cannot be: nats-py's task would fail for it
+        with contextlib.suppress(OSError):  # the last flush may fail, and with it nats-py's task
             await super()._close(status, do_cbs)
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Report an error before the connection is closed, which may wait for a server that does not read."""
+        """Report the error before closing, which may block on a server that does not read."""
         await self._error_cb(e)
         await super()._process_op_err(e)
 
     async def _process_err(self, err_msg: str) -> None:
-        """Report an error before what came behind it is taken: nats-py does so once it has closed, a while later."""
+        """Report the error at once; nats-py reports it only after it has closed."""
         await super()._process_err(err_msg)
         if PERMISSIONS_ERR not in err_msg and not self.is_connecting and self._err is not None:
             await self._error_cb(self._err)
 
 
 class _Transport(TcpTransport):
-    """nats-py's own, with an end that waits for nothing."""
+    """nats-py's transport, which can be aborted."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __bool__(self) -> bool:
-        """Whether it is there: nats-py would take another in the place of one that says no before it is connected."""
-        return True
+        return True  # nats-py would replace a transport that is false before it is connected
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
-        """Go on over TLS."""
         await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
-        if self._io_writer is not None:  # else asyncio warns at the end of each connection
+        if self._io_writer is not None:  # prevents asyncio's warning at the end of each connection
             self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]  # noqa: SLF001
 
     def abort(self) -> None:
-        """Close at once."""
         if self._io_writer is not None:
             self._io_writer.transport.abort()
 
@@ -190,24 +183,23 @@ class ServerConnection:
     def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog) -> None:
         self.lost = asyncio.Event()
         self.reason = ""
-        """Why it was lost."""
+        """The reason of the loss."""
         self.client: Client = _Client()
-        """nats-py's own connection."""
         self._denied = ""
-        """What the server did not permit last."""
+        """The last error about a missing permission."""
         self._transport = _Transport()
-        self.client._transport = self._transport  # noqa: SLF001 - it takes one that is there, and has no option for it
+        self.client._transport = self._transport  # noqa: SLF001 - nats-py has no option for it
         self._settings = settings
         self._is_open = self._is_closed = False
         self._repeated_log = repeated_log
 
     @property
     def jetstream(self) -> JetStreamContext:
-        """Its JetStream; `ask` it."""
+        """The JetStream API; await its calls through `ask`."""
         return self.client.jetstream(timeout=ASK_SECONDS)
 
     async def ask(self, asking: Coroutine[None, None, T]) -> T:
-        """Await the server's answer; raises ServerError once the connection is lost."""
+        """Await an answer of the server; raises ServerError when the connection is lost."""
         asked, lost = asyncio.ensure_future(asking), asyncio.ensure_future(self.lost.wait())
         try:
             await asyncio.wait({asked, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +217,7 @@ class ServerConnection:
         options = dict(login.options)
         for secret in {"password", "token"} & options.keys():
             options[secret] = partial(self._if_private, options[secret], is_tls=login.is_tls)
-        self.client._public_nkey = login.public_nkey  # noqa: SLF001 - it makes it itself only with another package
+        self.client._public_nkey = login.public_nkey  # noqa: SLF001 - nats-py needs another package to derive it
         try:
             await self.client.connect(
                 f"nats://{str(server).removeprefix('tcp://')}",
@@ -235,18 +227,18 @@ class ServerConnection:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 connect_timeout=max(1, int(timeout)),
-                # At least two, so that a process which stood still reads the answers that came meanwhile.
-                ping_interval=interval,  # type: ignore[arg-type]  # it only sleeps
+                # At least two, so that a process that was suspended can read the waiting answers.
+                ping_interval=interval,  # type: ignore[arg-type]  # used only for a sleep
                 max_outstanding_pings=max(2, int(timeout / interval)),
                 name="tokenbus",
                 **options,
             )
             self._if_private("", is_tls=login.is_tls)
-        except Exception as error:  # noqa: BLE001 - nats-py raises any, where it cannot read what came
+        except Exception as error:  # noqa: BLE001 - nats-py raises any error if it cannot parse the answer
             is_vague = isinstance(error, nats.errors.NoServersError)
             reason = self.reason if is_vague else _reason(error)
             if not isinstance(error, FAILURES):
-                reason = f"what answers there is no NATS server: {reason}"
+                reason = f"not a NATS server: {reason}"
             await self.close()
             raise ServerError(f"{str(server).removeprefix('tcp://')}: {reason}") from None
         except BaseException:
@@ -256,13 +248,13 @@ class ServerConnection:
         self._is_open = True
 
     def _if_private(self, secret: str, *, is_tls: bool) -> str:
-        """Return a secret; nats-py would send it in the clear to whatever answers in the place of a server with TLS."""
-        if is_tls and not self.client._server_info.get("tls_required"):  # noqa: SLF001 - nothing else tells
+        """Return a secret, unless nats-py would send it unencrypted although the address is tls://."""
+        if is_tls and not self.client._server_info.get("tls_required"):  # noqa: SLF001 - no public attribute
             raise ServerError("it offers no TLS, which a tls:// address needs")
         return secret
 
     async def close(self) -> None:
-        """Close, without waiting for what was published."""
+        """Close without a flush."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -271,18 +263,18 @@ class ServerConnection:
         try:
             await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         finally:
-            self._transport.abort()  # nats-py waits without end for a server that does not read
+            self._transport.abort()  # nats-py would wait forever for a server that does not read
             await end_tasks(closing)
 
     def _lose(self, reason: str) -> None:
         if not self.lost.is_set():
-            self.reason = reason = self._said() or reason
+            self.reason = reason = self._server_reason() or reason
             self.lost.set()
             if self._is_open:
                 self._repeated_log.begin(reason, _log.warning, "nats server lost", reason=reason)
 
-    def _said(self) -> str:
-        """Return why the server closes the connection; empty: it has not said."""
+    def _server_reason(self) -> str:
+        """Return the server's own reason for closing the connection; empty if it gave none."""
         error = self.client.last_error
         is_ours = isinstance(error, (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError))
         reason = "" if error is None or is_ours else _reason(error)
@@ -303,7 +295,7 @@ class ServerConnection:
 
 
 async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Wait until one of some events is set, or for so long."""
+    """Wait until one of the events is set, for at most `seconds`."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -313,16 +305,16 @@ async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None
 
 
 async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks until they have ended: nats-py swallows a cancellation at some of its waits."""
+    """Cancel tasks until they have ended: nats-py sometimes swallows a cancellation."""
     while left := [task for task in tasks if task is not None and not task.done()]:
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=_CANCEL_SECONDS)
-    await asyncio.gather(*filter(None, tasks), return_exceptions=True)  # what they raised was seen
+    await asyncio.gather(*filter(None, tasks), return_exceptions=True)
 
 
 def _drop(asked: asyncio.Future[T]) -> None:
-    """Retrieve a question's error: nats-py raises one when it is cancelled, and asyncio would log it."""
+    """Retrieve the error that nats-py raises when it is cancelled; otherwise asyncio logs it."""
     if not asked.cancelled():
         asked.exception()
 

@@ -1,4 +1,4 @@
-"""LogStream: the JetStream stream that holds a log, its limits, state and messages; docs/log.md has the format."""
+"""LogStream: the JetStream stream of a log: its limits, state and messages. The format: docs/log.md."""
 
 import asyncio
 import math
@@ -27,32 +27,32 @@ from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus.settings import Settings
 
 _ELECTION_SECONDS = 30.0
-"""How long a cluster may take to have a leader again: up to nine seconds, and then one for the stream."""
+"""The time limit for the election of a cluster's leader (up to nine seconds) and of the stream's leader."""
 _RETRY_SECONDS = 0.2
 _NOT_CLUSTERED = 10074
 _NOT_READY = {10008, 10009, 10004, 10058}
-"""The codes of a cluster that has no leader yet, and of a stream that another writer has made just now."""
+"""Error codes of a cluster without a leader, and of a stream that another writer has just created."""
 _HOUR_SECONDS = 3600
 _SILENT_NS = 4_000_000_000
-"""After how long a silent replica counts as missing; a live one sends something each second."""
+"""The silence after which a replica counts as missing; a live one sends every second."""
 _HEADER_BYTES = 1024
-"""How much of `max_payload` to leave for a message's headers."""
+"""The part of `max_payload` reserved for headers."""
 _log = logger("log")
 
 
 class LogError(AddressError):
-    """A server has no such log, or cannot keep it as the settings say: one line with the address and the reason."""
+    """A server has no such log, or cannot keep it as the settings demand."""
 
 
 class PromiseError(LogError):
-    """The servers answer, and their configuration cannot keep what the settings promise: waiting does not help."""
+    """The configuration of the servers cannot keep the guarantees of the settings; waiting does not help."""
 
 
 class LogStream:
     """The stream of one log."""
 
     def __init__(self, settings: Settings, address: str | None = None) -> None:
-        """Take the address, by default `durable_log.address`; raises AddressError."""
+        """Parse the address (default: `durable_log.address`); raises AddressError."""
         address = address or settings.durable_log.address
         scheme, _, rest = address.partition("://")
         self.address = address if "/" in rest else f"{scheme}://{rest}/log"
@@ -64,27 +64,27 @@ class LogStream:
 
     @property
     def reason(self) -> str:
-        """Why there is no connection, as far as is known."""
+        """The reason of the last failed connection."""
         return self._servers.reason
 
     def subject(self, worker_id: str, epoch: int | None = None) -> str:
-        """Return the subject of the items of one life of a worker, of all its lives, or of all workers."""
+        """Return the subject of one life of a worker, of all its lives, or of all workers."""
         token = quote(worker_id, safe="").replace(".", "%2E") if worker_id else "*"
         return f"{self.subjects}.{token}.{'*' if epoch is None else epoch}"
 
     def life(self, subject: str) -> tuple[str, int] | None:
-        """Return the worker and the epoch of a subject; None for one that no life has."""
+        """Return the worker and epoch of a subject; None if it is not the subject of a life."""
         *_, token, epoch = subject.split(".")
         worker_id = unquote(token)
         is_own = epoch.isdecimal() and subject == self.subject(worker_id, int(epoch))
         return (worker_id, int(epoch)) if is_own else None
 
     async def connect(self, seconds: float | None = None) -> ServerConnection:
-        """Return a connection to a server; raises AddressError if there is none within so many seconds."""
+        """Connect to a server; raises AddressError after `seconds` (None: never)."""
         if seconds is None:
             return await self._servers.connect()
         connecting = asyncio.create_task(self._servers.connect())
-        try:  # not asyncio.timeout, whose one cancellation nats-py may swallow
+        try:  # not asyncio.timeout: nats-py may swallow its cancellation
             if (await asyncio.wait({connecting}, timeout=seconds))[0]:
                 return connecting.result()
             reason = f"no server answers within {seconds:g} s: {self._servers.reason}"
@@ -95,10 +95,10 @@ class LogStream:
     async def info(
         self, server: ServerConnection, *, make: bool, tell: Callable[[AddressError], object] = lambda _: None
     ) -> StreamInfo:
-        """Return the stream's state; if `make`, create a stream that does not exist. An existing one is not changed.
+        """Return the stream's state; with `make`, create a missing stream. An existing stream is not changed.
 
-        Waits for a cluster that elects a leader, and with `make` for a quorum; calls `tell` with the reason to wait.
-        Raises LogError, also if `make` finds a stream that keeps less than the settings of a durable log say.
+        Waits for the election of a leader, and with `make` for a quorum; calls `tell` with the reason of the wait.
+        Raises LogError, also if `make` finds a stream that keeps less than the durable log's settings demand.
         """
         reason = reason_of(TimeoutError())
         try:
@@ -111,7 +111,7 @@ class LogStream:
                             self._check(info)
                         return info  # noqa: TRY300 - the loop goes on after the errors of a while
                     except (nats.errors.TimeoutError, APIError, LogError) as error:
-                        if not _is_for_a_while(error):
+                        if not _is_temporary(error):
                             raise
                         reason = reason_of(error)
                     tell(AddressError(self.address, reason))
@@ -125,13 +125,13 @@ class LogStream:
             raise kind(self.address, reason_of(found)) from None
 
     def check_quorum(self, info: StreamInfo) -> None:
-        """Raise a LogError for a stream without a quorum of replicas, which takes no message."""
+        """Raise LogError if the stream has no quorum of replicas, and so accepts no messages."""
         missing, replicas = missing_replicas(info), info.config.num_replicas or 1
         if 2 * missing >= replicas:
-            raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are away")
+            raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are missing")
 
     async def look(self, server: ServerConnection) -> StreamInfo:
-        """Return the stream's state, asking twice; raises one of FAILURES."""
+        """Return the stream's state, after one retry; raises one of FAILURES."""
         try:
             return await server.ask(server.jetstream.stream_info(self.name))
         except nats.errors.TimeoutError:
@@ -156,7 +156,7 @@ class LogStream:
         return await jetstream.add_stream(config)
 
     def _check(self, info: StreamInfo) -> None:
-        """Log which limits of a stream are below the settings; with `durable` raise a PromiseError instead."""
+        """Log the limits of the stream that are below the settings; with `durable` raise PromiseError instead."""
         log, found = self._settings.durable_log, info.config
         compared = (
             ("replicas", log.replicas, found.num_replicas or 1),
@@ -174,28 +174,25 @@ class LogStream:
             _log.warning("log keeps less than the settings say", log=self.address, reason=less)
 
     def largest_message(self, server: ServerConnection, info: StreamInfo) -> int:
-        """Return the most bytes that a message may have."""
+        """Return the size limit of a message."""
         return int(min(server.client.max_payload, _limit(info.config.max_msg_size))) - _HEADER_BYTES
 
-    # Its messages: each is a recording of a run of one life's items, under the subject of that life.
+    # Each message is a recording of consecutive items of one life, under the subject of that life.
 
     def items(self, subject: str, data: bytes) -> list[StreamItem]:
-        """Return the items of a message, at least one.
-
-        Raises a RecordingError for a message that is damaged, or whose subject is not that of the life in its hello.
-        """
+        """Return the items of a message, at least one; raises RecordingError for damage or a wrong subject."""
         items = list(read_items(BytesIO(data)))
         if not items:
-            raise RecordingError(0, "at least one item, got none")
+            raise RecordingError(0, "expected at least one item, got none")
         own = self.subject(items[0].worker_id, items[0].epoch)
         if subject != own:
-            raise RecordingError(0, f"a hello of the life that its subject names, {subject}, got that of {own}")
+            raise RecordingError(0, f"expected a hello for the subject {subject}, got one for {own}")
         return items
 
     async def last_sequence(self, server: ServerConnection, subject: str, message: RawStreamMsg | None) -> int:
-        """Return how far the log has a life at a message of its subject; 0 if no message has an item of it.
+        """Return the last sequence of a life in the log, up to a message of its subject; 0 if there is none.
 
-        Messages that other programs appended may be damaged, or repeat items; so go back to one that a LogWriter wrote.
+        Messages of other programs may be damaged or repeat items, so this goes back to a message of a LogWriter.
         """
         farthest = 0
         while message is not None:
@@ -207,7 +204,7 @@ class LogStream:
         return farthest
 
     async def message_before(self, server: ServerConnection, subject: str, number: int) -> RawStreamMsg | None:
-        """Return the last message of a subject before a number, by bisection: the server only finds the next one."""
+        """Return the last message of a subject before a number, by bisection: the server only searches forwards."""
         found, low, high = None, 1, number
         while low < high:
             middle = (low + high) // 2
@@ -220,14 +217,14 @@ class LogStream:
 
 
 def is_writers(headers: Mapping[str, str] | None) -> bool:
-    """Return whether a LogWriter wrote a message: the server then checked the one before, so it repeats no item."""
+    """Return whether a LogWriter wrote the message; then the server has checked that it repeats no item."""
     return Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (headers or {})
 
 
 def missing_replicas(info: StreamInfo) -> int:
-    """Return how many of a stream's replicas the leader does not hear; without a leader, all of them.
+    """Return the number of replicas that the leader does not hear; all of them if there is no leader.
 
-    The leader of a stream without a quorum steps down only after 20 s, and answers normally until then.
+    Without a quorum the leader steps down only after 20 s, and answers normally until then.
     """
     replicas = info.config.num_replicas or 1
     if info.cluster is None:
@@ -238,20 +235,20 @@ def missing_replicas(info: StreamInfo) -> int:
     return max(0, replicas - 1 - heard)
 
 
-def _is_for_a_while(error: Exception) -> bool:
-    """Return whether an error ends by itself, once the cluster has a leader and a quorum."""
+def _is_temporary(error: Exception) -> bool:
+    """Return whether the error ends when the cluster has a leader and a quorum."""
     if isinstance(error, APIError):
         return error.err_code in _NOT_READY
     return not isinstance(error, PromiseError)
 
 
 def _limit(value: float | None) -> float:
-    """Return a limit of a stream; None, 0 and -1 stand for no limit."""
+    """Return a limit of a stream; None, 0 and -1 mean no limit."""
     return value if value is not None and value > 0 else math.inf
 
 
 def reason_of(error: BaseException) -> str:
-    """Return a server's error in one line."""
+    """Return the text of a server's error."""
     if isinstance(error, AddressError):
         return error.reason
     if isinstance(error, APIError) and error.description:
@@ -261,5 +258,5 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, (Error, ServerError)):
         return str(error).removeprefix("nats: ")
     if isinstance(error, TimeoutError):
-        return f"jetstream gave no answer within {ASK_SECONDS:g} s, as without a quorum, or with a full disk"
+        return f"jetstream gave no answer within {ASK_SECONDS:g} s: it may lack a quorum or disk space"
     return str(error).removeprefix("nats: ") or type(error).__name__
