@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import tokenbus
-from schema_tools.api import Documented, documented, page, public_names
+from schema_tools.api import INTERNAL, Documented, documented, page, public_names
 from tests.pages import ROOT
 from tokenbus import testing
 
@@ -73,6 +73,11 @@ def test_every_public_name_is_on_the_page_and_documented() -> None:
         kind = getattr(tokenbus, name)
         is_enum = inspect.isclass(kind) and hasattr(kind, "__members__")
         assert is_enum or "Example" in next(each for each in NAMES if each.name == name).sections, name
+
+
+def test_members_that_the_page_leaves_out_exist() -> None:
+    for name, members in INTERNAL.items():
+        assert set(members.split()) <= vars(getattr(tokenbus, name)).keys(), name
 
 
 @pytest.mark.process

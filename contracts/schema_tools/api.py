@@ -33,6 +33,18 @@ _GROUPS = {
     "Errors": "ContractError Rule RequestFailedError AddressError LogError RecordingError SettingsError PublishError "
     "RetentionFullError NotRunningError WouldWaitError EngineStepError EngineBrokenError PluginError",
 }
+INTERNAL = {
+    "Client": "is_running",
+    "PromptScores": "end is_last chunks of check joined",
+    "Publisher": "begin end waiting_records addressed lose lose_all",
+    "Processor": "is_listening failed_ticks usage",
+    "Step": "sequence token_lists keep",
+    "Settings": "most_connections",
+    "LogprobBatch": "of_views of_message headed arrays is_message has_consistent_lengths nbytes row_bytes runs stop "
+    "between joined",
+    "Extras": "as_lists",
+}
+"""Members that only our own packages use, by class. The page leaves them out."""
 _SECTION = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[a-z0-9`)\"']\.)\s+(?=[A-Z`])|\n\n")
 
@@ -61,9 +73,14 @@ def _of(name: str) -> Iterator[Documented]:
     yield documented(name, found)
     if not _has_own_members(found) or issubclass(found, enum.Enum):
         return
+    internal = INTERNAL.get(name, "").split()
     for member, value in vars(found).items():
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-        if not member.startswith("_") and (inspect.isfunction(function) or isinstance(value, property)):
+        if (
+            member not in internal
+            and not member.startswith("_")
+            and (inspect.isfunction(function) or isinstance(value, property))
+        ):
             yield documented(f"{name}.{member}", function)
 
 
