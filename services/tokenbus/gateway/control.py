@@ -1,4 +1,4 @@
-"""ControlRoutes: the engines' control under vLLM's paths, for those whose key may."""
+"""ControlRoutes: control of the engines under vLLM's paths, for operators' keys."""
 
 import asyncio
 import re
@@ -26,26 +26,25 @@ from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
 _NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**63 - 1
 _SECONDS = 1800.0
-"""How long an engine may take for one command: as long as trainers wait."""
+"""Longest time of a command: as long as trainers wait."""
 _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
 _PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
-"""What an answer's id has before the name that its client gave it."""
+"""Prefixes of answers' ids."""
 _OF_ADAPTERS = {"load_adapter.name": 400, "load_adapter.folder": 404}
-"""By the field that engines refuse of an adapter, the status."""
+"""Statuses by the adapter's field that engines refuse."""
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
 
 class ControlRoutes:
-    """Does what a request to one of the control routes asks of all workers."""
+    """Applies a request to all workers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._one_at_a_time = asyncio.Lock()
-        """Else who tries again would take the pause of the update before for somebody's own."""
+        """Serializes updates: a retry would take the earlier update's pause for somebody else's."""
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
         posts: dict[str, _Do] = {
             "/pause": _pause,
             "/resume": _resume,
@@ -67,10 +66,12 @@ class ControlRoutes:
             "/v1/unload_lora_adapter": _unload_adapter,
         }
         gets: dict[str, _Do] = {
-            "/is_paused": _told(lambda states: {"is_paused": all(each.is_paused for each in states.values())}),
-            "/is_sleeping": _told(lambda states: {"is_sleeping": any(each.is_sleeping for each in states.values())}),
-            "/get_world_size": _told(lambda states: {"world_size": _processes(states)}),
-            "/weight_info": _told(_weights),
+            "/is_paused": _described(lambda states: {"is_paused": all(each.is_paused for each in states.values())}),
+            "/is_sleeping": _described(
+                lambda states: {"is_sleeping": any(each.is_sleeping for each in states.values())}
+            ),
+            "/get_world_size": _described(lambda states: {"world_size": _processes(states)}),
+            "/weight_info": _described(_weights),
             "/server_info": _server_info,
         }
         return [
@@ -90,7 +91,7 @@ class ControlRoutes:
             caller = visitor_of(request.scope).caller.name or peer
             operator = Operator(self._gateway.client, timeout_seconds=_SECONDS, on_behalf_of=caller)
             try:
-                # What is begun is ended, whether or not its client waits for that.
+                # A command goes on if its client disconnects.
                 answer = await asyncio.shield(asyncio.ensure_future(self._done(do, operator, arguments)))
             except ControlError as error:
                 raise _failed(error) from None
@@ -109,13 +110,13 @@ class ControlRoutes:
             return await do(operator, arguments)
 
     async def _abort_requests(self, operator: Operator, arguments: _Arguments) -> object:
-        """End some requests, which may be another gateway's, or all."""
+        """End some requests, of any gateway, or all."""
         if "request_ids" not in arguments:
             return await self._done(_abort_all, operator, {})
         return self._abort(_request_ids(arguments["request_ids"]))
 
     async def _abort_named(self, _operator: Operator, arguments: _Arguments) -> object:
-        """End requests by their ids, or by the names that clients gave them; one that has ended is no error."""
+        """End requests by their ids or by their clients' names for them; ended ones are ignored."""
         names = arguments.get("request_ids")
         found: list[int] = []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -162,7 +163,7 @@ def _failed(error: ControlError) -> ApiError:
 
 
 def _not_loaded(error: ControlError) -> ApiError:
-    """Return the error of an adapter that no engine has loaded, with the status that vLLM's server has for it."""
+    """Return the error of an adapter that no engine has loaded, with vLLM's status."""
     kinds = {reason.partition(":")[0] for reason in error.failed.values()}
     if len(kinds) > 1 or error.states.keys() - error.failed.keys():
         return _failed(error)
@@ -195,7 +196,7 @@ def _mode(arguments: _Arguments) -> str:
 
 
 def _version(arguments: _Arguments, name: str) -> int:
-    """Return a version, which may be written as a text, as vLLM's are; 0: none is given."""
+    """Return a version, which may be a text, as in vLLM; 0 if none is given."""
     value = arguments.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         value = int(value[:32])
@@ -204,7 +205,7 @@ def _version(arguments: _Arguments, name: str) -> int:
     return value
 
 
-def _told(read: Callable[[States], object]) -> _Do:
+def _described(read: Callable[[States], object]) -> _Do:
     async def do(operator: Operator, _: _Arguments) -> object:
         return read(await operator.describe())
 
@@ -229,7 +230,7 @@ def _seconds(arguments: _Arguments, name: str) -> float:
 
 
 async def _collective_rpc(operator: Operator, arguments: _Arguments) -> object:
-    """Call a method of the engines' processes, as vLLM's route of that name."""
+    """Call a method of the engines' processes, as vLLM's route does."""
     args, kwargs = arguments.get("args", []), arguments.get("kwargs", {})
     if not isinstance(args, list):
         raise invalid("args", f"a list, got {shown(args)}")
@@ -289,7 +290,7 @@ async def _reset_prefix_cache(operator: Operator, arguments: _Arguments) -> obje
 
 
 def _stage(stage: str, member: str, message: str) -> _Do:
-    """Return what does a stage of vLLM's weight transfer, with what a member of the body says of it."""
+    """Return the command for a stage of vLLM's weight transfer, with the arguments in `member`, or all of them."""
 
     async def do(operator: Operator, arguments: _Arguments) -> object:
         if member and not isinstance(arguments.get(member), dict | list):
@@ -306,7 +307,7 @@ _update_by_transfer = _stage("update", "update_info", "Weights updated")
 
 
 async def _update_weights(operator: Operator, arguments: _Arguments) -> object:
-    """Take tensors, as vLLM has it, or the weights in a folder, as prime-rl has it."""
+    """Update from tensors, as in vLLM, or from a folder, as in prime-rl."""
     if "weight_dir" not in arguments:
         return await _update_by_transfer(operator, arguments)
     states = await operator.update_weights(_text(arguments, "weight_dir"), _version(arguments, "weight_version"))
@@ -343,7 +344,7 @@ async def _unload_adapter(operator: Operator, arguments: _Arguments) -> object:
 
 
 async def _server_info(operator: Operator, arguments: _Arguments) -> object:
-    """Return what TRL reads of vLLM's configuration; all processes count as one engine's."""
+    """Return the configuration that TRL reads; all processes count as one engine's."""
     if arguments.get("config_format", "json") not in ("json", "text"):
         raise invalid("config_format", f"json or text, got {shown(arguments['config_format'])}")
     states = await operator.describe()
@@ -351,7 +352,7 @@ async def _server_info(operator: Operator, arguments: _Arguments) -> object:
 
 
 def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, object]:
-    """Return what clients read in vLLM's configuration: what all engines have in common."""
+    """Return the part of vLLM's configuration that clients read: the values that all engines share."""
     transfers = {state.weight_transfer for state in states}
     adapters, rank = (min(getattr(state, name) for state in states) for name in ("max_adapters", "max_adapter_rank"))
     kinds = {ValueKind.Name(state.value_kind).removeprefix("VALUE_KIND_").lower() for state in states}
@@ -367,5 +368,5 @@ def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, obje
 
 
 def _shared(values: AbstractSet[str]) -> str:
-    """Return the one value, or all with commas between, so that who compares it sees that they differ."""
+    """Return the one value, or all values with commas between, so that a comparison fails."""
     return ", ".join(sorted(values - {""})) or "unknown"

@@ -1,4 +1,4 @@
-"""Gateway: what one gateway process has: its client, buffers and counts; its periodic work, health and readiness."""
+"""Gateway: one process's client, buffers and counts, its periodic work, health and readiness."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ _log = logger("gateway")
 _LEARN_SECONDS = 1.0
 _MOST_IGNORED = 256
 _OTHERS = "(others)"
-"""What unknown fields count as beyond so many different ones."""
+"""Label of unknown fields once 256 different ones were counted."""
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -43,11 +43,11 @@ _BETWEEN = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-"""vLLM's own bounds."""
+"""vLLM's histogram bounds."""
 
 
 class ModelCounts:
-    """Counts a model's requests when they end, as vLLM's server does; each choice of an answer is one."""
+    """Counts a model's requests when they end, as vLLM's server does; each choice is one."""
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class ModelCounts:
         self.latency = Histogram(_WHOLE)
 
     def count(self, outcome: Outcome, asked_at: float, first_at: float | None, ended_at: float) -> None:
-        """Count a request that ended; the times are on one clock."""
+        """Count an ended request; all times are on one clock."""
         self.finished[outcome.reason] += 1
         self.prompt_tokens.observe(outcome.prompt_tokens)
         self.generation_tokens.observe(outcome.tokens)
@@ -79,7 +79,7 @@ class Counts:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
         self.ignored_fields: Counter[str] = Counter()
-        """By the path of an unknown field, how many bodies had it."""
+        """Bodies with an unknown field, by the field's path."""
         self.open_answers = 0
         self.left_clients = 0
         """Clients that disconnected before their answer had ended."""
@@ -89,12 +89,12 @@ class Counts:
         self.refused_connections = 0
         self.late_requests = 0
         self.to_socket = Histogram()
-        """From a row's publication until it was written to its client's socket, in seconds."""
+        """Seconds from a row's publication to its write to the client's socket."""
         self.models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)
 
 
 class Gateway:
-    """One client of the bus, and all that handles its requests and answers."""
+    """A client of the bus, with everything that handles its requests and answers."""
 
     def __init__(
         self, settings: Settings, client: Client, encoders: EncoderPool, repeated_log: DeduplicatedLog
@@ -115,20 +115,20 @@ class Gateway:
         self.callers.on_revoked = self.dispatcher.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.named: dict[str, Sequence[int]] = {}
-        """By the name that its client gave an open answer, the ids of its requests on the bus."""
+        """The ids on the bus of an open answer's requests, by the client's name for it."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         self.cache_usage: dict[tuple[str, str], float] = {}
-        """By worker and model, how much of the engine's KV cache is in use, from 0 to 1, of the engines that tell."""
+        """Used part of an engine's KV cache, from 0 to 1, by worker and model, if the engine tells."""
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.dispatching: asyncio.Task[None] | None = None
         self.serving: asyncio.Task[None] | None = None
         self.connections = 0
-        """How many connections are open; the server sets it."""
+        """Number of open connections; the server sets it."""
 
     @property
     def unread_files(self) -> int:
-        """How many files have changed and cannot be read; their former contents stay in force."""
+        """Number of changed files that cannot be read; their former contents stay in force."""
         return self.callers.files.is_unread + (self.certificate is not None and self.certificate.files.is_unread)
 
     def tick(self) -> None:
@@ -141,7 +141,7 @@ class Gateway:
             self.certificate.refresh()
 
     def note_ignored(self, fields: Iterable[str]) -> None:
-        """Count the unknown fields of a body, and name those in the log that no body had before."""
+        """Count a body's unknown fields, and log those that are new."""
         counts = self.counts.ignored_fields
         for name in fields:
             if name in counts:
@@ -149,11 +149,11 @@ class Gateway:
             elif len(counts) < _MOST_IGNORED:
                 counts[name] = 1
                 _log.warning("an unknown field is ignored", field=name)
-            else:  # clients choose the names, so there may be any number
+            else:  # clients may send any number of names
                 counts[_OTHERS] += 1
 
     def health(self) -> Health:
-        """Return whether this process can serve; a processor that is away is not its problem."""
+        """Return whether this process can serve; an absent processor does not count."""
         problems = stalled(self.watch, self.settings.bus.stall_timeout_ms)
         if self.client.refusal:
             problems.append(f"its processor refuses it: {self.client.refusal}")
@@ -163,7 +163,7 @@ class Gateway:
             problems.append("its HTTP server has failed: restart the gateway")
         facts = {
             "service": "gateway",
-            "connection": _connection(self.client),
+            "connection": "open" if self.client.is_connected else self.client.sessions[0].state.name.lower(),
             "processor": ", ".join(filter(None, (each.processor_id for each in self.client.sessions))),
             "open_requests": len(self.dispatcher),
             "is_draining": self.dispatcher.is_draining,
@@ -171,7 +171,7 @@ class Gateway:
         return Health(tuple(problems), facts)
 
     async def learn_models(self, *, is_new: bool = False) -> None:
-        """Ask the processor about its workers; without an answer models stay, and the use of caches is not known."""
+        """Ask the processor about its workers; without an answer the models stay, and cache usage is unknown."""
         try:
             status = await self.status.get(is_new=is_new)
         except TimeoutError:
@@ -186,13 +186,13 @@ class Gateway:
         }
 
     async def keep_learning(self) -> None:
-        """Learn again each second, until cancelled: a scrape may come from another thread, and does not wait."""
+        """Learn again each second, until cancelled: a scrape, which may come from another thread, does not wait."""
         while True:
             await self.learn_models()
             await asyncio.sleep(_LEARN_SECONDS)
 
     async def why_not_ready(self) -> list[str]:
-        """Return why a request would find no worker; empty if it would find one."""
+        """Return the reasons why a request would find no worker; empty if it would find one."""
         if self.dispatcher.is_draining:
             return ["it is stopping"]
         if not self.client.is_connected:
@@ -211,13 +211,13 @@ class Gateway:
         return [f"no worker has the tokenizer that gateway.tokenizer names{self._difference(status)}"]
 
     async def pauses(self) -> list[dict[str, object]]:
-        """Return which workers are paused, since when, and by which client: requests wait there."""
+        """Return the paused workers, which hold requests: since when, and by which client."""
         with contextlib.suppress(TimeoutError):
             return paused(await self.status.get())
         return []
 
     async def explained(self, error: ApiError) -> ApiError:
-        """Return an error of a request, with more words if it says that the tokenizers differ."""
+        """Return a request's error; if the tokenizers differ, it says how."""
         if error.message.startswith("tokenizer_digest:"):
             with contextlib.suppress(TimeoutError):
                 error.message += self._difference(await self.status.get())
@@ -228,7 +228,7 @@ class Gateway:
         return own != other and 0 not in {own, other}
 
     def _difference(self, status: ProcessorStatus) -> str:
-        """Return in which text a worker's tokenizer differs from the gateway's, and what mends it; empty: in none."""
+        """Return a text that a worker's tokenizer encodes differently, and the remedy; empty without a difference."""
         for worker in filter(self._differs, status.workers):
             text = first_difference(self.vocabulary.probes, worker.tokenizer_probes)
             if text is not None:
@@ -237,15 +237,9 @@ class Gateway:
         return ""
 
 
-def _connection(client: Client) -> str:
-    if client.is_connected:
-        return "open"
-    return client.sessions[0].state.name.lower()
-
-
 @asynccontextmanager
 async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
-    """Connect to the bus and hand out rows for as long as `async with` lasts."""
+    """Connect to the bus and deliver rows for as long as `async with` lasts."""
     with contextlib.closing(DeduplicatedLog()) as repeated_log:
         async with Client(settings) as client, encoders_of(settings, repeated_log) as encoders:
             gateway = Gateway(settings, client, encoders, repeated_log)

@@ -1,4 +1,4 @@
-"""The gateway's metrics: requests, what waits for clients, and the latency to a client's socket."""
+"""The gateway's metrics: requests, waiting bytes, and the latency to clients' sockets."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -125,9 +125,9 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
 )
 
 
-def _open(view: Gateway, place: int) -> Mapping[str, float]:
+def _open(view: Gateway, column: int) -> Mapping[str, float]:
     counts = view.dispatcher.running_and_waiting()
-    return {model: counts.get(model, (0, 0))[place] for model in {**view.reader.models, **counts}}
+    return {model: counts.get(model, (0, 0))[column] for model in {**view.reader.models, **counts}}
 
 
 VLLM: tuple[Family[Gateway], ...] = (
@@ -176,7 +176,7 @@ VLLM: tuple[Family[Gateway], ...] = (
         for name, says, read in _HISTOGRAMS
     ),
 )
-"""Metrics under vLLM's own names, for dashboards and autoscalers that know them, where they mean the same here."""
+"""Metrics with vLLM's names and meanings, for dashboards and autoscalers that know them."""
 
 
 def metrics_page(gateway: Gateway) -> str:
@@ -185,5 +185,4 @@ def metrics_page(gateway: Gateway) -> str:
 
 
 def gateway_collector(gateway: Gateway) -> FamilyCollector[Gateway]:
-    """Return the collector of a gateway."""
     return FamilyCollector("gateway", (*GATEWAY, *VLLM), lambda: gateway)

@@ -1,4 +1,4 @@
-"""The form of an output: what `response_format`, `structured_outputs` and `tool_choice` say, as the contract has it."""
+"""Reads `response_format`, `structured_outputs` and `tool_choice` into the contract's StructuredOutput."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,15 +23,15 @@ _MEMBERS = {
     "grammar": ("grammar", "text"),
     "structural_tag": ("structural_tag", "tag"),
 }
-"""By the name of a form in bodies, the contract's and that of its one text."""
+"""The contract's member, and its text field, by the form's name in bodies."""
 _OF_JSON = ("json", "structural_tag")
 _PARTS_OF_TAGS = ("format", "structures", "triggers")
 _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-"""The JSON Schema of the arguments of a function that declares none."""
+"""JSON Schema of the arguments of a function without a schema."""
 
 
 def structured_output(body: Generation) -> dict[str, Any] | None:
-    """Return the contract's StructuredOutput that a body asks for; None: it asks for none. Raises an ApiError."""
+    """Return the contract's StructuredOutput for a body, None without a form; raises an ApiError."""
     found = None if body.structured_outputs is None else _form_in(body.structured_outputs)
     response = None if body.response_format is None else _form_of_response(body.response_format)
     if found is not None and response is not None and body.response_format is not None:
@@ -86,7 +86,7 @@ def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 
 
 
 def form_of_vllm(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a StructuredOutput of the contract as vLLM's API has it."""
+    """Return a StructuredOutput in the form of vLLM's API."""
     ((name, members),) = form.items()
     if name == "choice":
         return {"choice": members["texts"]}
@@ -99,12 +99,12 @@ class ForcedCall(NamedTuple):
     """A function that the model has to call; its output is the arguments."""
 
     name: str | None
-    """None: any of the functions; the output is a list of objects with `name` and `parameters`."""
+    """The function; None: any function, and the output is a list of objects with `name` and `parameters`."""
     schema: str
 
 
 class AutoCalls(NamedTuple):
-    """Functions that the model may call, in the text that it writes."""
+    """Functions that the model may call within its text."""
 
     parser: str
     is_one: bool
@@ -112,14 +112,14 @@ class AutoCalls(NamedTuple):
 
 
 def auto_calls(body: Chat, parser: str) -> AutoCalls | None:
-    """Return how calls are found in an output that nothing forces to be one; None: its text stays as it is."""
+    """Return how to find calls in an output that is not forced to be one; None: there are none."""
     if not parser or not body.tools or body.tool_choice not in (None, "auto"):
         return None
     return AutoCalls(parser, body.parallel_tool_calls is False)
 
 
 def take_older_names(body: Chat) -> None:
-    """Take `functions` and `function_call` as the tools and the choice that they are called today."""
+    """Move OpenAI's older `functions` and `function_call` to `tools` and `tool_choice`."""
     if body.tools is None and body.functions:
         body.tools = [Tool(function=function) for function in body.functions]
     if body.tool_choice is None and body.function_call is not None and body.tools:
@@ -128,7 +128,7 @@ def take_older_names(body: Chat) -> None:
 
 
 def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
-    """Return a body's tools as templates have them; raises an ApiError."""
+    """Return a body's tools in the form of chat templates; raises an ApiError."""
     tools = []
     for tool in body.tools or ():
         function = msgspec.structs.asdict(tool.function)
@@ -140,7 +140,7 @@ def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
 
 
 def forced_call(body: Chat, tools: Sequence[Mapping[str, Any]]) -> ForcedCall | None:
-    """Return which function a body wants to be called for certain, if it does; raises an ApiError."""
+    """Return the function that a body forces the model to call, if any; raises an ApiError."""
     choice = body.tool_choice
     if choice is None or choice == "none":
         return None
@@ -175,7 +175,7 @@ def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) ->
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
     if is_one:
         schema["maxItems"] = 1
-    if definitions:  # references to them begin at the root
+    if definitions:  # references to them start at the root
         schema["$defs"] = definitions
     return schema
 

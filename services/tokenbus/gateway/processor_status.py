@@ -1,4 +1,4 @@
-"""The processor's status as the page shows it, and whether its workers take requests."""
+"""The processor's status for the page, and whether its workers take requests."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatu
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 
 _FRESH_SECONDS = 0.5
-"""An answer is used again for so long, unless a caller needs to know what has changed since."""
+"""How long a status is used again, unless a caller needs a new one."""
 
 
 class StatusCache:
@@ -26,7 +26,7 @@ class StatusCache:
         self._asked_at = -math.inf
 
     async def get(self, *, is_new: bool = False) -> ProcessorStatus:
-        """Return the status, one that was asked for after the call if `is_new`, or raise a TimeoutError."""
+        """Return the status, or raise a TimeoutError; if `is_new`, one that was requested after the call."""
         since = time.monotonic() - (0 if is_new else _FRESH_SECONDS)
         async with self._lock:
             if self._asked_at < since:
@@ -42,9 +42,9 @@ class StatusCache:
 
 
 def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bool:
-    """Return whether a connected mixed worker, or a prefill and a decode worker, serve one of the models.
+    """Return whether a mixed worker, or a prefill and a decode worker, are connected for one of the models.
 
-    Those that are stalled take no requests.
+    Stalled workers take no requests.
     """
     connected = [worker for worker in workers if worker.is_connected and not worker.is_stalled]
     decoding = {worker.model for worker in connected if worker.role == WorkerRole.WORKER_ROLE_DECODE}
@@ -57,7 +57,7 @@ def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bo
 
 
 def paused(status: ProcessorStatus) -> list[dict[str, object]]:
-    """Return which workers are paused, since when, in seconds since 1970-01-01 UTC, and by which client."""
+    """Return the paused workers: since when, in seconds since 1970-01-01 UTC, and by which client."""
     return [
         {"worker": each.worker_id, "since": each.paused_since_unix_ms / 1000, "by": each.paused_by}
         for each in status.workers
@@ -66,7 +66,7 @@ def paused(status: ProcessorStatus) -> list[dict[str, object]]:
 
 
 def bus_panel(status: ProcessorStatus, at: float) -> dict[str, Any]:
-    """Return the status as JSON for the page; `at` is when it was asked for, in seconds since 1970-01-01 UTC."""
+    """Return the status as JSON for the page; `at` is when it was requested, in seconds since 1970-01-01 UTC."""
     return {
         "workers": [_worker(worker) for worker in status.workers],
         "processor": {

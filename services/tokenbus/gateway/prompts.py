@@ -15,25 +15,25 @@ if TYPE_CHECKING:  # the extra models may be missing
     from tokenbus.model_files import ChatTemplate
 
 _MAX_PROMPTS_SHARE = 4
-"""The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""
+"""An answer's prompts, each counted `n` times, have at most 4 times gateway.max_prompt_tokens together."""
 _MAX_VARIABLES_BYTES = 65_536
 _RESERVED = frozenset({
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
     *("chat_template", "tokenize"),
 })  # fmt: skip
-"""What `chat_template_kwargs` may not set: these have a field of their own, or are no variable."""
+"""Names that `chat_template_kwargs` may not set: other fields set them, or they are no variables."""
 _ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
 class Cut(NamedTuple):
-    """How prompts that are too long are cut, as in vLLM."""
+    """How to cut prompts that are too long, as in vLLM."""
 
     most: int
     side: str | None
-    """Where tokens go, `left` or `right`, those around the text too; None: the text's own, at its left."""
+    """The side that loses tokens, `left` or `right`; None: the left of the text behind its special tokens."""
 
     def of(self, ids: list[int], text_begins: int = 0) -> list[int]:
-        """Return what stays of a prompt, of which so many tokens stand before its text."""
+        """Return the kept tokens of a prompt whose text begins at `text_begins`."""
         excess = len(ids) - self.most
         if excess <= 0:
             return ids
@@ -61,7 +61,7 @@ class PromptEncoder:
         adds_special: bool = True,
         cut: Cut | None = None,
     ) -> list[list[int]]:
-        """Return the ids of an answer's prompts, of which each has `n` choices."""
+        """Return the ids of an answer's prompts, each of which has `n` choices."""
         most, tokens, encoded = _MAX_PROMPTS_SHARE * self._most, 0, []
         for prompt in prompts:
             encoded.append(self.prompt(prompt, name, adds_special=adds_special, cut=cut))
@@ -73,7 +73,7 @@ class PromptEncoder:
     def prompt(
         self, prompt: str | list[int], name: str, *, adds_special: bool = True, cut: Cut | None = None
     ) -> list[int]:
-        """Return the ids of a text, with what the model wants around every text if `adds_special`; ids stay."""
+        """Return the ids of a text, with the model's special tokens around it if `adds_special`; ids stay ids."""
         if not isinstance(prompt, str):
             return prompt if cut is None else cut.of(prompt)
         self._check_size(len(prompt.encode()), name)
@@ -85,13 +85,12 @@ class PromptEncoder:
         return ids
 
     def text(self, token_ids: Sequence[int], name: str) -> str:
-        """Return the text of token ids."""
         text = self._vocabulary.decode(token_ids)
         self._check_size(len(text.encode()), name)
         return text
 
     def chat(self, body: Chat | Tokenization, tools: Sequence[Any], cut: Cut | None = None) -> list[int]:
-        """Return the ids of a body's chat, up to where the assistant's next message begins unless it says otherwise.
+        """Return the ids of a body's chat, up to the beginning of the assistant's next message by default.
 
         `auto` is the model's own template, and `text` for tokenizers that are no model's. `text`: the messages' texts,
         one a line, for models that continue any text and know no roles. `roles`: a line for each message,
@@ -122,7 +121,7 @@ class PromptEncoder:
 
 
 def _begin_of(text: list[int], ids: list[int]) -> int:
-    """Return where a text's own tokens begin among those with what the model wants around it."""
+    """Return where a text's tokens begin among its ids with special tokens around them."""
     most = len(ids) - len(text)
     return next((begin for begin in range(most + 1) if ids[begin : begin + len(text)] == text), 0)
 
@@ -132,7 +131,7 @@ def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
 
 
 def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = None) -> dict[str, Any]:
-    """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError."""
+    """Return the template's variables beside messages and tools; raises an ApiError."""
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")
     variables: dict[str, Any] = {}
@@ -145,13 +144,13 @@ def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = N
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
     documents = {} if body.documents is None else {"documents": body.documents}
     effort = body.reasoning_effort if isinstance(body, Chat) else None
-    if effort is not None:  # as vLLM has it: models that are asked to think at all have a variable of their own
+    if effort is not None:  # as in vLLM: another variable says whether the model thinks at all
         variables = {"enable_thinking": effort != "none", **variables, "reasoning_effort": effort}
     return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
 
 
 def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
-    """Return the messages as chat templates expect them; OpenAI's older functions become tools."""
+    """Return the messages in the form of chat templates; OpenAI's older functions become tools."""
     messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
     for place, message in enumerate(messages):
         parts = message["content"]

@@ -1,4 +1,4 @@
-"""The routes: what each path answers, with request counting and error handlers."""
+"""Routes: the handlers of all paths, with request counting and error handlers."""
 
 import asyncio
 import json
@@ -59,15 +59,15 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/v1/responses": ("responses", ResponsesFormat),
     "/inference/v1/generate": ("generation", GenerateFormat),
 }
-"""By the route the reader's method for its bodies, and the form of its answers."""
+"""The reader's method for a route's bodies, and the format of its answers."""
 _UNWATCHED_SECONDS = 0.05
-"""Most texts are encoded before it is worth while to watch whether their client leaves."""
+"""Most texts are encoded before watching for their client's disconnect pays off."""
 _OTHER = "other"
-_KEYS = 2**64
+_IDS = 2**64
 _OF_MODEL_BYTES = 2_048
-"""What a model's tokenizer reads within a millisecond or two, whichever it is."""
+"""Size of a text that any model's tokenizer encodes within a millisecond or two."""
 _ADMITTED_AT_ONCE = 4
-"""Requests a loop tick: beginning one costs as much as writing about 30 rows."""
+"""Requests begun in a tick of the event loop: beginning one costs as much as writing about 30 rows."""
 
 
 class Routes:
@@ -80,10 +80,9 @@ class Routes:
         self._began = int(time.time())
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
         self._quick_bytes = _OF_MODEL_BYTES if gateway.vocabulary.is_of_model else SHORT_BYTES
-        """Bodies up to so long are read here: that takes no longer than a step's rows, but see `_may_take_long`."""
+        """Largest body that is read in this process, in no more time than a step's rows; but see `_may_take_long`."""
 
     def app(self) -> ASGIApp:
-        """Return the application."""
         tokens = {path: self._answering(kind, form) for path, (kind, form) in _ANSWERS.items()}
         routes = [
             *(Route(path, handler, methods=["POST"]) for path, handler in tokens.items()),
@@ -124,23 +123,28 @@ class Routes:
     # Tokens.
 
     def _answering(self, kind: str, form: Callable[[CompletionRequest, int], Format]) -> _Handler:
-        """Return the handler of a route: `kind` is the reader's method for its bodies."""
-
         async def handle(request: Request) -> Response:
             asked = await self._read(request, kind, unpacked)
-            return await self._answer(request, asked, form)
+            first = _draw_request_id()
+            # The answer's id is its first request's id on the bus; the others follow.
+            request_ids = [(first + index) % _IDS or _IDS - 1 for index in range(asked.choices)]
+            kept = asked.kept()
+            answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(
+                kept, form(kept, first), self._gateway.settings.gateway, self._gateway.buffers
+            )
+            return await self._begin(request, asked, answer, request_ids, kept.size)
 
         return handle
 
     async def _inspect(self, request: Request) -> Response:
         gateway = self._gateway
         asked = await self._read(request, "inspection", unpacked)
-        key = _draw_key()
-        answer = InspectedAnswer(asked.kept(), key, gateway.settings.gateway, gateway.buffers)
-        return await self._begin(request, asked, answer, [key])
+        request_id = _draw_request_id()
+        answer = InspectedAnswer(asked.kept(), request_id, gateway.settings.gateway, gateway.buffers)
+        return await self._begin(request, asked, answer, [request_id])
 
     async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
-        """Return what the reader's method `kind` makes of a request's body, as `decode` has it from an encoder."""
+        """Return the result of the reader's method `kind` for a request's body; `decode` reads an encoder's result."""
         gateway = self._gateway
         async with gateway.bodies.hold(_who(request)) as held:
             data = await read_body(request, gateway.settings.gateway, held)
@@ -151,7 +155,7 @@ class Routes:
             except ApiError as error:
                 if error.code != MODEL_NOT_FOUND:
                     raise
-            await gateway.learn_models(is_new=True)  # its worker may have come since, or its adapter was loaded
+            await gateway.learn_models(is_new=True)  # its worker may have connected since, or loaded its adapter
             return await self._read_from(request, kind, data, decode)
 
     async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
@@ -174,7 +178,7 @@ class Routes:
         return decode(reply.data)
 
     def _may_take_long(self, value: object) -> bool:
-        """Return whether a short body may: a model's template counts as far as its variables say."""
+        """Return whether a short body may take long, as one whose variables a model's template may loop over."""
         return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 
     async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Reply]) -> Reply:
@@ -194,44 +198,32 @@ class Routes:
                 each.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    async def _answer(
-        self, request: Request, asked: CompletionRequest, form: Callable[[CompletionRequest, int], Format]
-    ) -> Response:
-        settings = self._gateway.settings.gateway
-        first = _draw_key()
-        # The answer's id names its requests on the bus: the first one's id, and those after it.
-        keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
-        beside = (settings, self._gateway.buffers)
-        kept = asked.kept()
-        answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(kept, form(kept, first), *beside)
-        return await self._begin(request, asked, answer, keys, kept.size)
-
     async def _begin(
-        self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int], kept_bytes: int = 0
+        self, request: Request, asked: CompletionRequest, answer: Answer, request_ids: list[int], kept_bytes: int = 0
     ) -> Response:
         dispatcher, named = self._gateway.dispatcher, self._gateway.named
         caller = visitor_of(request.scope).caller
 
         def close() -> None:
-            dispatcher.close(keys)
-            if named.get(asked.name) is keys:
+            dispatcher.close(request_ids)
+            if named.get(asked.name) is request_ids:
                 del named[asked.name]
 
         if asked.name:
-            named[asked.name] = keys
+            named[asked.name] = request_ids
         answer.who = _who(request)
         answer.begin(close)
         try:
             # Connections bound the memory of short bodies.
             reserved = asked.scored_bytes + (kept_bytes if kept_bytes > SHORT_BYTES else 0)
-            await dispatcher.open(keys, asked.generates(), answer, caller, reserved)
+            await dispatcher.open(request_ids, asked.generates(), answer, caller, reserved)
         except BaseException as error:
             close()
             answer.queue.drop()
             if isinstance(error, ApiError):
                 self.access.limited(request.scope, error, caller)
             raise
-        return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
+        return AnswerResponse(answer, f"{request_ids[0]:016x}", close, self._gateway)
 
     def _encoding(self, kind: str) -> _Handler:
         async def handle(request: Request) -> Response:
@@ -259,7 +251,7 @@ class Routes:
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
 
     async def _tokenizer_info(self, _request: Request) -> Response:
-        text = json.dumps(self._gateway.vocabulary.config)  # orjson takes no model_max_length beyond 64 bits
+        text = json.dumps(self._gateway.vocabulary.config)  # orjson refuses a model_max_length beyond 64 bits
         return Response(text, headers=_NO_STORE, media_type=JSON)
 
     async def _bus(self, _request: Request) -> Response:
@@ -308,7 +300,7 @@ class Routes:
 
 
 class _Page(StaticFiles):
-    """The inspector's files: they may load nothing from elsewhere, and are sent again only when they have changed."""
+    """The inspector's files, which load nothing from elsewhere, and which browsers keep until they change."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
@@ -319,7 +311,7 @@ class _Page(StaticFiles):
 
 
 class _Direct:
-    """Middleware that has some routes' handlers answer: the way through the router costs a tenth of a short request."""
+    """Middleware that calls some routes' handlers: the router would take a tenth of a short request's time."""
 
     def __init__(self, app: ASGIApp, handlers: Mapping[str, _Handler]) -> None:
         self._app = app
@@ -349,7 +341,7 @@ class _Counted:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        # Few label values, whatever path is requested.
+        # A bounded number of label values.
         route = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER
 
         async def counting(message: Message) -> None:
@@ -363,7 +355,7 @@ class _Counted:
 
 
 def _who(request: Request) -> str:
-    """Return whose turn a request takes: its key's, or its machine's."""
+    """Return the owner of a request's turn: its key, or its machine."""
     return visitor_of(request.scope).caller.name or str((request.scope.get("client") or ("",))[0])
 
 
@@ -384,5 +376,5 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, _NO_STORE, JSON)
 
 
-def _draw_key() -> int:
+def _draw_request_id() -> int:
     return secrets.randbits(64) or 1

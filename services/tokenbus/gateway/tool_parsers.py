@@ -1,4 +1,4 @@
-"""Tool parsers: find the calls in the text of a model that may call functions, in forms that vLLM has names for."""
+"""Tool parsers: find calls in a model's text, in the forms that vLLM names."""
 
 import ast
 import json
@@ -11,14 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 from tokenbus.gateway.stop_strings import beginning
 
 _MOST_CHARACTERS = 131_072
-"""Of one call, or of one list of them; what is longer is a text."""
+"""Most characters of a call, or of a list of calls; anything longer is content."""
 _MOST_BEFORE = 1024
-"""Characters before a call: spaces, and a mark."""
+"""Most characters before a call: spaces and a mark."""
 _OPENING, _CLOSING = "{[", "}]"
 _NAMES: Mapping[str, bool | None] = MappingProxyType({"true": True, "false": False, "null": None})
-"""JSON's constants, which models write among Python's."""
+"""JSON's constants, which models mix with Python's."""
 _MALFORMED = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError)
-"""What Python's parsers of JSON and of Python raise for texts that are none, or nested too deeply."""
+"""Errors of the parsers of JSON and Python for malformed or too deeply nested texts."""
 
 
 class Call(NamedTuple):
@@ -29,17 +29,17 @@ class Call(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a further text brings."""
+    """The content and calls of a stream's next text."""
 
     content: str
     calls: list[Call]
 
 
 class ToolParser(ABC):
-    """Takes a text piece by piece, and holds back what may be a call; what turns out to be none is content."""
+    """Reads a text piece by piece, and holds back possible calls; a text that turns out to be no call is content."""
 
     shows_special: ClassVar[bool] = False
-    """Whether its marks are special tokens in some tokenizers, whose names the text must have."""
+    """Whether its marks may be special tokens, which must then be shown in the text."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -48,29 +48,26 @@ class ToolParser(ABC):
         self._calls: list[Call] = []
 
     def add(self, text: str) -> Found:
-        """Return what is certain with a further text."""
+        """Return the certain content and calls of a further text."""
         self._read(text)
         return self._found()
 
     def end(self) -> Found:
-        """Return what was held back, at the end of the text."""
+        """Return the held-back text at the end."""
         self._finish()
         return self._found()
 
     @abstractmethod
-    def _read(self, text: str) -> None:
-        """Add a text's content and calls."""
+    def _read(self, text: str) -> None: ...
 
     @abstractmethod
-    def _finish(self) -> None:
-        """Add the content and calls of what is held back."""
+    def _finish(self) -> None: ...
 
     def _hold(self, text: str) -> None:
         self._held.append(text)
         self.held += len(text)
 
     def _take(self) -> str:
-        """Hold nothing back any more; return what was."""
         text = "".join(self._held)
         self._held, self.held = [], 0
         return text
@@ -91,9 +88,9 @@ class Hermes(ToolParser):
         super().__init__()
         self._is_inside = False
         self._tail = ""
-        """What may be the beginning of the next mark."""
+        """A possible beginning of the next mark."""
         self._is_behind = False
-        """Whether a call came last: spaces behind it are left out."""
+        """Whether a call came last: spaces behind it are dropped."""
 
     def _read(self, text: str) -> None:
         text, place = self._tail + text, 0
@@ -116,7 +113,7 @@ class Hermes(ToolParser):
             self._say(self._BEGIN + self._take())
 
     def _finish(self) -> None:
-        if self._is_inside:  # the model's end, or a stop, may come before the mark
+        if self._is_inside:  # the model, or a stop, may end the text before the mark
             self._close(self._tail)
         else:
             self._say(self._tail)
@@ -140,7 +137,7 @@ class Hermes(ToolParser):
 
 
 class _OnlyCalls(ToolParser):
-    """An answer that is nothing but calls: each in brackets, a mark before the first one or between them."""
+    """An answer of nothing but calls, each in brackets, with a mark before the first or between them."""
 
     _opening: ClassVar[str]
     _quotes: ClassVar[str]
@@ -150,7 +147,7 @@ class _OnlyCalls(ToolParser):
     def __init__(self) -> None:
         super().__init__()
         self._before = ""
-        """What came before the bracket, behind the last call."""
+        """Text before the bracket, behind the last call."""
         self._depth = 0
         self._quote = ""
         self._is_escaped = False
@@ -159,12 +156,12 @@ class _OnlyCalls(ToolParser):
 
     @abstractmethod
     def _calls_in(self, text: str) -> list[Call] | None:
-        """Return the calls in brackets; None: they are none."""
+        """Return the calls in brackets; None if the text is something else."""
 
     def _read(self, text: str) -> None:
         place = 0
         while place < len(text) and not self._is_text:
-            place = self._read_value(text, place) if self._depth else self._read_before(text, place)
+            place = self._read_call(text, place) if self._depth else self._read_before(text, place)
         self._content.append(text[place:])
 
     def _read_before(self, text: str, place: int) -> int:
@@ -182,8 +179,8 @@ class _OnlyCalls(ToolParser):
             end += 1
         return end
 
-    def _read_value(self, text: str, place: int) -> int:
-        end = self._end_of_value(text, place)
+    def _read_call(self, text: str, place: int) -> int:
+        end = self._end_of_call(text, place)
         self._hold(text[place:end])
         if not self._depth:
             calls = self._calls_in("".join(self._held))
@@ -198,7 +195,7 @@ class _OnlyCalls(ToolParser):
             self._give_up()
         return end
 
-    def _end_of_value(self, text: str, place: int) -> int:
+    def _end_of_call(self, text: str, place: int) -> int:
         for at in range(place, len(text)):
             character = text[at]
             if not self._quote:
@@ -262,11 +259,11 @@ PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
         "pythonic": Pythonic,
     }
 )
-"""By vLLM's names; `gateway.tool_call_parser` has the same."""
+"""Parsers by vLLM's names, which are those of `gateway.tool_call_parser`."""
 
 
 def written(arguments: object) -> str:
-    """Return arguments as JSON; half of a pair of surrogates, which no text may have, stays escaped."""
+    """Return arguments as JSON; a lone surrogate, which UTF-8 cannot encode, stays escaped."""
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -276,7 +273,7 @@ def written(arguments: object) -> str:
 
 
 def _call_in(text: str, *names: str) -> Call | None:
-    """Return the call that is an object with `name` and, by one of some names, arguments; None: it is none."""
+    """Return the call in a JSON object with `name` and arguments under one of some names; None: it is none."""
     if len(text) > _MOST_CHARACTERS:
         return None
     try:
@@ -294,15 +291,9 @@ def _call(name: object, arguments: object) -> Call:
 
 
 def _python_call(node: ast.expr) -> Call:
-    if not isinstance(node, ast.Call) or node.args:
+    if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
         raise ValueError("a call with arguments by name")
-    return _call(_python_name(node.func), {_argument(each): _python_value(each.value) for each in node.keywords})
-
-
-def _argument(node: ast.keyword) -> str:
-    if node.arg is None:
-        raise ValueError("arguments by name")
-    return node.arg
+    return _call(_python_name(node.func), {each.arg: _python_value(each.value) for each in node.keywords})
 
 
 def _python_name(node: ast.expr) -> str:
