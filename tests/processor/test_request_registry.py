@@ -8,6 +8,7 @@ from tokenbus.delivery import Step
 from tokenbus.processor.requests import NO_OWNER, UNCLAIMED, UNROUTED, Request, State
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 FINISHED = RowStatus.FINISHED_LENGTH
@@ -34,7 +35,8 @@ class Claim:
 
     def __init__(self, table: Table, key: int, position: int = 0) -> None:
         registry, self._recorder, self._key = table.registry, table.recorders[ROUTE], key
-        request = registry.claim(key, position, ROUTE, drafts=True)
+        resume = Resume(request_id=key, next_position=position, include_draft_logprobs=True)
+        request = registry.claim(resume, ROUTE, NO_OWNER)
         self._error = request.error
         self._waited: list[tuple[int, int]] = []
         for step, place in registry.table.take_rows(request):

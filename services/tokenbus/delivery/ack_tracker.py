@@ -24,11 +24,9 @@ class PendingAck:
         """Its items that the durable log has not written yet. The log is a consumer that cannot be evicted."""
 
     def keep(self, holders: int = 1) -> None:
-        """Add consumers."""
         self.count += holders
 
     def release(self) -> None:
-        """Remove a consumer."""
         self.count -= 1
 
 
@@ -46,7 +44,6 @@ class AckTracker:
         return len(self._items)
 
     def add(self, sequence: int, pending_ack: PendingAck, size: int) -> None:
-        """Add the next item in order to a pending ack."""
         pending_ack.stream = self
         pending_ack.last_sequence = max(pending_ack.last_sequence, sequence)
         pending_ack.items += 1
@@ -78,7 +75,3 @@ class AckTracker:
             if self._reach <= self._passed:
                 self.acknowledged = self._passed
         return self.acknowledged > before
-
-    def skip(self, through: int) -> None:
-        """Pass over a run of lost items."""
-        self.add(through, PendingAck(0), 0)

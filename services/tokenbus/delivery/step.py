@@ -71,7 +71,6 @@ class TokenExtras(NamedTuple):
 
 
 def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | None]:
-    """Return the extras of each of a row's tokens."""
     if extras is None:
         return [None] * tokens
     other, entropies, sizes = (
@@ -104,7 +103,6 @@ class TokenLists:
         self._has_extras = rows.has_extras
 
     def tokens_of(self, row: int) -> list[Token]:
-        """Return the tokens of a row, by its number."""
         request_id, position, scoring = self._request_ids[row], self._positions[row], self._scorings[row]
         version = self._rows.header.weight_version
         begin, end, scored = self._starts[row], self._starts[row + 1], self._scored[row]
@@ -188,6 +186,5 @@ class Step:
         return self._token_lists
 
     def keep(self, rows: LogprobBatch, draft_rows: LogprobBatch | None) -> None:
-        """Replace the rows by the remaining ones."""
         self.rows, self.draft_rows = rows, draft_rows
         self._target = self._draft = self._token_lists = None

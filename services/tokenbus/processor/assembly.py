@@ -74,7 +74,6 @@ class Assembler:
         return len(self._open)
 
     def has_last_row(self, request_id: int) -> bool:
-        """Tell whether an open step has the last row of a request."""
         parts = (part for step in self._open.values() for part in step.target.parts.values())
         return any(LEAVES[part.statuses[part.request_ids == request_id]].any() for part in parts)
 
@@ -183,7 +182,6 @@ class Assembler:
 
 
 def _same(earlier: LogprobBatch, batch: LogprobBatch) -> ItemOutcome:
-    """Compare two batches of one part by their contents."""
     theirs = batch.columns
     alike = all(column.tobytes() == theirs[name].tobytes() for name, column in earlier.columns.items())
     return ItemOutcome.DUPLICATE if alike else ItemOutcome.DIVERGENT

@@ -1,6 +1,7 @@
 """The processor's side of the client protocol: handshakes, requests, acks, and the eviction of slow clients."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
 from math import inf
@@ -83,14 +84,12 @@ class ClientConnections(Connections[Session]):
 
     # Frames.
 
-    def _answer_refused(self, known: Session, parts: list[bytes], error: ContractError) -> None:
+    def _answer_refused(self, known: Session, frame: bytes, error: ContractError) -> None:
         request_id = 0
-        try:
-            frame = ClientFrame.FromString(parts[0])
-            body = frame.WhichOneof("body")
-            request_id = getattr(getattr(frame, body), "request_id", 0) if body else 0
-        except (DecodeError, IndexError):
-            pass
+        with suppress(DecodeError):
+            parsed = ClientFrame.FromString(frame)
+            body = parsed.WhichOneof("body")
+            request_id = getattr(getattr(parsed, body), "request_id", 0) if body else 0
         known.put_error(request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)))
 
     def _take(self, peer: bytes, known: Session | None, parts: list[bytes], now: float) -> None:

@@ -10,7 +10,7 @@ from tokenbus.delivery import PendingAck
 from tokenbus_contracts import Limits, LogprobBatch, decode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
-from tokenbus_contracts.wire import write
+from tokenbus_contracts.wire import varint, write
 
 RequestIds = npt.NDArray[np.uint64]
 OUTPUTS = write_frame(ServerFrame(outputs=Outputs()))
@@ -57,14 +57,12 @@ class Frame:
         return int.from_bytes(self.ids, "little") if self.is_output and len(self.ids) == _ID_BYTES else 0
 
     def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
-        """Return the rows of some requests in it, and their draft rows."""
         batches = [decode(part, limits) for part in self.parts]
         target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_ids, ids))) for batch in batches]
         return target, draft[0] if draft and draft[0].row_count else None
 
     def numbered(self, number: int) -> list[bytes]:
-        """Return it as a message with its number in the connection."""
-        return [_numbered(number) + self.body, *self.parts]
+        return [_NUMBER_TAG + varint(number) + self.body, *self.parts]
 
 
 def output_frames(
@@ -126,16 +124,6 @@ def emitted_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
             ends = (batch.positions + batch.token_counts).tolist()
             emitted.update(zip(batch.request_ids.tolist(), ends, strict=True))
     return emitted
-
-
-def _numbered(number: int) -> bytes:
-    """Return the field `number` of a ServerFrame as protobuf writes it."""
-    encoded = bytearray(_NUMBER_TAG)
-    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 def _selection(batch: LogprobBatch, follows: bool) -> LogprobBatch:  # noqa: FBT001 - private, and named at the call

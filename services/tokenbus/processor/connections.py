@@ -102,11 +102,6 @@ class Peers(Generic[P]):
         return self.listener.send(known.peer, [write_frame(frame)])
 
 
-def _size(parts: list[bytes]) -> int:
-    """Return the size of a message's frame: its payload is not parsed."""
-    return len(parts[0]) if parts else 0
-
-
 class Connections(ABC, Generic[P]):
     """Handles the messages of the peers at one address. It has no clock: its methods get messages and the time."""
 
@@ -150,49 +145,47 @@ class Connections(ABC, Generic[P]):
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
         """Handle one message of a peer. An invalid message is refused, and has no other effect."""
         known = self.peers.at(peer)
+        frame = parts[0] if parts else b""  # a payload behind it is not parsed
         # A closed connection gets no answer, and proves no key.
-        if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, parts, now)):
+        if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, frame, now)):
             return
         try:
             self._take(peer, known, parts, now)
-        except RefusedError as refused:
-            self._charge(peer, known, parts, now)
-            self._refuse(peer, known, refused)
-        except ContractError as error:
-            self._charge(peer, known, parts, now)
-            self.refused += 1
-            frame = parts[0] if parts else b""
-            # The log must not show the proof in a hello.
-            shown = 0 if body_of(self._frames, frame) == "hello" else SHOWN_BYTES
-            self._refused_messages.add("frame refused", frame, error, _log_fields(known), shown=shown)
-            if known is None:
-                self._send_refusal(peer, protocol_error(error))
+        except (RefusedError, ContractError) as error:
+            if known is None and len(frame) > LARGE:
+                self._unadmitted.refused(len(frame), now)
+                self.peers.listener.disconnect(peer)
+            if isinstance(error, RefusedError):
+                self._refuse(peer, known, error)
             else:
-                self._answer_refused(known, parts, error)
+                self._refuse_frame(peer, known, frame, error)
 
-    def _may_be_read(self, peer: bytes, parts: list[bytes], now: float) -> bool:
-        """Tell whether to parse a message of an unknown peer. A large one is parsed only if it may be a hello.
+    def _may_be_read(self, peer: bytes, frame: bytes, now: float) -> bool:
+        """Tell whether to parse a frame of an unknown peer. A large one is parsed only if it may be a hello.
 
-        A large message of another protocol is parsed too, within a budget, so that its peer learns why it is refused.
+        A large frame of another protocol is parsed too, within a budget, so that its peer learns why it is refused.
         """
-        size = _size(parts)
-        if size <= LARGE:
+        if len(frame) <= LARGE:
             return True
-        if body_of(self._frames, parts[0]) not in {"hello", None}:
+        if body_of(self._frames, frame) not in {"hello", None}:
             self._ask_for_handshake(peer, now)
             return False
-        if not self._unadmitted.allows(size, now):
+        if not self._unadmitted.allows(len(frame), now):
             self.peers.listener.disconnect(peer)
             return False
         return True
 
-    def _charge(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
-        """Charge a refused large message of an unknown peer to the budget, and close the connection."""
-        if known is None and _size(parts) > LARGE:
-            self._unadmitted.refused(_size(parts), now)
-            self.peers.listener.disconnect(peer)
+    def _refuse_frame(self, peer: bytes, known: P | None, frame: bytes, error: ContractError) -> None:
+        self.refused += 1
+        # The log must not show the proof in a hello.
+        shown = 0 if body_of(self._frames, frame) == "hello" else SHOWN_BYTES
+        self._refused_messages.add("frame refused", frame, error, _log_fields(known), shown=shown)
+        if known is None:
+            self._send_refusal(peer, protocol_error(error))
+        else:
+            self._answer_refused(known, frame, error)
 
-    def _answer_refused(self, known: P, parts: list[bytes], error: ContractError) -> None:
+    def _answer_refused(self, known: P, frame: bytes, error: ContractError) -> None:
         """Answer a known peer's frame that breaks the contract."""
 
     def _ask_for_handshake(self, peer: bytes, now: float) -> None:
@@ -267,7 +260,6 @@ class Connections(ABC, Generic[P]):
             known.last_heard = min(now, known.last_heard + seconds)
 
     def close(self, reason: GoodbyeReason, message: str) -> None:
-        """Say goodbye to all peers."""
         for known in list(self._known.values()):
             self._say_goodbye(known, reason, message)
         self._repeated_log.close()

@@ -43,7 +43,6 @@ class Dispatch:
 
     @property
     def waiting(self) -> int:
-        """Queued requests."""
         return len(self._waiting)
 
     def expect_workers(self, now: float) -> None:
@@ -54,7 +53,6 @@ class Dispatch:
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Let requests wait longer for workers by a stall of this processor."""
         self._waits_until = min(self._waits_until + seconds, now + self._settings.bus.heartbeat_timeout_ms / 1000)
 
     def submit(self, generate: Generate, route: int, owner: int) -> Request | RequestError:
@@ -76,7 +74,6 @@ class Dispatch:
         return error
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
-        """Send a request to its worker; if that is a prefill worker, reserve room at a decode worker."""
         target = self._decoder_for(worker, request.generate)
         self._turns += 1
         worker.last_turn = self._turns
@@ -87,7 +84,6 @@ class Dispatch:
         self.resend(worker, request)
 
     def decode(self, request: Request, token_ids: list[int]) -> None:
-        """Send a request whose prefill has ended to a decode worker, with the tokens of the prefill."""
         table, generate = self.registry.table, request.for_decode
         accepted = 0 if generate is None else len(generate.continuation.token_ids) + len(token_ids)
         worker = self._decoder_of(request)
@@ -113,7 +109,6 @@ class Dispatch:
         return reserved
 
     def hand_out_waiting(self) -> None:
-        """Send waiting requests to workers that have room for them now."""
         waiting, self._waiting = self._waiting, []
         full: set[tuple[str | int | None, ...]] = set()
         offered = self._offered() if waiting else set()
@@ -139,7 +134,6 @@ class Dispatch:
         self.hand_out_waiting()
 
     def tick(self, now: float) -> None:
-        """Send waiting requests to workers, and fail overdue ones."""
         self.hand_out_waiting()
         if self._has_stalled():
             self.expect_workers(now)
@@ -228,12 +222,10 @@ class Dispatch:
         return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
 
     def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
-        """Return the worker with room that has the fewest requests; equal ones take turns."""
         load_of, able = self.registry.table.load_of, filter(self._takes_more, workers)
         return min(able, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
 
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
-        """Return a decode worker with room for a request of a prefill worker."""
         decoders = self._decoders(worker.stream.hello.model) if _is_prefill(worker) else []
         if generate is not None and generate.continuation_policy == _SAME_WEIGHTS:
             version = worker.stream.hello.weight_version
@@ -264,7 +256,6 @@ class Dispatch:
         return [each for each in serving if adapter in each.stream.hello.lora_adapters] if adapter else serving
 
     def _serving(self, model: str) -> list[Worker]:
-        """Return the workers that take requests for a model (empty: any model), whatever their load."""
         return [
             worker
             for worker in self.workers.by_id.values()
@@ -284,7 +275,6 @@ class Dispatch:
         return offered
 
     def room(self) -> Room:
-        """Return the room at connected workers, by model."""
         rooms: dict[str, ModelRoom] = {}
         for worker in self._serving(""):
             hello = worker.stream.hello
@@ -319,7 +309,6 @@ def _is_prefill(worker: Worker) -> bool:
 
 
 def _is_like(worker: Worker, other: Worker) -> bool:
-    """Tell whether a worker can continue every request of another one."""
     ours, theirs = worker.stream.hello, other.stream.hello
     fields = attrgetter("role", "model", "weight_version", "tokenizer_digest")
     return fields(ours) == fields(theirs) and set(ours.lora_adapters) >= set(theirs.lora_adapters)

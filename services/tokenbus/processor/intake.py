@@ -136,7 +136,6 @@ class Intake:
         self._dispatch.expect_workers(now)
 
     def connected(self, worker: Worker) -> None:
-        """Handle a worker's completed handshake."""
         self._clients.commands.resend(worker)
         self._clients.watchers.show_stream(worker)
         self._dispatch.hand_out_waiting()
@@ -218,7 +217,7 @@ class Intake:
         return pending_ack
 
     def _on_lost(self, worker: Worker, lost: LostItems) -> None:
-        worker.stream.acks.skip(lost.last_sequence)
+        worker.stream.acks.add(lost.last_sequence, PendingAck(0), 0)
         items = f"items {lost.sequence} to {lost.last_sequence} of {worker.stream.name}"
         reason = f"{items} are lost: {_REASONS.get(lost.reason, str(lost.reason))}"
         if lost.request_ids:

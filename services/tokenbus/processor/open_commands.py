@@ -84,7 +84,6 @@ class OpenCommands:
             self._answer(session, control, answer, "refused" if answer.error else "done")
 
     def lost(self, worker: Worker, why: str) -> None:
-        """Answer the open commands of a lost worker."""
         for key, (session, asked, control) in list(self._open.items()):
             if asked is worker:
                 del self._open[key]
@@ -92,7 +91,6 @@ class OpenCommands:
                 self._answer(session, control, _refused(key, reason), "lost")
 
     def forget(self, session: Session) -> None:
-        """Forget the commands of a client that is gone."""
         self._open = {key: each for key, each in self._open.items() if each[0] is not session}
 
     def _answer(self, session: Session, control: Control, answer: ControlAnswer, outcome: str) -> None:

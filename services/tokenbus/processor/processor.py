@@ -36,11 +36,11 @@ class Core:
     """The parts of a processor. Each part gets only parts that were made before it."""
 
     def __init__(self, settings: Settings, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        self._repeated_log = DeduplicatedLog()
+        self.repeated_log = DeduplicatedLog()
         self._failed_ticks = 0
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._back_at = clock.now() + self._timeout
-        self.refused_messages = RefusedMessages(self._repeated_log)
+        self.refused_messages = RefusedMessages(self.repeated_log)
         self.workers = Workers(settings.processor)
         self.registry = RequestRegistry(settings.processor, clock, self.workers)
         self.dispatch = Dispatch(settings, self.registry, self.workers)
@@ -55,7 +55,6 @@ class Core:
         return self._failed_ticks + sum(parts)
 
     def listen(self, workers: Listener, clients: Listener) -> None:
-        """Set the listeners of workers and of clients."""
         self.workers.listener, self.clients.peers.listener = workers, clients
 
     def begin(self, now: float) -> None:
@@ -64,7 +63,6 @@ class Core:
         self.dispatch.expect_workers(now)
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Extend the peers' deadlines by a local stall: their messages may have arrived and not been handled."""
         self._back_at = min(now + self._timeout, self._back_at + seconds)
         for part in (self.dispatch, self.worker_connections, self.clients):
             part.extend_deadlines(seconds, now)
@@ -80,7 +78,6 @@ class Core:
             self.worker_connections.send_away(self.workers.by_id.values(), _CLOSING)
 
     def tick(self, now: float) -> None:
-        """Check all deadlines. A defect in one part does not affect the others."""
         parts: tuple[Callable[[], object], ...] = (
             self.registry.expire,
             self._send_workers_away,
@@ -96,14 +93,13 @@ class Core:
                 part()
             except Exception:  # noqa: BLE001 - a defect of ours
                 self._failed_ticks += 1
-                self._repeated_log.begin("defect", _log.exception, "tick failed")
-        self._repeated_log.expire()
+                self.repeated_log.begin("defect", _log.exception, "tick failed")
+        self.repeated_log.expire()
 
     def close(self) -> None:
-        """Say goodbye to every peer."""
         for connections in (self.clients, self.worker_connections):
             connections.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, _CLOSING)
-        self._repeated_log.close()
+        self.repeated_log.close()
 
 
 class Processor:
@@ -139,7 +135,6 @@ class Processor:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
-        self._repeated_log = DeduplicatedLog()
         self.refused_connections = 0
         self.unreachable: tuple[str, ...] = ()
         """The addresses at which nothing new can connect."""
@@ -171,7 +166,6 @@ class Processor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain, and close."""
         if error is None:
             await self.drain()
         await self._close()
@@ -255,7 +249,7 @@ class Processor:
             try:
                 receive(peer, parts, self.clock.now())
             except Exception:  # noqa: BLE001 - a defect of ours affects one message, and not the process
-                self._repeated_log.begin("internal", _log.exception, "a message could not be handled")
+                self._core.repeated_log.begin("internal", _log.exception, "a message could not be handled")
 
     def _receive_from_worker(self, peer: bytes, parts: list[bytes], now: float) -> None:
         self.clients.gather(now)  # until `before_pause`
@@ -265,7 +259,7 @@ class Processor:
         try:
             self.clients.send_gathered()
         except Exception:  # noqa: BLE001 - a defect of ours
-            self._repeated_log.begin("internal", _log.exception, "frames could not be sent")
+            self._core.repeated_log.begin("internal", _log.exception, "frames could not be sent")
 
     async def _tick(self) -> None:
         looked = self.clock.now()
@@ -278,13 +272,12 @@ class Processor:
             looked = now
             self._look_for_addresses()
             self._core.tick(now)
-            self._repeated_log.expire()
             self._changed.set()
 
     def _look_for_addresses(self) -> None:
         self.unreachable = tuple(each.address for each in self._listeners if not each.is_reachable())
         for address in self.unreachable:
-            self._repeated_log.begin(
+            self._core.repeated_log.begin(
                 ("address", address), _log.warning, "address gone: nothing new can connect", address=address
             )
 
@@ -298,7 +291,7 @@ class Processor:
 
     def _transport_refused(self, reason: str) -> None:
         self.refused_connections += 1
-        self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
+        self._core.repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def steps(self) -> AsyncGenerator[Step, None]:
         """Return an iterator over every step from now on, in original batch order; at most one at a time.

@@ -26,6 +26,7 @@ from tokenbus.processor.session import Session
 from tokenbus.processor.workers import Workers
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 
 _log = logger("processor")
@@ -177,7 +178,6 @@ class RequestRegistry:
     # Consumers.
 
     def consumer_of(self, request: Request) -> Session | None:
-        """Return the consumer of a request's rows, if it has one."""
         return self.consumers.get(int(self.table.route[request.slot]))
 
     def all_lag(self, stream: int) -> bool:
@@ -186,39 +186,25 @@ class RequestRegistry:
         return not any(each is not None and each.keeps_up for each in consumers)
 
     def is_in_open_step(self, request: Request) -> bool:
-        """Tell whether the last row of a request waits for the rest of its step."""
         return any(worker.assembler.has_last_row(request.id) for worker in self.workers.by_id.values())
 
-    def claim(  # noqa: PLR0913 - the fields of a resume
-        self,
-        request_id: int,
-        position: int,
-        route: int,
-        *,
-        drafts: bool,
-        owner: int = NO_OWNER,
-        deadline_unix_ms: int = 0,
-    ) -> Request:
-        """Route the further rows of a request to a consumer that has its tokens up to a position.
-
-        The caller delivers the rows that wait already.
-        """
-        now, table = self._now(), self.table
-        request = table.get(request_id)
+    def claim(self, resume: Resume, route: int, owner: int) -> Request:
+        """Route the further rows of a request to the consumer that resumes it. The caller delivers the waiting rows."""
+        table = self.table
+        request = table.get(resume.request_id)
         if request is None:
-            request = table.resume(request_id, position, now)
+            request = table.resume(resume.request_id, resume.next_position, self._now())
         was_claimed = request.is_claimed
-        table.claim(request, route, owner, drafts=drafts)
+        table.claim(request, route, owner, drafts=resume.include_draft_logprobs)
         request.can_go_on = False
         if not was_claimed:
-            table.set_deadline(request, self._deadline(deadline_unix_ms))
-            table.skip_to(request, position)
+            table.set_deadline(request, self._deadline(resume.deadline_unix_ms))
+            table.skip_to(request, resume.next_position)
         return request
 
     # End.
 
     def finish(self, request: Request) -> None:
-        """End a request that got its last row."""
         self.counts.finished += 1
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request)

@@ -201,7 +201,6 @@ class RequestTable:
         return None if slot is None else self._requests[slot]
 
     def at(self, slot: int) -> Request:
-        """Return the request of a slot; raises a KeyError if it is empty."""
         request = self._requests[slot]
         if request is None:
             raise KeyError(slot)
@@ -251,7 +250,6 @@ class RequestTable:
         return [self.at(slot) for slot in np.flatnonzero(self.stream == stream).tolist()]
 
     def resumed(self) -> list[Request]:
-        """Return the requests in the state RESUMED."""
         return [self.at(slot) for slot in np.flatnonzero(self.state == State.RESUMED).tolist()]
 
     def load_of(self, stream: int) -> int:
@@ -265,7 +263,6 @@ class RequestTable:
         return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]
 
     def slots_of(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
-        """Return the slot of each request; -1 for a request that is not open."""
         return self._slots.find(request_ids)
 
     # Transitions.
@@ -285,7 +282,6 @@ class RequestTable:
         return request
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int, deadline: Deadline) -> Request:
-        """Open a request of a client at a stream, or queue it (NO_STREAM)."""
         state = State.QUEUED if stream == NO_STREAM else State.RUNNING
         position = len(generate.continuation.token_ids)
         request = self.open(generate.request_id, position, stream, state, deadline)
@@ -298,7 +294,6 @@ class RequestTable:
         return request
 
     def open_unclaimed(self, request_id: int, position: int, source: Source, deadline: Deadline, route: int) -> Request:
-        """Open a request that only its worker knows."""
         request = self.open(request_id, position, source.stream, State.RUNNING, deadline)
         request.owner = source.owners.get(request_id, NO_OWNER)
         request.is_claimed = route != UNCLAIMED
@@ -375,7 +370,6 @@ class RequestTable:
         return waiting
 
     def drop_rows(self, request: Request) -> None:
-        """Drop the waiting rows and prompt scores of a request."""
         for step, _ in self.take_rows(request):
             step.pending_ack.release()
         for _, pending_ack in request.scores:
@@ -389,7 +383,6 @@ class RequestTable:
         self.next_position[request.slot] = max(position, self.next_position[request.slot])
 
     def advance(self, slots: Slots, counts: npt.NDArray[np.uint8]) -> None:
-        """Advance each request by the tokens that it got in a step."""
         self.next_position[slots] += counts
 
     def claim(self, request: Request, route: int, owner: int, *, drafts: bool) -> None:
@@ -405,11 +398,9 @@ class RequestTable:
         self.due[request.slot] = deadline.at
 
     def check_at(self, request: Request, when: float) -> None:
-        """Set the time of a request's next check."""
         self.due[request.slot] = when
 
     def reserve(self, request: Request, stream: int) -> None:
-        """Reserve room at a decode worker for a request of a prefill worker; NO_STREAM: none."""
         self.decoder[request.slot] = stream
         request.for_decode = None if stream == NO_STREAM else request.generate
 

@@ -49,7 +49,6 @@ class Resumes:
         """Whether no more frames are searched before the next tick."""
 
     def add(self, session: Session, resume: Resume) -> None:
-        """Resume a request, together with the others of the same moment."""
         self._waiting[session.id, resume.request_id] = resume
         if len(self._waiting) == 1 and not self._is_exhausted:
             self._call_soon(self.resume_all)
@@ -200,14 +199,7 @@ class Resumes:
         registry, request_id = self._registry, resume.request_id
         before = registry.table.get(request_id)
         was_claimed = before is not None and before.is_claimed
-        request = registry.claim(
-            request_id,
-            resume.next_position,
-            session.route,
-            drafts=resume.include_draft_logprobs,
-            owner=session.owner,
-            deadline_unix_ms=resume.deadline_unix_ms,
-        )
+        request = registry.claim(resume, session.route, session.owner)
         session.requests.add(request_id)
         error = None
         if not was_claimed:
@@ -273,7 +265,6 @@ def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
 
 
 def has_last_row(session: Session, ended: Ended) -> bool:
-    """Tell whether a session's send queue has the last row of an ended request."""
     return (
         ended.last_frame is not None
         and ended.last_frame[0] == session.route  # a client may use the session id of an earlier one again

@@ -58,7 +58,6 @@ class Router:
         return slots, routed
 
     def deliver(self, step: Step, slots: Slots, routed: Iterable[RoutedRows]) -> None:
-        """Give each consumer its rows; unclaimed rows wait with their requests."""
         self.counts.delivered += slots.size
         for rows in routed:
             if rows.route == UNCLAIMED:

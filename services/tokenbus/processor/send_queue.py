@@ -54,7 +54,6 @@ class SendQueue:
 
     @property
     def has_room_in_window(self) -> bool:
-        """Whether the next frame would be sent at once."""
         return not self._waiting and self._fits(0)
 
     def connect(self, window_frames: int, window_bytes: int) -> None:

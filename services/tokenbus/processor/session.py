@@ -98,12 +98,10 @@ class Session(KnownPeer):
 
     @property
     def log_fields(self) -> dict[str, object]:
-        """The fields that name it in logs."""
         return {"client": self.name}
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no requests and no frames."""
         return not self.requests and not len(self.send_queue)
 
     @property
@@ -130,7 +128,6 @@ class Session(KnownPeer):
             self._gathered = _Gathered()
 
     def send_gathered(self) -> None:
-        """Send the gathered rows, and the errors behind them."""
         gathered, self._gathered = self._gathered or _Gathered(), None
         for pending_ack, pieces in gathered.in_order():
             drafts = [draft for _, draft in pieces if draft is not None]
@@ -148,7 +145,6 @@ class Session(KnownPeer):
             self.put(frame)
 
     def put(self, frame: Frame) -> None:
-        """Send a frame as soon as the window allows."""
         self.send_queue.put(frame)
         self.on_frame(self)
 
@@ -160,12 +156,10 @@ class Session(KnownPeer):
         self.put(Frame(write_frame(ServerFrame(error=error))))
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
-        """Tell which worker admitted a request, and the request's deadline."""
         admitted.deadline_unix_ms = request.deadline.unix_ms
         self.put(Frame(write_frame(ServerFrame(admitted=admitted))))
 
     def scored(self, request: Request, chunk: PromptScoresChunk, pending_ack: PendingAck) -> None:
-        """Send scores of some prompt tokens."""
         ids = request.id.to_bytes(8, "little")
         self.put(Frame(write_frame(ServerFrame(prompt_scores=chunk)), (), pending_ack, ids))
 
@@ -175,12 +169,10 @@ class Session(KnownPeer):
         self.requests.discard(request.id)
 
     def fail(self, request: Request, error: RequestError) -> None:
-        """Forget a request, and send its error."""
         self.requests.discard(request.id)
         self.put_error(error)
 
 
 def drafts_of(draft: LogprobBatch, request_id: int) -> LogprobBatch | None:
-    """Return the draft rows of one request, or None."""
     found = np.flatnonzero(draft.request_ids == np.uint64(request_id))
     return draft.select(found) if found.size else None

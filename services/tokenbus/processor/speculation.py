@@ -26,7 +26,6 @@ class Speculation:
         self._cells: npt.NDArray[np.int64] = np.zeros(_CELLS, np.int64)
 
     def add(self, rows: LogprobBatch) -> None:
-        """Count the rows of a step."""
         # One table of (drafted, emitted): counting a step takes microseconds, and the sums are computed when read.
         codes = np.multiply(rows.draft_token_counts, _TOKENS, dtype=np.uint16)
         codes += rows.token_counts

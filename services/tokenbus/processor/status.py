@@ -30,7 +30,6 @@ class StatusReport:
         self._made_at = -math.inf
 
     def message(self, now: float, connected_clients: int) -> list[bytes]:
-        """Return the status as a transport message."""
         if now - self._made_at >= STATUS_INTERVAL:
             self._made_at = now
             self._message = [write_frame(ServerFrame(status=self._status(connected_clients)))]

@@ -29,7 +29,6 @@ class ReceivedItem:
 
     @property
     def size(self) -> int:
-        """The used credit in bytes."""
         return len(self.payload)
 
 
@@ -148,7 +147,6 @@ class Stream:
         self.grant()
 
     def grant(self) -> None:
-        """Renew the worker's credit."""
         self.credit.through_sequence = self.in_order_through + self._settings.credit_items
         self.credit.bytes = self._used_bytes + self._settings.credit_bytes
 
@@ -268,7 +266,6 @@ class Stream:
     # Missing items.
 
     def heard_of(self, last_sequence: int) -> None:
-        """Record that the worker has sent everything up to a sequence."""
         self.known_last = max(self.known_last, min(last_sequence, self.credit.through_sequence))
 
     def missing(self, now: float) -> tuple[int, int] | None:

@@ -52,11 +52,9 @@ class Worker(KnownPeer):
 
     @property
     def log_fields(self) -> dict[str, object]:
-        """The fields that name it in logs."""
         return {"stream": self.stream.worker_id, "epoch": self.stream.epoch}
 
     def count(self, step: Step) -> None:
-        """Count a delivered step."""
         counts, rows = self.stream.counts, step.rows
         counts.steps += 1
         counts.tokens += rows.token_ids.size
@@ -114,7 +112,6 @@ class Workers(Peers[Worker]):
         return outcome
 
     def abort(self, stream: int, request_id: int) -> None:
-        """Ask a worker to end a request."""
         if (worker := self.by_stream.get(stream)) is not None:
             self.send(worker, ProcessorFrame(abort=Abort(request_id=request_id)))
 
