@@ -5,55 +5,55 @@ from enum import IntEnum
 
 
 class BatchKind(IntEnum):
-    """Which model a batch's tokens come from."""
+    """The model that a batch's tokens come from."""
 
     UNSPECIFIED = 0
-    """Not set; invalid."""
+    """Invalid."""
     TARGET = 1
-    """Tokens that were accepted: the request's output."""
+    """The target model: accepted tokens, which are the request's output."""
     DRAFT = 2
-    """Tokens that the draft model proposed for the same step, accepted or not."""
+    """The draft model: its proposals for the same step, accepted or not."""
 
 
 class StepPhase(IntEnum):
-    """What the step computed for its rows."""
+    """The kind of work in a step."""
 
     UNSPECIFIED = 0
-    """Not set; invalid."""
+    """Invalid."""
     PREFILL = 1
     """Only prompts, and the first token after each."""
     DECODE = 2
     """Only tokens that follow earlier ones."""
     MIXED = 3
-    """Rows of both."""
+    """Rows of both kinds."""
 
 
 class SpeculativeMethod(IntEnum):
-    """Where the draft tokens come from. A newer minor may add methods: an unknown one passes."""
+    """The source of draft tokens. A newer minor version may add methods: an unknown value passes."""
 
     UNSPECIFIED = 0
-    """Not set; invalid."""
+    """Invalid."""
     NONE = 1
     """No speculation."""
     NAIVE = 2
-    """The speculative path with nothing drafted."""
+    """The speculative code path without drafts."""
     NGRAM = 3
-    """Drafts looked up by n-gram in the request's own text."""
+    """N-grams in the request's own text."""
     SUFFIX = 4
-    """Drafts looked up in a suffix tree or array."""
+    """A suffix tree or array."""
     MTP = 5
-    """Drafts from multi-token-prediction heads."""
+    """Multi-token-prediction heads."""
     EAGLE = 6
-    """Drafts from an EAGLE head."""
+    """An EAGLE head."""
     DRAFT_MODEL = 7
-    """Drafts from a smaller model."""
+    """A smaller model."""
 
 
 class ValueKind(IntEnum):
-    """What the numbers in `logprobs` and `alternative_logprobs` are."""
+    """The meaning of the numbers in `logprobs` and `alternative_logprobs`."""
 
     UNSPECIFIED = 0
-    """The message holds no such numbers; invalid if a row is scored."""
+    """The message has no such numbers. Invalid if a row is scored."""
     RAW_LOGPROBS = 1
     """Natural logarithms of the model's own probabilities."""
     PROCESSED_LOGPROBS = 2
@@ -65,38 +65,38 @@ class ValueKind(IntEnum):
 
 
 class RowStatus(IntEnum):
-    """What became of a row's request in this step."""
+    """The state of a row's request after the step."""
 
     UNSPECIFIED = 0
-    """Not set; invalid."""
+    """Invalid."""
     ACTIVE = 1
-    """It got tokens and goes on."""
+    """It got tokens and continues."""
     IDLE = 2
-    """It was in the batch, got nothing, and goes on."""
+    """It was in the batch, got no token, and continues."""
     PREFILLING = 3
-    """A chunk of its prompt was computed, and more is to come."""
+    """A chunk of its prompt was computed, and more chunks follow."""
     PREEMPTED = 4
-    """It was taken out of the batch and will be resumed."""
+    """It was removed from the batch, and will be resumed."""
     HANDED_OFF = 5
-    """This worker is done with it; another worker goes on. The row has all of the tokens that this worker gave it."""
+    """Its prefill worker is done: the row has all tokens from this worker, and a decode worker continues."""
     FINISHED_STOP = 6
-    """It ended: a stop token or a stop string was met."""
+    """It ended with a stop token or a stop text."""
     FINISHED_LENGTH = 7
-    """It ended: as many tokens as were asked for, or as fit."""
+    """It ended at max_tokens, or at the model's limit."""
     ABORTED = 8
-    """It was aborted by its client or its deadline."""
+    """Its client or its deadline ended it."""
     UNRECOVERABLE = 9
-    """It ended because its state is lost and cannot be computed again."""
+    """The engine lost its state, and cannot compute it again."""
 
 
 class Scoring(IntEnum):
-    """What is known of a row's tokens beyond their ids."""
+    """The values of a row's tokens beyond their ids."""
 
     UNSPECIFIED = 0
-    """Not set; invalid."""
+    """Invalid."""
     NONE = 1
     """Ids only: the row has no element in `logprobs` and `ranks`, and its top_k must be zero."""
     FULL = 2
-    """Every token has its logprob and rank, and top_k alternatives."""
+    """Each token has its logprob and rank, and top_k alternatives."""
     SHED = 3
-    """Every token has its logprob and rank; its alternatives were dropped under load, and its top_k must be zero."""
+    """Each token has its logprob and rank. The worker dropped its alternatives under load, so its top_k must be zero."""
