@@ -16,11 +16,16 @@ _NOT_RUN = "no chromium here, so the inspector page was not tried in a browser (
 Open = Callable[..., Page]
 
 
+def chromium() -> str | None:
+    """Return the browser that is installed here."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+
+
 # A package's, not the session's: while Playwright runs, no test of this process can run an event loop of its own.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Start the browser that is installed here."""
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    found = chromium()
     if found is None:
         if os.environ.get("CI"):
             pytest.fail(_NOT_RUN)

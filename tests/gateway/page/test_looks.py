@@ -6,6 +6,7 @@ from playwright.sync_api import Page, expect
 from tests.gateway.page.conftest import Open
 from tests.gateway.page.doing import ended, panel, token_at, told_story
 from tests.gateway.page.made import worker
+from tests.gateway.page.picture import TAKEN_OF, digest
 from tests.gateway.page.scripted import ScriptedGateway
 from tests.support.waiting import wait_until
 
@@ -43,16 +44,22 @@ def test_phone_shows_all_without_scrolling_sideways(open_page: Open, gateway: Sc
     ended(page, told_story(page, gateway))
     wide = "document.documentElement.scrollWidth <= 320 && visualViewport.width === 320"
     assert page.evaluate(wide)
-    expect(panel(page)).to_be_hidden()
+    expect(page.locator("#origin")).to_contain_text("request")
     token_at(page, 4).tap()
-    expect(panel(page)).to_be_visible()
+    expect(panel(page).locator("h2 bdi")).to_have_text("␣in")
     assert page.evaluate(wide)
-    above = "node => node.getBoundingClientRect().bottom <= innerHeight - document.getElementById('panel').offsetHeight"
-    assert token_at(page, 4).evaluate(above)
+    in_sight = "node => node.getBoundingClientRect().top >= 0 && node.getBoundingClientRect().bottom <= innerHeight + 1"
+    assert token_at(page, 4).evaluate(in_sight)
+    assert panel(page).evaluate(in_sight)
     small = "all => all.filter(each => each.offsetParent && each.offsetHeight < 40).map(each => each.outerHTML)"
     assert page.locator("button, textarea, input:not([type=radio])").evaluate_all(small) == []
     page.get_by_role("button", name="Close").tap()
-    expect(panel(page)).to_be_hidden()
+    expect(panel(page)).to_contain_text("Point at a token, tap it")
+
+
+def test_picture_is_of_this_page() -> None:
+    """The README's picture was taken of the page as it is: `python -m tests.gateway.page.picture` takes it."""
+    assert TAKEN_OF.read_text().strip() == digest()
 
 
 def test_everything_can_be_read(page: Page, gateway: ScriptedGateway) -> None:
@@ -93,41 +100,36 @@ def test_forced_colours_keep_what_says_something(page: Page, gateway: ScriptedGa
         assert page.evaluate(_CONTRASTS) == []
 
 
-def test_panel_disturbs_nothing_at_any_width(page: Page, gateway: ScriptedGateway) -> None:
-    """Beside the text, the panel opens without moving anything else, and where there is room it covers nothing.
-
-    Where many workers make the page long, the panel is in the window wherever the page is scrolled to.
-    """
+@pytest.mark.parametrize("width", [320, 1024, 1280, 1440, 1920])
+def test_panel_covers_and_moves_nothing(width: int, open_page: Open, gateway: ScriptedGateway) -> None:
+    """At every width the panel covers no other card; beside the text it moves nothing and stays in the window."""
     gateway.bus["workers"] = [worker(f"worker-{number:02}") for number in range(24)]
+    page = open_page(gateway.url, viewport={"width": width, "height": 900})
     expect(page.locator(".worker")).to_have_count(24)
     ended(page, told_story(page, gateway))
     expect(page.locator("#chart > svg")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    boxes = "() => [...document.querySelectorAll('.card')].map(each => each.getBoundingClientRect().toJSON())"
+    found = page.evaluate(boxes)
+    for place, one in enumerate(found):
+        for other in found[:place]:
+            beside = one["left"] >= other["right"] or other["left"] >= one["right"]
+            assert beside or one["top"] >= other["bottom"] or other["top"] >= one["bottom"]
+    if width < 1024:
+        return
+    page.evaluate("scrollTo(0, 260)")
     places = "() => [...document.querySelectorAll('.card:not(.panel), .t')].map(each => each.getBoundingClientRect().y)"
 
     def moved_nothing() -> bool:
         """Look at a token; what the page draws late for other reasons has been drawn sooner or later."""
-        page.mouse.move(0, 0)
-        expect(panel(page)).to_be_hidden()
         before = page.evaluate(places)
-        token_at(page, 5).hover()
-        expect(panel(page)).to_be_visible()
+        for index in (5, 1):
+            token_at(page, index).hover()
+        expect(panel(page).locator("h2 bdi")).to_have_text("␣is")
         return bool(page.evaluate(places) == before)
 
-    for width in (1024, 1280, 1600, 1920):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.evaluate("scrollTo(0, 0)")
-        wait_until(moved_nothing)
-        chart, box = page.locator("#chart").bounding_box(), panel(page).bounding_box()
-        assert chart
-        assert box
-        assert (box["x"] + box["width"] <= chart["x"]) is (width >= 1536)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        if width in {1280, 1600}:
-            page.evaluate("scrollTo(0, 260)")
-            token_at(page, 5).hover()
-            box = panel(page).bounding_box()
-            assert box
-            assert 0 <= box["y"] < 100
+    wait_until(moved_nothing)
+    assert -1 < page.evaluate("document.getElementById('panel').getBoundingClientRect().y") < 100
 
 
 def test_nothing_moves_for_who_wants_no_motion(open_page: Open, gateway: ScriptedGateway) -> None:

@@ -24,22 +24,15 @@ let running = null;
 /** The token that stays when the pointer leaves. */
 let pinned = null;
 
+/** Show a token; how is "first", "hover", "pin" or "leave". */
 function choose(token, how) {
-  if (how === "pin") pinned = token;
+  if (how === "pin" || how === "first") pinned = token;
   const shown = how === "leave" ? pinned : token;
   text.mark(shown);
   if (shown) panel.show(shown, transcript.proposals(shown.position));
   else panel.hide();
-  if (how === "pin" && shown) uncover();
-}
-
-/** Where the panel is a sheet over the page, scroll until the token is above it. */
-function uncover() {
-  const sheet = $("panel");
-  const marked = box.querySelector(".marked");
-  if (!marked || getComputedStyle(sheet).position !== "fixed") return;
-  const hidden = marked.getBoundingClientRect().bottom - (innerHeight - sheet.offsetHeight);
-  if (hidden > -12) scrollBy({ top: hidden + 40, behavior: "instant" });
+  // On a phone the panel is below the text.
+  if (how === "pin" && shown) $("panel").scrollIntoView({ block: "nearest" });
 }
 
 function close() {
@@ -109,6 +102,7 @@ async function follow({ signal }) {
 function take(row) {
   const { tokens, heads } = transcript.add(row);
   text.add(tokens);
+  if (tokens[0]?.index === 0) choose(tokens[0], "first");
   chart.add(heads);
   spoken.add(tokens.map((token) => token.text).join(""));
   figures.arrived(performance.now());

@@ -5,7 +5,7 @@ import { count, percent } from "./format.js";
 
 const WIDTH = 320;
 const HEIGHT = 132;
-const PLOT = { left: 34, right: 12, top: 8, bottom: 22 };
+const PLOT = { left: 40, right: 12, top: 8, bottom: 22 };
 const MOST_POINTS = 120;
 /** How many steps a rate is taken over: enough to be calm, few enough to show a change. */
 const WINDOW = 24;
@@ -96,7 +96,7 @@ function grid(steps) {
   const right = WIDTH - PLOT.right;
   const rules = [0, 0.5, 1].flatMap((rate) => [
     shape("line", { class: "rule", x1: PLOT.left, x2: right, y1: down(rate), y2: down(rate) }),
-    shape("text", { x: PLOT.left - 6, y: down(rate) + 3, "text-anchor": "end" }, `${rate * 100}`),
+    shape("text", { x: PLOT.left - 6, y: down(rate) + 3, "text-anchor": "end" }, `${rate * 100} %`),
   ]);
   const below = HEIGHT - 6;
   return [

@@ -12,11 +12,13 @@ const OUTCOMES = {
 export class Panel {
   #panel;
   #asked;
+  #hint;
 
   /** `asked` has what the panel's buttons do: move(by) and close(). */
   constructor(panel, asked) {
     this.#panel = panel;
     this.#asked = asked;
+    this.#hint = [...panel.children];
   }
 
   show(token, proposals) {
@@ -28,6 +30,7 @@ export class Panel {
   }
 
   hide() {
+    this.#panel.replaceChildren(...this.#hint);
     this.#panel.dataset.open = "false";
   }
 

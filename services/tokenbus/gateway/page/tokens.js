@@ -9,6 +9,7 @@ export class TokenText {
   #waiting = [];
   #tokens = [];
   #nodes = [];
+  #chosen = null;
   #marked = null;
   #line = null;
   #draw = eachFrame(() => this.#flush());
@@ -30,7 +31,7 @@ export class TokenText {
     this.#waiting = [];
     this.#tokens = [];
     this.#nodes = [];
-    this.#marked = null;
+    this.mark(null);
     this.#line = null;
     this.#box.replaceChildren();
   }
@@ -42,9 +43,10 @@ export class TokenText {
 
   /** Mark a token as the one that is looked at, and nothing else; null: none. */
   mark(token) {
+    this.#chosen = token;
     this.#marked?.classList.remove("marked");
     this.#marked = token ? this.#nodes[token.index] : null;
-    this.#marked?.classList.add("marked");
+    this.#marked?.classList.add("marked"); // a token that is not drawn yet is marked when it is
   }
 
   /** Go to a token as the keyboard does: it gets the focus, and a name for those who hear the page. */
@@ -85,6 +87,7 @@ export class TokenText {
       if (token.text.endsWith("\n")) this.#line = null;
     }
     this.#waiting = [];
+    if (!this.#marked) this.mark(this.#chosen);
     if (isAtEnd) box.scrollTop = box.scrollHeight;
   }
 
