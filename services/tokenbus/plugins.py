@@ -12,6 +12,9 @@ ENGINES = "tokenbus.engines"
 TOKENIZERS = "tokenbus.tokenizers"
 """The entry-point group of tokenizers; each names a callable without arguments that returns a `Tokenizer`."""
 
+END_NAME = "<|end|>"
+"""What people see in place of an end token, which has no text and, outside a model's folder, no name."""
+
 T = TypeVar("T")
 
 

@@ -23,7 +23,7 @@ from tokenbus.cli.terminal import Progress, styled
 from tokenbus.client import Client
 from tokenbus.delivery import RequestFailedError
 from tokenbus.logs import configure
-from tokenbus.plugins import load_tokenizer
+from tokenbus.plugins import END_NAME, load_tokenizer
 from tokenbus.printable import printable
 from tokenbus.settings import Settings
 from tokenbus.worker import StepAssembler, engine_kind
@@ -133,7 +133,8 @@ async def _demo(settings: Settings, system: Supervisor, progress: Progress, show
     generates = requests(_REQUESTS, _TOKENS)
     answers = [Answer(generate) for generate in generates]
     open_at: dict[str, int] = {}
-    show(styled(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token", "bold"))
+    restarts: list[asyncio.Task[None]] = []
+    show(styled(f"2. {_REQUESTS} requests to an n-gram model, up to {_TOKENS} tokens with 5 alternatives each", "bold"))
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
         answering = asyncio.gather(*(_receive(client, answer) for answer in answers))
         try:
@@ -141,9 +142,9 @@ async def _demo(settings: Settings, system: Supervisor, progress: Progress, show
                 await _show_tokens(answers, progress, answering, tokens)
                 open_at[service] = sum(not answer.is_done for answer in answers)
                 show(f"   {service} is killed (kill -9) with {open_at[service]} requests open, and started again")
-                await system.restart(service)
+                restarts.append(asyncio.create_task(system.restart(service)))  # the requests do not wait for it
             await _show_tokens(answers, progress, answering)
-            await answering
+            await asyncio.gather(answering, *restarts)
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
@@ -275,7 +276,7 @@ def _sample(answer: Answer) -> Iterator[str]:
     tokenizer = load_tokenizer("ngram")
 
     def text(token_id: int) -> str:
-        return repr(printable(tokenizer.token_bytes(int(token_id)).decode(errors="replace")) or "(end)")
+        return repr(printable(tokenizer.token_bytes(int(token_id)).decode(errors="replace")) or END_NAME)
 
     yield f"   {answer.generate.text.text}"
     yield f"   {'token':{_WIDTH}} probability  rank  instead"

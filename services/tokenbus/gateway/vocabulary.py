@@ -10,7 +10,7 @@ import orjson
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.native import Form, Fragments
 from tokenbus.gateway.stop_strings import REPLACEMENT
-from tokenbus.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
+from tokenbus.plugins import END_NAME, TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
 from tokenbus.settings import SettingsError
 from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 
@@ -61,7 +61,13 @@ class Vocabulary:
         """The token's bytes; none for special tokens."""
         self.special_pieces = _Table(lambda token_id: self.pieces[token_id] or self.decode([token_id]).encode(), size)
         """The token's bytes, or a special token's name."""
-        self.names = _Table(lambda token_id: _name(token_id, self.pieces[token_id], self._special(token_id)), size)
+        end, end_name = getattr(tokenizer, "end_token", None), END_NAME if self._of_model is None else ""
+        self.names = _Table(
+            lambda token_id: _name(
+                token_id, self.pieces[token_id], end_name if token_id == end else self._special(token_id)
+            ),
+            size,
+        )
         """The token's unique name, as a JSON string."""
         self.texts = _Table(
             lambda token_id: self.names[token_id] if self.pieces[token_id] or self._special(token_id) else b'""', size
