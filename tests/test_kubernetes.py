@@ -44,7 +44,7 @@ def test_base(tmp_path: Path) -> None:
         assert {each["name"] for each in mounts} == {each["name"] for each in pod["volumes"]}
         named = [each.get("secret", each.get("configMap", {})) for each in pod["volumes"]]
         assert {each.get("secretName", each.get("name")) for each in named} - {None} <= made
-        assert {one["image"] for one in (*pod["initContainers"], container)} == {"tokenbus:0.1.0"}
+        assert {one["image"] for one in (*pod["initContainers"], container)} == {"tokenbus:0.1.0.dev0"}
     ports = {each["name"] for one in workloads.values() for each in _container(one)["ports"]}
     for policy in (each["spec"] for each in objects if each["kind"] == "NetworkPolicy"):
         ways = [*policy.get("ingress", []), *policy.get("egress", [])]
