@@ -15,7 +15,7 @@ from tokenbus_contracts.schema import bounds_in
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = [entry for entry in ENTRIES.values() if type(entry.default) is int]
 ENDPOINTS = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
-ENDPOINTS += ", or up to 64 different ones with commas between"
+ENDPOINTS += ", or a comma-separated list of up to 64 different ones"
 
 
 def key_of(entry: Entry) -> str:
@@ -165,7 +165,7 @@ def test_unknown_keys() -> None:
     line = refusal(TOKENBUS_BUS_KEYFILE="1")
     assert line == "TOKENBUS_BUS_KEYFILE: no such setting; did you mean TOKENBUS_BUS_KEY_FILE?"
     assert refusal(TOKENBUS_QQQ="1") == "TOKENBUS_QQQ: no such setting"
-    fixed = "no setting, but a constant of the code"
+    fixed = "a constant of the code, which cannot be set"
     assert refusal(TOKENBUS_BUS_LINGER_MS="1") == f"TOKENBUS_BUS_LINGER_MS: {fixed}"
     with pytest.raises(SettingsError, match=rf"^gateway\.max_text_bytes: {fixed}$"):
         Settings.load(environment={}, overrides={"gateway.max_text_bytes": 1})
@@ -195,7 +195,7 @@ def test_error_is_one_printable_line() -> None:
     line = refusal(TOKENBUS_WORKER_ROLE="\x1b[31m\nred" + "x" * 1000)
     assert line.isprintable()
     assert len(line) < 250
-    with pytest.raises(SettingsError, match="a number of too many digits to print"):
+    with pytest.raises(SettingsError, match="a number with too many digits to print"):
         WorkerSettings(max_requests=10**5000)
 
 

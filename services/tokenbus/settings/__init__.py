@@ -1,4 +1,4 @@
-"""Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
+"""Settings: one frozen object, loaded from overrides, environment variables, a file and defaults."""
 
 import difflib
 import os
@@ -28,16 +28,15 @@ _HOLD_A_MESSAGE = ("worker.retention_bytes", "clients.buffer_bytes", "durable_lo
 _T = TypeVar("_T")
 _PREFIX = "TOKENBUS_"
 _FILE_VARIABLE = "TOKENBUS_SETTINGS"
-# The contract's own, and those of FastDeploy's ops.
-_OF_FASTDEPLOY = {"TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS", "TOKENBUS_FASTDEPLOY_FORM"}
-_OF_OTHERS = {_FILE_VARIABLE, "TOKENBUS_CACHE_DIR", "TOKENBUS_PURE_PYTHON", *_OF_FASTDEPLOY}
+_FASTDEPLOY_VARIABLES = {"TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS", "TOKENBUS_FASTDEPLOY_FORM"}
+_OTHER_VARIABLES = {_FILE_VARIABLE, "TOKENBUS_CACHE_DIR", "TOKENBUS_PURE_PYTHON", *_FASTDEPLOY_VARIABLES}
 _LARGEST_FILE = 2**20
-_NEAR = 0.8  # the prefix that all variables share makes any two of them alike
+_SIMILARITY = 0.8  # high, because all variables share a prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set, by section. What is out of range, or contradicts another, is a SettingsError.
+    """All settings, by section. A value that is out of range, or contradicts another one, is a SettingsError.
 
     Example:
         settings = tokenbus.Settings.load(overrides={"client.name": "evaluation", "bus.clients_address": address})
@@ -65,7 +64,7 @@ class Settings:
 
     @property
     def most_connections(self) -> int:
-        """How many connections a processor takes at once: at least one for each client and worker that it may have."""
+        """The limit of a processor's connections: enough for all its clients and workers."""
         return max(self.bus.max_connections, self.clients.max_clients + self.processor.max_workers)
 
     @classmethod
@@ -75,11 +74,10 @@ class Settings:
         environment: Mapping[str, str] = os.environ,
         overrides: Mapping[str, object] | None = None,
     ) -> "Settings":
-        """Return the settings from overrides, then variables, then a file, then defaults.
+        """Load the settings. Overrides win over environment variables, these over the file, and the file over defaults.
 
-        Variables are TOKENBUS_<SECTION>_<FIELD>; the file, TOML with a table for each section, is the one given, or
-        else the one that TOKENBUS_SETTINGS names. Keys of overrides are ``section.field``; a value may be text, which
-        is read as a variable's is.
+        Variables are TOKENBUS_<SECTION>_<FIELD>. The file is TOML with a table for each section; its default is the
+        value of TOKENBUS_SETTINGS. Keys of overrides are ``section.field``; a value may be text, as in a variable.
         """
         found = _collect(file, environment, overrides or {})
         sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
@@ -94,7 +92,7 @@ class Settings:
             raise SettingsError(error.key, error.limit, error.actual, where=where) from None
 
     def describe(self) -> dict[str, object]:
-        """Return every key with its value, for logs and for people."""
+        """Return the values of all settings, by key."""
         return {key: entry.value_in(self) for key, entry in ENTRIES.items()}
 
 
@@ -104,7 +102,7 @@ ENTRIES: dict[str, Entry] = {
     for section in SECTIONS.values()
     for entry in (LIMITS if section is Limits else entries_of(section))
 }
-"""By key, in the order of the documentation."""
+"""The settings by key, in the order of the documentation."""
 _VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
 _FIXED = {
     name
@@ -113,29 +111,29 @@ _FIXED = {
     if not item.startswith("_")
     for name in (f"{section}.{item}", f"{_PREFIX}{section}_{item}".upper())
 }
-"""Constants of sections, by key and as variables."""
-_Set = dict[str, tuple[object, str]]
-"""Valid values by key, each with where it was set."""
+"""The keys and variables of constants, which cannot be set."""
+_Found = dict[str, tuple[object, str]]
+"""Valid values by key, each with its source."""
 
 
-def _collect(file: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, object]) -> _Set:
-    """Return what a file, the environment and overrides set, the last of which wins; all of it is checked."""
-    found: _Set = {}
+def _collect(file: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, object]) -> _Found:
+    """Check and merge the values of the file, the environment and the overrides; the last one wins."""
+    found: _Found = {}
     file = file or environment.get(_FILE_VARIABLE)
     if file:
         found.update(_from_file(Path(file)))
-    for variable in sorted(name for name in environment if name.startswith(_PREFIX) and name not in _OF_OTHERS):
+    for variable in sorted(name for name in environment if name.startswith(_PREFIX) and name not in _OTHER_VARIABLES):
         entry = _known(variable, variable, _VARIABLES)
         found[entry.key] = entry.convert(environment[variable], variable, is_text=True), variable
     for key, value in overrides.items():
         entry = _known(key, key, ENTRIES)
-        if value is not None:  # an option that was not given
+        if value is not None:  # None: a command-line option that was not given
             found[key] = entry.convert(value, is_text=isinstance(value, str)), key
     return found
 
 
-def _from_file(path: Path) -> _Set:
-    found: _Set = {}
+def _from_file(path: Path) -> _Found:
+    found: _Found = {}
     name = shown(str(path))[1:-1]
     for section, values in _tables(path, name).items():
         _known(section, f"{name}: {shown(section)[1:-1]}", SECTIONS)
@@ -149,13 +147,13 @@ def _from_file(path: Path) -> _Set:
 
 
 def _known(key: str, where: str, known: Mapping[str, _T]) -> _T:
-    """Return a key's entry, or raise a SettingsError that names the key and one like it."""
+    """Return the entry of a key; raises SettingsError with a similar key."""
     if key in known:
         return known[key]
     if key in _FIXED:
-        raise SettingsError(key, "no setting, but a constant of the code", Shown(""), where=where)
-    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
-    hint = f"; did you mean {near[0]}?" if near else ""
+        raise SettingsError(key, "a constant of the code, which cannot be set", Shown(""), where=where)
+    similar = difflib.get_close_matches(key, known, n=1, cutoff=_SIMILARITY)
+    hint = f"; did you mean {similar[0]}?" if similar else ""
     raise SettingsError(key, f"no such setting{hint}", Shown(""), where=where)
 
 
@@ -165,7 +163,7 @@ def _tables(path: Path, name: str) -> dict[str, object]:
             data = file.read(_LARGEST_FILE + 1)
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise SettingsError(name, f"a settings file that can be read: {reason}", Shown(""), where=name) from None
+        raise SettingsError(name, f"a settings file that is readable: {reason}", Shown(""), where=name) from None
     if len(data) > _LARGEST_FILE:
         raise SettingsError(name, f"a settings file of at most {_LARGEST_FILE} bytes", Shown("a larger one"))
     try:

@@ -1,4 +1,4 @@
-"""Write the page of all settings: `python -m tokenbus.settings > docs/settings.md`."""
+"""Generates docs/settings.md: `python -m tokenbus.settings > docs/settings.md`."""
 
 import sys
 
@@ -7,20 +7,19 @@ from tokenbus.settings import ENTRIES, SECTIONS
 _INTRODUCTION = """\
 # Settings
 
-Written by `python -m tokenbus.settings` from the code; a test holds it equal.
+Generated from the code by `python -m tokenbus.settings`; a test compares both.
 
-A setting comes from the command line, else from the environment, else from a file, else from its default.
-`worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[worker]` of the TOML file that
-`TOKENBUS_SETTINGS` names. A key that does not exist, a value out of its range and two values that contradict each other
-end the start with one line that names the key, where it came from, the limit and the value.
+A command-line option overrides an environment variable, which overrides the settings file, which overrides the default.
+The setting `worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[worker]` of the TOML file that
+`TOKENBUS_SETTINGS` names. An unknown key, a value out of range, or two values that contradict each other end the start
+with one line: the key, its source, the limit and the value.
 """
 
 
-_OF_LIMITS = "The most that a batch may hold: the schema's bounds, or tighter."
+_OF_LIMITS = "The size limits of a batch: the schema's bounds, or tighter."
 
 
 def page() -> str:
-    """Return the whole page, as Markdown."""
     lines = [_INTRODUCTION]
     for section, maker in SECTIONS.items():
         summary = _OF_LIMITS if section == "limits" else maker.__doc__.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""How a setting is declared: a dataclass field with a type and a `Meta`, which msgspec enforces."""
+"""Declarations of settings: dataclass fields with a type and a `Meta`, which msgspec enforces."""
 
 import contextlib
 import functools
@@ -18,62 +18,56 @@ HOUR_MS = 3_600_000
 _MANY = 2**31 - 1
 _MOST_BYTES = 2**40
 _BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
-"""Separates two addresses; a comma in a path does not."""
+"""The separator of two addresses; a comma in a path is none."""
 _MOST_ADDRESSES = 64
 
 
-# Each of the following returns the dataclass field of a setting, which stands for a value of its type.
+# Each of the following functions returns the dataclass field of a setting.
 
 
 def count(default: int, unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Any:  # noqa: ANN401
-    """Return the field of a number of things."""
     return _field(default, whole(unit, meaning, low=low, high=high))
 
 
 def milliseconds(default: int, meaning: str, *, low: int = 1, high: int = 24 * HOUR_MS) -> Any:  # noqa: ANN401
-    """Return the field of a time."""
     return count(default, "ms", meaning, low=low, high=high)
 
 
 def size(default: int, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of a number of bytes."""
     return count(default, "bytes", meaning, high=_MOST_BYTES)
 
 
 def choice(meaning: str, *, default: str | bool) -> Any:  # noqa: ANN401
-    """Return the field of true or false, or of one of a few words, which are those of its type, a `Literal`."""
+    """Return a field of type bool or `Literal`."""
     return _field(default, Meta(description=meaning, extra={"valid": "true or false"}))
 
 
 def text(default: str, low: int, high: int, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of a text whose length in UTF-8 lies within two bounds, in bytes."""
+    """Return a text field; `low` and `high` bound its length in bytes of UTF-8."""
     return _text(default, f"text of {low} to {high} bytes", lambda value: low <= len(value.encode()) <= high, meaning)
 
 
 def path(meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of a file's path, or nothing."""
     return text("", 0, 4096, meaning)
 
 
 def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of an address at which a transport listens or connects, or of several with commas between."""
+    """Return a field for one transport address, or a comma-separated list of them."""
 
     def check(value: str) -> bool:
         found = listed_addresses(value)
         return len(set(found)) == len(found) <= _MOST_ADDRESSES and all(map(_is_endpoint, found))
 
     valid = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
-    several = f", or up to {_MOST_ADDRESSES} different ones with commas between"
+    several = f", or a comma-separated list of up to {_MOST_ADDRESSES} different ones"
     return _text(default, valid + several, check, meaning)
 
 
 def host_and_port(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of an address at which a server listens, or nothing."""
     return _text(default, "HOST:PORT, or empty", lambda value: not value or _is_host_and_port(value), meaning)
 
 
 def whole(unit: str, meaning: str, *, low: int, high: int) -> Meta:
-    """Return the bounds of a whole number."""
     return Meta(ge=low, le=high, description=meaning, extra={"valid": f"{low} to {high} {unit}".rstrip()})
 
 
@@ -86,7 +80,7 @@ def _field(default: object, meta: Meta) -> Any:  # noqa: ANN401
 
 
 def listed_addresses(value: str) -> tuple[str, ...]:
-    """Return the addresses of a list with commas between."""
+    """Split a comma-separated list of addresses."""
     return tuple(_BETWEEN.split(value))
 
 
@@ -103,34 +97,32 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """Its name in files and on the command line."""
+        """The name in files and on the command line."""
         return f"{self.section}.{self.name}"
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """The name of the environment variable."""
         return f"TOKENBUS_{self.section}_{self.name}".upper()
 
     @property
     def meaning(self) -> str:
-        """What it is for, and what its special values mean."""
+        """The documentation of the setting."""
         return str(self.meta.description)
 
     @property
     def valid(self) -> str:
-        """The values that are valid, in words."""
+        """The valid values, in words."""
         words = [word or "nothing" for word in get_args(self.type)]
         return f"one of {', '.join(words)}" if words else str((self.meta.extra or {})["valid"])
 
     def value_in(self, settings: object) -> object:
-        """Return its value in a settings object."""
         return getattr(getattr(settings, self.section), self.name)
 
     def convert(self, value: object, where: str = "", *, is_text: bool = False) -> object:
-        """Return a valid value as its type, read from text if it `is_text`; raise a SettingsError for any other."""
+        """Convert a value to the type of the setting, from text if `is_text`; raises SettingsError."""
         check = (self.meta.extra or {}).get("check")
-        # A ValueError is also that of text that is not UTF-8, and of numbers of thousands of digits.
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # also raised for invalid UTF-8 and numbers of thousands of digits
             if is_text:
                 with contextlib.suppress(ValueError):
                     value = msgspec.convert(value, self.type, strict=False)
@@ -141,25 +133,24 @@ class Entry:
 
 
 class Section:
-    """A section of the settings: a frozen dataclass that refuses values out of range."""
+    """The base of a section: a frozen dataclass that checks its values."""
 
     __slots__ = ()
     section: ClassVar[str]
-    """Its name in keys."""
+    """The name in keys."""
 
     def __post_init__(self) -> None:
-        """Raise a SettingsError at the first value that is not valid, or that contradicts another."""
-        for entry in entries_of(type(self)):  # type: ignore[arg-type]  # mypy takes no class as hashable
+        for entry in entries_of(type(self)):  # type: ignore[arg-type]  # mypy does not see that a class is hashable
             entry.convert(getattr(self, entry.name))
         self._check_rules()
 
     def _check_rules(self) -> None:
-        """Raise a SettingsError if values contradict each other."""
+        """Raise SettingsError if values contradict each other."""
 
 
 @functools.cache
 def entries_of(section: type[Section]) -> tuple[Entry, ...]:
-    """Return the settings of a section: its fields with a `Meta`. The other fields are constants."""
+    """Return the settings of a section: the fields with a `Meta`; other fields are constants."""
     types = get_type_hints(section)
     return tuple(
         Entry(section.section, item.name, types[item.name], item.metadata[_META], item.default)
