@@ -170,7 +170,7 @@ def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
     assert publisher.failed == 2
     gap = publisher.retention.find(2)
     assert isinstance(gap, Dropped)
-    assert gap.keys == {5, 6}
+    assert gap.request_ids == {5, 6}
     publisher.connect()
     publisher.hear(ack=Ack(through_sequence=2))
     assert publisher.publish(batch(row_shapes([7]))) == 3

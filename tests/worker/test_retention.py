@@ -56,7 +56,7 @@ def test_last_place_is_for_telling_of_a_loss() -> None:
         retention.drop([key])
     assert len(retention) == 4
     run = dropped(retention.find(103))
-    assert (run.sequence, run.last_sequence, run.keys) == (4, 103, frozenset(range(100)))
+    assert (run.sequence, run.last_sequence, run.request_ids) == (4, 103, frozenset(range(100)))
 
 
 def test_run_on_its_way_out_does_not_change() -> None:
@@ -65,21 +65,21 @@ def test_run_on_its_way_out_does_not_change() -> None:
     before = dropped(retention.find(1))
     retention.drop([2])
     assert before.last_sequence == 1
-    assert before.keys == {1}
-    assert dropped(retention.find(1)).keys == {1, 2}
+    assert before.request_ids == {1}
+    assert dropped(retention.find(1)).request_ids == {1, 2}
 
 
 def test_too_many_keys_become_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the bound a run names its requests; beyond it, and ever after, it names none, which means all."""
-    monkeypatch.setattr(module, "_MOST_KEYS", 3)
+    monkeypatch.setattr(module, "_MAX_REQUEST_IDS", 3)
     retention = made()
     retention.drop([1, 2])
     retention.drop([3])
-    assert dropped(retention.find(1)).keys == {1, 2, 3}
+    assert dropped(retention.find(1)).request_ids == {1, 2, 3}
     retention.drop([4])
-    assert not dropped(retention.find(1)).keys
+    assert not dropped(retention.find(1)).request_ids
     retention.drop([5])
-    assert not dropped(retention.find(1)).keys
+    assert not dropped(retention.find(1)).request_ids
 
 
 def test_acknowledging_lets_go_through_the_sequence() -> None:
@@ -127,6 +127,6 @@ def test_find_is_what_a_plain_search_finds(actions: list[str], rng: Random) -> N
         elif plain[sequence] is None:
             run = dropped(found)
             assert run.sequence <= sequence <= run.last_sequence
-            assert sequence in run.keys
+            assert sequence in run.request_ids
         else:
             assert retained(found).payload == plain[sequence]

@@ -47,7 +47,7 @@ def test_batch_without_room_ends_its_own_requests_alone() -> None:
     assert keys(publisher) == [[1]]
     gap = publisher.retention.find(2)
     assert isinstance(gap, Dropped)
-    assert gap.keys == {1, 2, 3}
+    assert gap.request_ids == {1, 2, 3}
 
 
 def test_row_that_breaks_the_contract_ends_its_own_request_alone() -> None:
@@ -104,7 +104,7 @@ def test_news_without_room_end_the_request_they_are_of() -> None:
     serve(publisher, engine, Once())
     gap = publisher.retention.find(2)
     assert isinstance(gap, Dropped)
-    assert gap.keys == {8, 9}
+    assert gap.request_ids == {8, 9}
     serve(publisher, Engine([broken(batch(row_shapes([5])))]), Once())
     assert publisher.retention.next_sequence == 5
 

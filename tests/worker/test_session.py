@@ -130,7 +130,7 @@ def test_replay_of_what_was_not_sent_is_refused(first: int, last: int) -> None:
 
 
 def test_hello_names_as_many_requests_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_MOST_KEYS", 3)
+    monkeypatch.setattr(session, "_MAX_REQUEST_IDS", 3)
     peer = Peer()
     peer.session.requests.update(range(1, 5))
     assert peer.must_say().hello.request_ids == [1, 2, 3]

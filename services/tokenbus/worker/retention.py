@@ -1,4 +1,4 @@
-"""Retention: the items that a worker keeps until they are acknowledged, bounded in items and in bytes."""
+"""Retention: the unacknowledged items of a worker, bounded in number and bytes."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from zlib import crc32
 
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
-_MOST_KEYS = 65_536
+_MAX_REQUEST_IDS = 65_536
 
 
 @dataclass(slots=True)
@@ -23,25 +23,25 @@ class Retained:
 
     @property
     def checksum(self) -> int | None:
-        """The payload's CRC-32, computed at the first send, and so not on the engine's thread."""
+        """The payload's CRC-32, computed at the first send: not on the engine's thread."""
         if self._checksum is None and self.has_checksum:
             self._checksum = crc32(self.payload)
         return self._checksum
 
     @property
     def last_sequence(self) -> int:
-        """Its own sequence, as it is no run."""
+        """The same sequence: one item is no run."""
         return self.sequence
 
 
 @dataclass(slots=True)
 class Dropped:
-    """A run of items that found no room: their sequences are used up, and their requests end with an error."""
+    """A run of items that found no room; the requests of these items end with an error."""
 
     sequence: int
     last_sequence: int
-    keys: frozenset[int]
-    """The ids of the requests that had rows in them; empty: too many to name."""
+    request_ids: frozenset[int]
+    """The requests that lost rows; empty: too many to name."""
 
 
 class Retention:
@@ -63,40 +63,40 @@ class Retention:
 
     @property
     def first_sequence(self) -> int:
-        """The oldest sequence that is kept; the next one's if none is."""
+        """The oldest retained sequence; without any, the next one."""
         return self._kept[0].sequence if self._kept else self.next_sequence
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Tell whether items of that size fit. The last place is for a `Dropped`, so that a loss can be named."""
+        """Tell whether items of that size fit. One entry is reserved for a `Dropped`, so that a loss can be named."""
         return len(self._kept) + items < self._max_items and self.bytes + size <= self._max_bytes
 
     def share_used(self) -> float:
-        """Return how full it is, from 0 to 1, by items or by bytes, whichever is more."""
+        """Return the fill level from 0 to 1, by items or by bytes, whichever is higher."""
         return max(len(self._kept) / self._max_items, self.bytes / self._max_bytes)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
-        """Keep an item under the next sequence; the caller has checked `has_room`."""
+        """Retain an item under the next sequence, after a check of `has_room`."""
         item = Retained(self.next_sequence, kind, payload, self._checksum)
         self._kept.append(item)
         self.next_sequence += 1
         self.bytes += len(payload)
         return item
 
-    def drop(self, keys: Iterable[int]) -> None:
-        """Use the next sequence for an item that is not kept; a run of them is one entry, so this always fits."""
-        lost = frozenset(keys)
+    def drop(self, request_ids: Iterable[int]) -> None:
+        """Use the next sequence for a lost item; a run of lost items is one entry, so this always fits."""
+        lost = frozenset(request_ids)
         last = self._kept[-1] if self._kept else None
         if isinstance(last, Dropped):
-            together = last.keys | lost
+            together = last.request_ids | lost
             # A new entry, because the old one may be in a message that is being sent.
-            known = bool(last.keys) and len(together) <= _MOST_KEYS
+            known = bool(last.request_ids) and len(together) <= _MAX_REQUEST_IDS
             self._kept[-1] = Dropped(last.sequence, self.next_sequence, together if known else frozenset())
         else:
             self._kept.append(Dropped(self.next_sequence, self.next_sequence, lost))
         self.next_sequence += 1
 
     def acknowledge(self, through: int) -> bool:
-        """Remove all entries up to a sequence; tell whether that made room."""
+        """Remove all entries up to a sequence; return whether that made room."""
         before = len(self._kept)
         while self._kept and self._kept[0].last_sequence <= through:
             gone = self._kept.popleft()
@@ -105,17 +105,17 @@ class Retention:
         return len(self._kept) < before
 
     def restart(self) -> None:
-        """Drop all entries, and count from one again."""
+        """Remove all entries, and count from one again."""
         self._kept.clear()
         self.bytes, self.next_sequence = 0, 1
 
     def find(self, sequence: int) -> Retained | Dropped | None:
-        """Return the entry that has a sequence, or None: it was acknowledged, or is not published yet."""
+        """Return the entry with a sequence; None: it was acknowledged, or is not published yet."""
         if not self._kept or not self.first_sequence <= sequence < self.next_sequence:
             return None
-        # Without runs of dropped items the index follows from the sequence; with runs it is a smaller one.
-        place = min(sequence - self.first_sequence, len(self._kept) - 1)
-        entry = self._kept[place]
+        # The index follows from the sequence; runs of dropped items make it smaller.
+        index = min(sequence - self.first_sequence, len(self._kept) - 1)
+        entry = self._kept[index]
         if entry.sequence <= sequence <= entry.last_sequence:
             return entry
-        return next(entry for entry in islice(self._kept, place) if entry.last_sequence >= sequence)
+        return next(entry for entry in islice(self._kept, index) if entry.last_sequence >= sequence)

@@ -1,6 +1,7 @@
-"""WorkerSession: a worker's side of the stream protocol, without sockets and without a clock of its own.
+"""WorkerSession: a worker's side of the stream protocol, without sockets and clocks.
 
-`receive` takes frames, `next_message` returns the next one to send. One thread at a time uses it, and passes the time.
+`receive` handles frames, and `next_message` returns the next one to send. One thread at a time uses a session, and
+passes the time.
 """
 
 import secrets
@@ -8,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenbus.bus.link import PROOF_BYTES, ReconnectingSession
 from tokenbus.settings import Settings
@@ -31,21 +32,14 @@ from tokenbus_contracts.generated.stream_pb2 import (
 )
 from tokenbus_contracts.schema import MAJOR, MINOR
 
-_MOST_REPLAYS = 64
-_MOST_KEYS = 65_536
+_MAX_REPLAYS = 64
+_MAX_REQUEST_IDS = 65_536
 _SPARE_OWNERS = 1024
-_MOST_TAKEN = 1024
-
-
-class _Taken(NamedTuple):
-    """A request that came, by what differs where its key is used again."""
-
-    number: int
-    deadline: int
+_MAX_RECEIVED = 1024
 
 
 class WorkerSession(ReconnectingSession):
-    """One worker's connection to a processor, which may be another one after a reconnection."""
+    """A worker's stream to its processor, across reconnections and processors."""
 
     def __init__(  # noqa: PLR0913 - each but the first three is given by name
         self,
@@ -61,10 +55,10 @@ class WorkerSession(ReconnectingSession):
         abandon_after: float = 0.0,
         proof: bytes = b"",
     ) -> None:
-        """Take the worker's hello, what it retains, the times of heartbeats in seconds, and two callbacks.
+        """Make a session; times are in seconds.
 
-        `on_request` gets each new request and each abort; a ContractError of its refuses a request. `on_room` is
-        called when an ack has made room in retention.
+        `on_request` gets each new request and each abort, and may refuse it with a ContractError. `on_room` is called
+        when an ack has made room in retention.
         """
         super().__init__(interval, timeout, processors, abandon_after)
         self._introduction = deepcopy(hello)
@@ -76,13 +70,13 @@ class WorkerSession(ReconnectingSession):
         self.on_epoch: Callable[[int], None] = lambda _: None
         """Called with each new epoch, before the retained items are dropped."""
         self.on_control: Callable[[Control], None] = lambda _: None
-        """Called with each command of an operator's; one comes again whose answer the processor has not seen."""
+        """Called with each operator's command; a command without an answer comes again."""
         self.stalled_ms: Callable[[float], int] = lambda _: 0
-        """Returns at a time for how long the engine has had requests and made no progress."""
+        """Returns how long, at a time, the engine has had requests and made no progress."""
         self.kv_cache: Callable[[], int] = lambda: 0
-        """Returns how much of the engine's KV cache is in use, as `WorkerCounts.kv_cache`."""
+        """Returns `WorkerCounts.kv_cache`."""
         self._was_stalled = False
-        """Whether the last heartbeat said so."""
+        """Whether the engine was stalled at the last heartbeat."""
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
         self._sent_bytes = 0
@@ -90,38 +84,37 @@ class WorkerSession(ReconnectingSession):
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
         self._later_turns: dict[int, Admitted] = {}
-        """The facts of a turn for each of its requests that is not a client's first turn."""
-        self._taken: dict[int, _Taken] = {}
-        """The requests that came last, the oldest first."""
-        self._count = self._named = 0
-        """How many requests it has taken, and how many of them came before its last hello, which names them."""
-        self._unnamed = range(0)
-        """The numbers of those that came after the hello that was answered last: they may be sent again."""
+        """The turn of each request that is not a client's first turn."""
+        self._received: dict[int, tuple[int, int]] = {}
+        """The number and deadline of the latest requests, oldest first: they differ if an id is used again."""
+        self._count = self._count_at_hello = 0
+        """Number of requests received, and their number at the last hello, which lists them."""
+        self._unlisted = range(0)
+        """Numbers of the requests received after the last answered hello: the processor may repeat them."""
         self.requests: set[int] = set()
-        """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
+        """The ids of the worker's requests, including those that wait for the engine."""
         self.given_up: set[int] = set()
-        """Those that it has abandoned with their processor, until the engine has ended them."""
+        """Requests of the abandoned processor that the engine has not ended yet."""
         self._held: list[ProcessorFrame] = []
-        """The frames of the new processor that wait for that."""
+        """Frames of the new processor that wait until `given_up` is empty."""
         self._takes_no_more = False
         self.replayed = 0
 
     @property
     def credit(self) -> tuple[int, int]:
-        """The credit that is left: items, and bytes."""
+        """The remaining credit: items and bytes."""
         return self._granted_sequence + 1 - self._next_sequence, self._granted_bytes - self._sent_bytes
 
     @property
     def outstanding(self) -> int:
-        """How many items are not acknowledged yet."""
         return len(self._retention)
 
     def take_no_more(self) -> None:
-        """Tell processors from now on that this worker takes no new requests; one that comes all the same is taken."""
+        """Tell processors to send no new requests; a request that still comes is accepted."""
         self._takes_no_more = self._is_news = True
 
     def add_request(self, generate: Generate) -> None:
-        """Add a request to those that the worker has, with its owner."""
+        """Add a request of the worker, with its owner."""
         self.requests.add(generate.request_id)
         self._owners[generate.request_id] = generate.owner
         if generate.first_request_id:
@@ -133,10 +126,10 @@ class WorkerSession(ReconnectingSession):
                 reason=turn.reason,
             )
         if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
-            self._owners = {key: owner for key, owner in self._owners.items() if key in self.requests}
+            self._owners = {each: owner for each, owner in self._owners.items() if each in self.requests}
 
     def set_engine_state(self, state: EngineState) -> None:
-        """Learn the engine's LoRA adapters, its weights' version, and who paused it; the next hello says so."""
+        """Update the next hello: the LoRA adapters, the version of the weights, and the pause."""
         del self._introduction.lora_adapters[:]
         self._introduction.lora_adapters.extend(state.lora_adapters)
         self._introduction.paused_since_unix_ms = state.paused_since_unix_ms
@@ -144,12 +137,12 @@ class WorkerSession(ReconnectingSession):
         self._introduction.weight_version = state.weight_version
 
     def describe(self, admitted: Admitted) -> None:
-        """Say which turn of which request was admitted, with which weights."""
+        """Add the turn and the version of the weights to an admission."""
         admitted.weight_version = self._introduction.weight_version
         if (turn := self._later_turns.get(admitted.request_id)) is not None:
             admitted.MergeFrom(turn)
 
-    # What comes in.
+    # Incoming frames.
 
     def _decode(self, parts: list[bytes]) -> ProcessorFrame:
         if len(parts) != 1:
@@ -166,60 +159,59 @@ class WorkerSession(ReconnectingSession):
             case "replay":
                 self._replay(frame.replay.first_sequence, frame.replay.last_sequence)
             case "generate" | "abort":
-                self._requested(frame, now)
+                self._handle_request(frame, now)
             case "control":
                 self.on_control(frame.control)
 
-    def _requested(self, frame: ProcessorFrame, now: float) -> None:
+    def _handle_request(self, frame: ProcessorFrame, now: float) -> None:
         if self.given_up:
             if len(self._held) < 2 * self._introduction.max_requests:
                 self._held.append(frame)
-            else:  # as where `on_request` refuses one
+            else:  # the processor repeats it after the next hello
                 self._greet_again(now + self._interval)
         elif frame.HasField("abort"):
             self._on_request(frame.abort)
-        # The processor sends a request again where it cannot know whether it arrived.
-        elif frame.generate.request_id not in self.requests and not self._was_taken(frame.generate):
-            self._take_request(frame.generate, now)
+        # The processor repeats a request if it cannot know whether it arrived.
+        elif frame.generate.request_id not in self.requests and not self._is_repeated(frame.generate):
+            self._accept(frame.generate, now)
 
-    def _was_taken(self, generate: Generate) -> bool:
-        """Tell whether a request is sent again that has ended since; a key may be used again."""
-        taken = self._taken.get(generate.request_id)
-        return taken is not None and taken.deadline == generate.deadline_unix_ms and taken.number in self._unnamed
+    def _is_repeated(self, generate: Generate) -> bool:
+        number, deadline = self._received.get(generate.request_id, (0, 0))
+        return deadline == generate.deadline_unix_ms and number in self._unlisted
 
-    def _take_request(self, generate: Generate, now: float) -> None:
+    def _accept(self, generate: Generate, now: float) -> None:
         try:
             self._on_request(generate)
         except ContractError:
-            self._greet_again(now + self._interval)  # the next hello does not name it, so the processor sends it again
+            self._greet_again(now + self._interval)  # the next hello does not list it, so the processor repeats it
             raise
         self.add_request(generate)
         self._count += 1
-        self._taken[generate.request_id] = _Taken(self._count, generate.deadline_unix_ms)
-        if len(self._taken) > _MOST_TAKEN:
-            del self._taken[next(iter(self._taken))]
+        self._received[generate.request_id] = self._count, generate.deadline_unix_ms
+        if len(self._received) > _MAX_RECEIVED:
+            del self._received[next(iter(self._received))]
 
     def _welcome(self, welcome: Welcome) -> None:
-        latest = 1 if self.asks_another else self._retention.next_sequence
+        is_another = self.asks_another
+        latest = 1 if is_another else self._retention.next_sequence
         if welcome.resume_from > latest:
             raise ContractError("welcome.resume_from", f"at most {latest}, the next item", welcome.resume_from)
-        is_another = self.asks_another
         self._welcomed(welcome)
         if is_another:
             self._begin_epoch()
         self._is_news = self._takes_no_more or self._was_stalled
-        self._unnamed = range(self._named + 1, self._count + 1)
+        self._unlisted = range(self._count_at_hello + 1, self._count + 1)
         self._replays.clear()
         self._next_sequence = welcome.resume_from
         self._sent_bytes = 0
         self._granted_sequence = welcome.credit.through_sequence
         self._granted_bytes = welcome.credit.bytes
-        # What is not to be sent again may still be on its way to a client: it is retained until its ack.
+        # Earlier items may still be on their way to a client: they are retained until their ack.
 
     def _begin_epoch(self) -> None:
-        """Give up the requests of the processor before, and drop the items that are retained for it.
+        """Give up the requests of the earlier processor, and drop the items for it.
 
-        A worker that takes no requests goes on with its own, whichever processor shows them.
+        A worker whose requests come from its own server keeps them.
         """
         self._epoch += 1
         self.on_epoch(self._epoch)
@@ -227,25 +219,25 @@ class WorkerSession(ReconnectingSession):
         if self._introduction.max_requests:
             given_up, self.requests = self.requests, set()
             self.given_up |= given_up
-            for key in given_up:
+            for request_id in given_up:
                 with suppress(ContractError):  # without room for its abort it ends by itself
-                    self._on_request(Abort(request_id=key))
+                    self._on_request(Abort(request_id=request_id))
 
-    def ended(self, keys: Iterable[int], now: float) -> None:
-        """Learn that the engine has ended requests."""
-        keys = list(keys)
-        self.requests.difference_update(keys)
+    def ended(self, request_ids: Iterable[int], now: float) -> None:
+        """Remove the requests that the engine has ended."""
+        request_ids = list(request_ids)
+        self.requests.difference_update(request_ids)
         if self._later_turns:
-            for key in keys:
-                self._later_turns.pop(key, None)
+            for request_id in request_ids:
+                self._later_turns.pop(request_id, None)
         if not self.given_up:
             return
-        self.given_up.difference_update(keys)
+        self.given_up.difference_update(request_ids)
         if not self.given_up:
             held, self._held = self._held, []
             for frame in held:
-                with suppress(ContractError):  # its processor sends it again
-                    self._requested(frame, now)
+                with suppress(ContractError):  # the processor repeats it
+                    self._handle_request(frame, now)
 
     def _acknowledge(self, through: int) -> None:
         if through >= self._retention.next_sequence:
@@ -258,10 +250,10 @@ class WorkerSession(ReconnectingSession):
         if not first <= last < self._next_sequence:
             limit = f"a range within what was sent, up to {self._next_sequence - 1}"
             raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
-        if len(self._replays) < _MOST_REPLAYS:  # beyond that the processor asks again
+        if len(self._replays) < _MAX_REPLAYS:  # beyond that the processor asks again
             self._replays.append((first, last))
 
-    # What goes out.
+    # Outgoing frames.
 
     @property
     def _last_sequence(self) -> int:
@@ -283,7 +275,7 @@ class WorkerSession(ReconnectingSession):
         return beat
 
     def _greeting(self, now: float) -> list[bytes] | None:
-        """Say hello; not while the engine is stalled for so long that the worker would be lost at once."""
+        """Say hello, unless the engine is stalled: the processor would lose the worker at once."""
         if now >= self._next_greeting:
             most = 1000 * self._timeout + self._introduction.longest_step_ms
             if self.stalled_ms(now) > most:
@@ -291,14 +283,14 @@ class WorkerSession(ReconnectingSession):
         return super()._greeting(now)
 
     def _hello(self) -> Hello:
-        self._named = self._count
+        self._count_at_hello = self._count
         hello = deepcopy(self._introduction)
         hello.first_sequence, hello.next_sequence = self._retention.first_sequence, self._retention.next_sequence
         if self.asks_another:
             hello.first_sequence = hello.next_sequence = 1
         if not (self.asks_another and hello.max_requests):
-            hello.request_ids.extend(sorted(self.requests)[:_MOST_KEYS])
-            hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_ids)
+            hello.request_ids.extend(sorted(self.requests)[:_MAX_REQUEST_IDS])
+            hello.request_owners.extend(self._owners.get(each, 0) for each in hello.request_ids)
         hello.processors = self._processors
         if self._takes_no_more:
             hello.max_requests = 0
@@ -307,8 +299,7 @@ class WorkerSession(ReconnectingSession):
     def _next_replay(self) -> list[bytes] | None:
         while self._replays:
             first, last = self._replays.popleft()
-            # Skip what was acknowledged in the meantime.
-            entry = self._retention.find(max(first, self._retention.first_sequence))
+            entry = self._retention.find(max(first, self._retention.first_sequence))  # the rest was acknowledged
             if entry is None or entry.sequence > last:
                 continue
             if entry.last_sequence < last:
@@ -320,14 +311,14 @@ class WorkerSession(ReconnectingSession):
     def _next_item(self) -> list[bytes] | None:
         sequence = self._next_sequence
         if sequence < self._retention.first_sequence:
-            # The processor resumes from before what is retained: an earlier processor acknowledged those items.
+            # An earlier processor acknowledged these items: they are not retained.
             self._next_sequence = self._retention.first_sequence
             return [self._gap(sequence, self._next_sequence - 1, frozenset())]
         entry = self._retention.find(sequence)
         if entry is None:
             return None
         size = len(entry.payload) if isinstance(entry, Retained) else 0
-        # Of a run of dropped items only the first needs credit: the run may be longer than any grant.
+        # Only the first item of a dropped run needs credit: the run may be longer than any grant.
         if sequence > self._granted_sequence or self._sent_bytes + size > self._granted_bytes:
             return None
         self._next_sequence = entry.last_sequence + 1
@@ -336,7 +327,7 @@ class WorkerSession(ReconnectingSession):
 
     def _message(self, entry: Retained | Dropped) -> list[bytes]:
         if isinstance(entry, Dropped):
-            return [self._gap(entry.sequence, entry.last_sequence, entry.keys)]
+            return [self._gap(entry.sequence, entry.last_sequence, entry.request_ids)]
         item = Item(
             sequence=entry.sequence,
             payload_kind=entry.kind,
@@ -345,13 +336,9 @@ class WorkerSession(ReconnectingSession):
         )
         return [self._encode(item=item), entry.payload]
 
-    def _gap(self, first: int, last: int, keys: frozenset[int]) -> bytes:
-        gap = Gap(
-            first_sequence=first,
-            last_sequence=last,
-            reason=GapReason.GAP_REASON_RETENTION,
-            request_ids=sorted(keys),
-        )
+    def _gap(self, first: int, last: int, request_ids: frozenset[int]) -> bytes:
+        reason = GapReason.GAP_REASON_RETENTION
+        gap = Gap(first_sequence=first, last_sequence=last, reason=reason, request_ids=sorted(request_ids))
         return self._encode(gap=gap)
 
 
@@ -363,7 +350,7 @@ def hello_of(
     takes_control: bool = False,
     continues_requests: bool = False,
 ) -> Hello:
-    """Return a worker's hello; the session adds what it retains and which requests it has."""
+    """Return a worker's hello; the session adds its items and requests."""
     worker, limits = settings.worker, settings.limits
     return Hello(
         schema_major=MAJOR,

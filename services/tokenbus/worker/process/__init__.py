@@ -1,1 +1,1 @@
-"""Publishing in a process of its own: the engine's process hands steps over in shared memory, and goes on."""
+"""Publishing in a separate process: the engine's process only writes its steps into shared memory."""

@@ -1,4 +1,4 @@
-"""The publisher's process, as the engine's starts it: with the files of the memory and the socket that both have."""
+"""The publisher's process; its arguments are descriptors that it shares with the engine's process."""
 
 import asyncio
 import contextlib
@@ -15,17 +15,19 @@ from tokenbus.worker.process.server import Introduction, PublisherServer
 
 def main(file: int, bell: int, keeper: int) -> None:
     """Publish until the engine's process leaves or dies."""
-    # The engine's process decides when it ends; a service manager may send its signals to both.
+    # The engine's process decides when this one ends; a service manager may send its signals to both.
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    given = Introduction.of(json.loads(sys.stdin.readline()))  # a child of the engine's may hold the pipe open
+    given = Introduction.of(
+        json.loads(sys.stdin.readline())
+    )  # not to the end: a child of the engine's may hold the pipe open
     configure(given.settings.log)
     engine = socket.socket(fileno=bell)
     engine.settimeout(0)
     keeping = socket.socket(fileno=keeper)
 
     def keep(connection: int) -> None:
-        with contextlib.suppress(OSError):  # it has closed already, or the engine's process died
+        with contextlib.suppress(OSError):  # the connection or the engine's process has ended
             socket.send_fds(keeping, [b"k"], [connection])
 
     async def serve() -> None:

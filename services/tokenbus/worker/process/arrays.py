@@ -1,4 +1,4 @@
-"""A step's arrays as the bytes of one record: written once by the engine's thread, and read where they lie."""
+"""A step's arrays as one record: copied once by the engine's thread, and read in place."""
 
 import struct
 from math import prod
@@ -14,12 +14,12 @@ from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod
 _DTYPES = tuple(map(np.dtype, ("u1", "i1", "?", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")))
 _FORMATS = ("B", "b", "?", "H", "h", "I", "i", "LQ", "lq", "e", "f", "d")
 _CODES = {format_: code for code, formats in enumerate(_FORMATS) for format_ in formats}
-"""By the format of a buffer, of which there are two for some types."""
+"""Type codes by buffer format; some types have two formats."""
 _WIDEST_BYTES = 8
-_MOST_DIMENSIONS = 3
+_MAX_DIMENSIONS = 3
 _HEAD = struct.Struct("<QQIBBBBBB2x")
 _ARRAY = struct.Struct("<BBB5xQQQ")
-"""Of each array that there is: which it is, its type, how many dimensions it has, and its shape."""
+"""The head of an array: its index in ARRAYS, type code, number of dimensions, and shape."""
 _SHAPES = ((1, 1, 1), (1, 1), (1,), ())
 _given = attrgetter(*ARRAYS)
 _ENUMERATIONS = [
@@ -34,20 +34,20 @@ _ENUMERATIONS = [
 
 
 class Hosted(NamedTuple):
-    """A step's arrays on the host, each of a type that can be handed over, and the bytes of their record."""
+    """A step's arrays on the host, in types that a record can hold, and the size of their record."""
 
     arrays: list[tuple[int, Host, memoryview]]
-    """Those that there are, by their places in ARRAYS, with their buffers."""
+    """The arrays that are not None, with their indices in ARRAYS and their buffers."""
     size: int
 
     def get(self, name: str) -> Host | None:
-        """Return an array by its name, if there is one."""
-        place = ARRAYS.index(name)
-        return next((values for at, values, _ in self.arrays if at == place), None)
+        """Return an array by its name, or None."""
+        wanted = ARRAYS.index(name)
+        return next((values for index, values, _ in self.arrays if index == wanted), None)
 
 
 def hosted(arrays: StepArrays, most: int) -> Hosted:
-    """Return a step's arrays on the host; a ContractError says which is none, or that they are too large."""
+    """Return a step's arrays on the host; raises ContractError for invalid or too large ones."""
     found = []
     size = _HEAD.size
     for name, kinds, known in _ENUMERATIONS:
@@ -55,18 +55,18 @@ def hosted(arrays: StepArrays, most: int) -> Hosted:
             raise ContractError(name, f"one of {kinds}", getattr(arrays, name), rule=Rule.TYPE)
     if arrays.request_ids is None:
         raise ContractError("request_ids", "an array", "none", rule=Rule.TYPE)
-    for place, given in enumerate(_given(arrays)):
+    for index, given in enumerate(_given(arrays)):
         if given is None:
             continue
         if type(given) is np.ndarray and (buffer := memoryview(given)).format in _CODES:  # type: ignore[arg-type]
             values = given
         else:
-            values = _converted(ARRAYS[place], given)
+            values = _converted(ARRAYS[index], given)
             buffer = memoryview(values)  # type: ignore[arg-type]  # as numpy's types have it, an array is no buffer
-        if buffer.ndim > _MOST_DIMENSIONS:
-            raise ContractError(ARRAYS[place], f"{_MOST_DIMENSIONS} dimensions", buffer.ndim, rule=Rule.MAX)
+        if buffer.ndim > _MAX_DIMENSIONS:
+            raise ContractError(ARRAYS[index], f"{_MAX_DIMENSIONS} dimensions", buffer.ndim, rule=Rule.MAX)
         size += _ARRAY.size + (buffer.nbytes + 7) // 8 * 8
-        found.append((place, values, buffer))
+        found.append((index, values, buffer))
     if size > most:
         raise ContractError("step", f"{most} bytes of arrays", size, rule=Rule.MAX)
     return Hosted(found, size)
@@ -80,15 +80,15 @@ def _converted(name: str, values: object) -> Host:
 
 
 def write(step: StepArrays, number: int, found: Hosted, room: memoryview) -> None:
-    """Write a step, under a number, into the memory of a record: each array behind what says which it is."""
+    """Write a step under a number into the memory of a record, each array after its head."""
     _HEAD.pack_into(
         room, 0, number, step.weight_version, step.parts,
         step.kind, step.phase, step.method, step.value_kind, step.draft_follows, len(found.arrays),
     )  # fmt: skip
     at = _HEAD.size
-    for place, values, buffer in found.arrays:
+    for index, values, buffer in found.arrays:
         shape = values.shape
-        _ARRAY.pack_into(room, at, place, _CODES[buffer.format], len(shape), *shape, *_SHAPES[len(shape)])
+        _ARRAY.pack_into(room, at, index, _CODES[buffer.format], len(shape), *shape, *_SHAPES[len(shape)])
         at += _ARRAY.size
         if size := buffer.nbytes:
             if buffer.c_contiguous:
@@ -99,16 +99,16 @@ def write(step: StepArrays, number: int, found: Hosted, room: memoryview) -> Non
 
 
 def read(data: memoryview) -> StepArrays:
-    """Return the step of a record; its arrays are the record's own bytes, good until it is taken from the ring."""
+    """Return the step of a record; its arrays are views of the record, valid until the record is taken."""
     step, weight_version, parts, kind, phase, method, value_kind, draft_follows, count = _HEAD.unpack_from(data)
     found: dict[str, Any] = dict.fromkeys(("request_ids", "positions", "token_counts", "token_ids"))
     at = _HEAD.size
     for _ in range(count):
-        place, code, dimensions, *shape = _ARRAY.unpack_from(data, at)
+        index, code, dimensions, *shape = _ARRAY.unpack_from(data, at)
         at += _ARRAY.size
         dtype, shape = _DTYPES[code], shape[:dimensions]
         size = prod(shape) * dtype.itemsize
-        found[ARRAYS[place]] = np.ndarray(shape, dtype, data[at : at + size] if size else None)
+        found[ARRAYS[index]] = np.ndarray(shape, dtype, data[at : at + size] if size else None)
         at += (size + 7) // 8 * 8
     return StepArrays(
         **found,

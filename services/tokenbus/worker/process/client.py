@@ -1,4 +1,4 @@
-"""PublisherProcess: a publisher in a process of its own, as the engine's process starts it, and starts it anew."""
+"""PublisherProcess: starts a publisher in another process, and replaces it when it dies."""
 
 import contextlib
 import json
@@ -30,15 +30,15 @@ _START_SECONDS = 60.0
 _FIRST_STARTS = 3
 _LOOK_SECONDS = 0.5
 _ERROR_SECONDS = 1.0
-"""How long a publisher has to leave when the engine's owner fails."""
-_MOST_PAUSE_SECONDS = 5.0
+"""Time for a publisher to leave after an error of the engine's owner."""
+_MAX_PAUSE_SECONDS = 5.0
 
 
 class PublisherProcess(SharedMemoryPublisher):
-    """A publisher in a process of its own, from `with` until its end.
+    """A publisher in another process, from `with` until its end.
 
-    When the engine's process dies, the publisher publishes what it has, ends the open requests, and leaves. When the
-    publisher dies, the engine goes on, and a new one takes over what was handed over and what was not acknowledged.
+    When the engine's process dies, the publisher publishes the remaining records, ends the open requests, and leaves.
+    When the publisher dies, the engine goes on, and a new publisher takes over all records and unacknowledged items.
     """
 
     def __init__(  # noqa: PLR0913 - those of a Publisher
@@ -51,11 +51,11 @@ class PublisherProcess(SharedMemoryPublisher):
         takes_control: bool = False,
         continues_requests: bool = False,
     ) -> None:
-        """Take what a Publisher takes.
+        """Map the memory; the arguments are those of a Publisher.
 
-        `with` waits for the publisher's start: it raises an AddressError if an address cannot be used, and a
-        NotRunningError if the process ended again and again before it published. In the background it does not wait:
-        steps that the engine hands over meanwhile wait for the publisher, and a start that failed is tried again.
+        `with` waits until the publisher has started. It raises AddressError if an address cannot be used, and
+        NotRunningError if the process fails to start repeatedly. With `in_background` it does not wait: steps wait in
+        the memory until the publisher has started, and a failed start is repeated.
         """
         self._file = shared_file(settings)
         memory = SharedMemory(self._file, settings)
@@ -76,12 +76,12 @@ class PublisherProcess(SharedMemoryPublisher):
         self._process: subprocess.Popen[bytes] | None = None
         self._next_bell: socket.socket | None = None
         self._keeper: socket.socket | None = None
-        """Brings the file of each of the publisher's connections."""
+        """Receives a duplicate of each of the publisher's connections."""
         self._kept = -1
-        """The file of the last one: it closes when both processes have died, and not while a new publisher starts."""
+        """The last duplicate: the connection closes when both processes died, and not while a new publisher starts."""
         self._kept_until = inf
         self._given_up = threading.Event()
-        """Set when no other is started any more where this one dies."""
+        """Set when a publisher that dies is not replaced any more."""
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherProcess":
@@ -100,12 +100,12 @@ class PublisherProcess(SharedMemoryPublisher):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner:
-            return  # a child of a fork, which has let go of it
+            return  # the child of a fork
         seconds = _ERROR_SECONDS
         if error is None:
             seconds = self.settings.worker.drain_timeout_ms / 1000
             self.leave(seconds)
-            seconds += _MOST_PAUSE_SECONDS
+            seconds += _MAX_PAUSE_SECONDS
         else:
             self.is_running = False
             self._given_up.set()
@@ -122,7 +122,7 @@ class PublisherProcess(SharedMemoryPublisher):
         return self._process.pid if self._process is not None else 0
 
     def let_go(self) -> None:
-        """Close what says to the publisher that the engine's process lives, as a child of a fork must."""
+        """Close all descriptors, as the child of a fork must: they keep the publisher alive."""
         _started.discard(self)
         self.is_running = False
         _close(self.bell)
@@ -149,7 +149,6 @@ class PublisherProcess(SharedMemoryPublisher):
         self._start()
 
     def _start(self) -> None:
-        """Start a publisher, and wait until it publishes; raise what it says is wrong."""
         with _forking:
             mine, its = socket.socketpair()
             _close(self._keeper)
@@ -161,7 +160,7 @@ class PublisherProcess(SharedMemoryPublisher):
                     [sys.executable, "-m", "tokenbus.worker.process", *map(str, files)],
                     stdin=subprocess.PIPE,
                     pass_fds=files,
-                    start_new_session=True,  # a signal to the engine's group is for the engine to heed
+                    start_new_session=True,  # signals to the engine's process group are for the engine
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
                 )
             with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
@@ -178,11 +177,10 @@ class PublisherProcess(SharedMemoryPublisher):
         self.has_publisher.set()
 
     def _wait_until_ready(self, bell: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-        """Wait until a publisher has started; raise what it says in the place of that."""
         deadline = time.monotonic() + _START_SECONDS
         bell.settimeout(_LOOK_SECONDS)
-        said = b""
-        while not said.endswith(READY):
+        received = b""
+        while not received.endswith(READY):
             try:
                 more = bell.recv(4096)
             except TimeoutError:
@@ -192,17 +190,17 @@ class PublisherProcess(SharedMemoryPublisher):
                     raise NotRunningError(slow) from None
                 if process.poll() is None:
                     continue
-                more = b""  # a child of a fork holds its end of the bell
-            if not more and said.startswith(b"["):
-                raise AddressError(*json.loads(said))
+                more = b""  # the child of a fork holds the other end
+            if not more and received.startswith(b"["):
+                raise AddressError(*json.loads(received))
             if not more:
                 ended = f"the publisher's process ended with status {process.wait()} before it published"
                 raise NotRunningError(f"{ended}; its log may say why")
-            said += more.strip(WAKE)
+            received += more.strip(WAKE)
         bell.settimeout(0)
 
     def _watch(self) -> None:
-        """Wait for the publisher's end, and start another in its place, until this one has left."""
+        """Replace each publisher that dies, until one leaves."""
         pause = self._start_if_none(0.0)
         while (process := self._process) is not None:
             taken = self._steps.taken
@@ -215,13 +213,13 @@ class PublisherProcess(SharedMemoryPublisher):
             worker = self.settings.worker.id
             _log.error("the publisher's process died; a new one takes over", status=status, worker=worker)
             if self._steps.taken > taken:
-                pause = 0.0  # it published: the next is there within a heartbeat's timeout
+                pause = 0.0  # it published: the next one starts within a heartbeat's timeout
             pause = self._start_if_none(pause)
 
     def _start_if_none(self, pause: float) -> float:
-        """Start a publisher where there is none, after a pause, until one starts; return the pause before another."""
+        """Start a publisher if there is none, after a pause that grows with each failure; return the next pause."""
         while not self.has_publisher.is_set() and not self._given_up.wait(pause):
-            pause = min(_MOST_PAUSE_SECONDS, 2 * pause + 0.05)
+            pause = min(_MAX_PAUSE_SECONDS, 2 * pause + 0.05)
             self._keep_no_longer()
             try:
                 self._start()
@@ -232,7 +230,7 @@ class PublisherProcess(SharedMemoryPublisher):
         return pause
 
     def _keep_each(self) -> None:
-        """Keep the publisher's last connection, until its process has ended."""
+        """Keep a duplicate of the publisher's last connection, until its process has ended."""
         with contextlib.suppress(OSError):  # this process leaves
             while self._keeper is not None and (
                 files := socket.recv_fds(self._keeper, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
@@ -245,7 +243,7 @@ class PublisherProcess(SharedMemoryPublisher):
             os.close(before)
 
     def _keep_no_longer(self) -> None:
-        """Close the kept connection once a publisher has been away for the heartbeat's timeout."""
+        """Close the kept connection after a heartbeat timeout without a publisher."""
         if time.monotonic() >= self._kept_until:
             self._keep(-1)
 
@@ -269,7 +267,7 @@ def _described(model: DescribesModel) -> dict[str, object]:
 
 _started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
 _forking = threading.Lock()
-"""Held while a publisher is started, whose pipes' ends a fork at that time would keep open."""
+"""Held during a start: a fork at that time would keep the other ends of its pipes open."""
 
 
 def _let_go() -> None:

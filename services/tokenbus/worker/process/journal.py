@@ -1,4 +1,4 @@
-"""JournaledRetention: what a publisher keeps until it is acknowledged, written where the next publisher finds it."""
+"""JournaledRetention: retention in shared memory, which the next publisher takes over."""
 
 import struct
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from tokenbus.worker.retention import Dropped, Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _ENTRY = struct.Struct("<QQQQ")
-"""Its first sequence, its last with how many ids follow, of which handed-over record it was made, and as which of that.
+"""First sequence; last sequence and the number of ids that follow; number of the engine's record; index in the record.
 
-What changes of a run that grows is one word, so that a publisher that dies leaves it as it was or as it was to be.
+A run that grows changes one word, so that a publisher that dies leaves the old entry or the new one.
 """
 JOURNAL_BYTES = _ENTRY.size
 DROPPED_BYTES = 2**20
-"""The room for what found none, with the ids of its requests; beyond it they are not named."""
+"""Bytes for runs of lost items with the ids of their requests; beyond it the requests are not named."""
 _DROPPED = 255
-"""The kind of a run of items that found no room; the others' is their PayloadKind."""
+"""The kind of a run of lost items; that of other entries is their PayloadKind."""
 _LAST = slice(8, 16)
 _COUNT_BITS = 20
 """The lower bits of a word hold a count, the upper bits a larger number."""
@@ -29,61 +29,62 @@ _COUNT_BITS = 20
 class JournaledRetention(Retention):
     """Retention that a new publisher takes over, with the stream's sequence.
 
-    When a publisher dies, what it made of a record may be kept in part. The next one makes it again, and what is kept
-    already is not kept twice.
+    A publisher that dies may have retained only some items of the engine's record. The next publisher makes all items
+    of that record again, and skips the retained ones.
     """
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool, journal: Ring, words: memoryview) -> None:
         super().__init__(max_items, max_bytes, checksum=checksum)
         self._journal, self._words = journal, words
         self._record = self._made = self._known = 0
-        """The record that items are made of now, how many were made of it, and how many of these are kept already."""
+        """The current record, the items made of it, and the number of these that are retained already."""
         self._run: Record | None = None
-        """The journal's entry of a run that may grow: the last one."""
+        """The last entry, if it is a run that may grow."""
         self._dropped_bytes = 0
-        """How much of their room such entries take."""
+        """Bytes of all runs."""
         made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
         self.next_sequence = max(1, words[Word.NEXT_SEQUENCE])
         for entry in journal.waiting():
-            first, span, record, place = _ENTRY.unpack_from(entry.data)
+            first, span, record, index = _ENTRY.unpack_from(entry.data)
             last, ids = divmod(span, 1 << _COUNT_BITS)
             self._restore(entry, first, last, ids)
             self.next_sequence = last + 1
-            made = max(made, (record, place))
+            made = max(made, (record, index))
         self._made_before = made
 
     def _restore(self, entry: Record, first: int, last: int, ids: int) -> None:
         rest = entry.data[JOURNAL_BYTES:]
         if entry.kind == _DROPPED:
-            keys = frozenset(np.frombuffer(rest, np.uint64, ids).tolist())
+            request_ids = frozenset(np.frombuffer(rest, np.uint64, ids).tolist())
             self._dropped_bytes += len(entry.data)
             self._run = entry
             before = self._kept[-1] if self._kept else None
             if isinstance(before, Dropped):
-                first, keys = before.sequence, keys | before.keys if keys and before.keys else frozenset()
+                first = before.sequence
+                is_named = request_ids and before.request_ids
+                request_ids = request_ids | before.request_ids if is_named else frozenset()
                 self._kept.pop()
-            self._kept.append(Dropped(first, last, keys))
+            self._kept.append(Dropped(first, last, request_ids))
             return
         self._run = None
         self._kept.append(Retained(first, cast("PayloadKind", entry.kind), bytes(rest), self._checksum))
         self.bytes += len(rest)
 
     def begin(self, record: int) -> None:
-        """Begin with what is made of a record that was handed over; 0: of none."""
+        """Begin a record of the engine; 0: the next items belong to no record."""
         number, made = self._made_before
         self._record, self._made = record, 0
         self._known = made if record and record == number else 0
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Tell whether items of that size fit, or are kept already."""
+        """Tell whether items of that size fit, or are retained already."""
         return self._is_known or super().has_room(size, items)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
-        """Keep an item under the next sequence; the caller has checked `has_room`."""
-        if self._is_known:
-            self._made += 1
-            return Retained(self.next_sequence - 1, kind, payload, self._checksum)
+        is_known = self._is_known
         self._made += 1
+        if is_known:
+            return Retained(self.next_sequence - 1, kind, payload, self._checksum)
         entry = _ENTRY.pack(self.next_sequence, self.next_sequence << _COUNT_BITS, self._record, self._made)
         self._journal.put(kind, entry, payload)
         self._run = None
@@ -91,12 +92,12 @@ class JournaledRetention(Retention):
         self._note()
         return kept
 
-    def drop(self, keys: Iterable[int]) -> None:
-        """Use the next sequence for an item that is not kept; a new publisher knows its ids as far as there is room."""
+    def drop(self, request_ids: Iterable[int]) -> None:
+        """Use the next sequence for a lost item; its request ids go to the journal if there is room."""
         self._made += 1
         if self._made <= self._known:
             return
-        lost = list(keys)
+        lost = list(request_ids)
         ids = np.array(lost, np.uint64)
         has_room = self._dropped_bytes + JOURNAL_BYTES + ids.nbytes <= DROPPED_BYTES
         if self._run is None or has_room:
@@ -112,7 +113,6 @@ class JournaledRetention(Retention):
         self._note()
 
     def acknowledge(self, through: int) -> bool:
-        """Remove all entries up to a sequence; tell whether that made room."""
         has_room = super().acknowledge(through)
         gone = None
         for entry in self._journal.waiting():
@@ -127,7 +127,6 @@ class JournaledRetention(Retention):
         return has_room
 
     def restart(self) -> None:
-        """Drop all entries, and count from one again."""
         super().restart()
         if entries := list(self._journal.waiting()):
             self._journal.take(entries[-1])
@@ -139,6 +138,6 @@ class JournaledRetention(Retention):
         return self._made < self._known
 
     def _note(self) -> None:
-        """Write down how far it is; the same lock that is held here keeps an acknowledgement away until then."""
+        """Store the progress; the caller holds the lock, so that no ack comes before this."""
         self._words[Word.EMITTED] = self._record << _COUNT_BITS | self._made
         self._words[Word.NEXT_SEQUENCE] = self.next_sequence
