@@ -1,4 +1,4 @@
-"""The worker: what an engine embeds to publish what it emits."""
+"""The worker: runs an engine, and publishes its steps."""
 
 from tokenbus.worker.assembler import StepAssembler
 from tokenbus.worker.engine import (

@@ -28,7 +28,7 @@ class ActiveRequests:
             self._earliest = min(self._earliest, deadline)
 
     def end(self, request_ids: Collection[int]) -> list[int]:
-        """Remove requests, and return those that were active."""
+        """Remove requests; return the ones that were active."""
         with self._lock:
             return [each for each in request_ids if self._deadlines.pop(each, None) is not None]
 

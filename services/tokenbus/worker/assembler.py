@@ -1,4 +1,4 @@
-"""StepAssembler: makes batches of the arrays of any framework that an engine's step returned."""
+"""StepAssembler: makes batches from the arrays of an engine's step, which may be of any framework."""
 
 import contextlib
 from typing import Any
@@ -23,7 +23,7 @@ from tokenbus_contracts import (
 _LOWEST = np.float32(-9999)
 """Replaces minus infinity, as in OpenAI's API."""
 _HEADER_BYTES = 512
-"""More than a header has, and each column before its elements."""
+"""A bound on the bytes of a header, and of all columns without their elements."""
 _NONE_U1, _NONE_U4, _NONE_F4 = (np.zeros(0, np.dtype(kind)) for kind in ("u1", "<u4", "<f4"))
 _CHECKED_BY_ROW = (
     *("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids"),
@@ -33,12 +33,12 @@ _FLOORED = frozenset(("other_logprobs", "given_logprobs"))
 _INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
 _SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)
-"""By whether a row is scored."""
+"""The scoring by whether a row is scored."""
 _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 
 class StepAssembler:
-    """Makes batches of one engine's steps. The publisher fills in worker, epoch and sequence.
+    """Makes batches from one engine's steps. The publisher sets worker, epoch and sequence.
 
     Example:
         import numpy as np
@@ -59,11 +59,11 @@ class StepAssembler:
     def assemble(self, arrays: StepArrays) -> list[LogprobBatch]:
         """Return a step's batch, in as many parts as it needs.
 
-        Raises ContractError for arrays that contradict each other: no row of them can be trusted. A fault within one
-        row is found when the batch is encoded.
+        Raises ContractError for arrays that contradict each other. An error within one row is found when the batch is
+        encoded.
         """
-        keys = request_ids_of(arrays.request_ids)
-        rows = keys.size
+        request_ids = request_ids_of(arrays.request_ids)
+        rows = request_ids.size
         counts = of_rows("token_counts", arrays.token_counts, rows)
         scored = self._scored(arrays, rows)
         kept = None if arrays.kept_counts is None else of_rows("kept_counts", arrays.kept_counts, rows)
@@ -71,7 +71,7 @@ class StepAssembler:
         top_ks, other_ids, other_values = self._alternatives(arrays, ragged, scored, rows)
         statuses = _statuses(arrays, ragged.counts, rows)
         columns: dict[str, Host] = {
-            "request_ids": keys,
+            "request_ids": request_ids,
             "batch_indices": _batch_indices(arrays, rows),
             "positions": of_rows("positions", arrays.positions, rows),
             "statuses": statuses,
@@ -94,7 +94,7 @@ class StepAssembler:
         try:
             batch = LogprobBatch(header, **columns)
         except ContractError:
-            # A number that its column cannot hold is one row's fault: encoding finds it like any other.
+            # A number that its column cannot hold: clipped, so that encoding blames its row alone.
             clipped = {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW if name in columns}
             batch = LogprobBatch(header, **(columns | clipped))
         self._last_step = max(self._last_step, batch.header.step)
@@ -167,7 +167,7 @@ class StepAssembler:
         return wanted, ids.reshape(-1), _floored(arrays, values.reshape(-1))
 
     def _in_parts(self, batch: LogprobBatch, least: int) -> list[LogprobBatch]:
-        """Return the batch in at least so many parts, and in as many as the bounds on rows and bytes need."""
+        """Split the batch into at least `least` parts, and into as many as the bounds on rows and bytes need."""
         rows, limits = batch.row_count, self._limits
         room = max(1, limits.max_message_bytes - _HEADER_BYTES)
         if batch.nbytes <= room:
@@ -180,8 +180,8 @@ class StepAssembler:
             return [batch]
         header = batch.header._replace(part_count=len(cuts))
         return [
-            LogprobBatch.of_views(header._replace(part_index=place), batch.select(cut).columns)
-            for place, cut in enumerate(cuts)
+            LogprobBatch.of_views(header._replace(part_index=index), batch.select(cut).columns)
+            for index, cut in enumerate(cuts)
         ]
 
 
@@ -194,15 +194,15 @@ def _clipped(values: Host) -> Host:
 def _batch_indices(arrays: StepArrays, rows: int) -> Host:
     if arrays.index_to_batch_id is None:
         return np.arange(rows, dtype=np.uint32)
-    places = of_rows("index_to_batch_id", arrays.index_to_batch_id, rows)
+    indices = of_rows("index_to_batch_id", arrays.index_to_batch_id, rows)
     seen = np.zeros(rows, np.bool_)
-    if places.dtype.kind == "u" or not rows or places.min() >= 0:
+    if indices.dtype.kind == "u" or not rows or indices.min() >= 0:
         with contextlib.suppress(IndexError):
-            seen[places] = True
+            seen[indices] = True
     if np.count_nonzero(seen) != rows:
         limit = f"each place from 0 to {rows - 1} once"
-        raise ContractError("index_to_batch_id", limit, f"{np.unique(places).size} places", rule=Rule.UNIQUE)
-    return places
+        raise ContractError("index_to_batch_id", limit, f"{np.unique(indices).size} places", rule=Rule.UNIQUE)
+    return indices
 
 
 def _statuses(arrays: StepArrays, counts: Host, rows: int) -> Host:
@@ -237,7 +237,7 @@ def _proposals(arrays: StepArrays, rows: int) -> Host:
 
 
 def _already_flat(arrays: StepArrays, ids: Host, values: Host, ragged: Ragged, wanted: Host) -> tuple[Host, Host]:
-    """Return flat alternatives without those of tokens that are cut off."""
+    """Return the flat alternatives of the kept tokens."""
     per_token = np.repeat(wanted.astype(np.intp), ragged.given)
     if ids.size != int(per_token.sum()):
         limit = f"{int(per_token.sum())} elements, as top_ks and token_counts say"

@@ -253,8 +253,8 @@ class EngineLoop:
     def _step_failed(self, error: Exception) -> None:
         """End the requests that may have made a step fail; raise EngineBrokenError after too many failures.
 
-        These are the requests that the error names, or else those that were in no successful step. A step that fails
-        without any such request counts towards a broken engine.
+        These are the requests that the error names, or else the requests that were in no successful step. A step that
+        fails without any such request counts towards a broken engine.
         """
         self._client.counts.failed_steps += 1
         self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""Extra columns: what some rows of a step asked for beyond their logprobs, of the tokens that they keep."""
+"""Extra columns: the values that some rows of a step asked for beyond their logprobs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tokenbus_contracts.extras import Extra
 
 
 def extra_columns(arrays: StepArrays, ragged: Ragged, scored: Host | None) -> dict[str, Host]:
-    """Return the columns of what the scored rows asked for, without those that no row did."""
+    """Return the columns that some scored row asked for, of the kept tokens."""
     if scored is None or (arrays.extras is arrays.given_counts is arrays.mask_bounds is None):
         return {}
     return _of_kinds(arrays, ragged, scored) | _of_given(arrays, ragged, scored) | _of_masks(arrays, ragged, scored)
@@ -28,7 +28,7 @@ def _of_kinds(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Hos
     ):
         asked = ((kinds & kind) > 0) & (ragged.given > 0)
         if asked.any():
-            columns[name] = ragged.of(asked).scored(name, _there(name, values))
+            columns[name] = ragged.of(asked).scored(name, _required(name, values))
     return columns
 
 
@@ -52,12 +52,12 @@ def _of_masks(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Hos
     asked = (bounds > 0) & (ragged.given > 0)
     if not asked.any():
         return {"mask_bounds": bounds}
-    sizes = Ragged(ragged.given, None, asked).scored("mask_sizes", _there("mask_sizes", arrays.mask_sizes))
-    told = np.where(sizes <= np.repeat(bounds[asked], ragged.given[asked]), sizes, 0).astype(np.intp)
-    ids = _flat("mask_token_ids", arrays.mask_token_ids, int(told.sum()))
+    sizes = Ragged(ragged.given, None, asked).scored("mask_sizes", _required("mask_sizes", arrays.mask_sizes))
+    listed = np.where(sizes <= np.repeat(bounds[asked], ragged.given[asked]), sizes, 0).astype(np.intp)
+    ids = _flat("mask_token_ids", arrays.mask_token_ids, int(listed.sum()))
     if ragged.kept is not None:
         kept = ragged.kept[np.repeat(asked, ragged.given)]
-        sizes, ids = sizes[kept], ids[np.repeat(kept, told)]
+        sizes, ids = sizes[kept], ids[np.repeat(kept, listed)]
     return {"mask_bounds": bounds, "mask_sizes": sizes, "mask_token_ids": ids}
 
 
@@ -69,13 +69,13 @@ def _asked(name: str, array: Any, scored: Host) -> Host | None:  # noqa: ANN401 
 
 
 def _flat(name: str, array: Any, length: int) -> Host:  # noqa: ANN401 - any framework's
-    host = np.zeros(0) if array is None and not length else on_host(name, _there(name, array)).reshape(-1)
+    host = np.zeros(0) if array is None and not length else on_host(name, _required(name, array)).reshape(-1)
     if host.size != length:
         raise ContractError(name, f"{length} elements, as the counts say", host.size, rule=Rule.LENGTH)
     return host
 
 
-def _there(name: str, array: Any) -> Any:  # noqa: ANN401 - any framework's
+def _required(name: str, array: Any) -> Any:  # noqa: ANN401 - any framework's
     if array is None:
         raise ContractError(name, "an array, as some row asked for it", "none", rule=Rule.LENGTH)
     return array

@@ -149,7 +149,7 @@ class Publisher:
         self.shed = 0
         """Batches that lost their alternatives because retention was full."""
         self.starts = 1
-        """Publishers of this stream so far, if each has its own process."""
+        """Number of publishers that this stream has had, if each has its own process."""
         self.failed = 0
         """Rows whose requests ended because retention was full."""
         self.blocked = 0
@@ -346,7 +346,7 @@ class Publisher:
                 worker = self.settings.worker
                 why = "policy fail" if worker.policy == "fail" else f"waited {worker.block_timeout_ms} ms"
                 raise RetentionFullError(ids, len(self.retention), self.retention.bytes, why)
-            # The engine learns of new requests only after it has ended those that were given up.
+            # The engine gets no new requests until it has ended the given up ones.
             if epoch != self.epoch or (request_ids.size and self.session.given_up):
                 return 0
             sequence = self.retention.keep(kind, payload).sequence
@@ -419,7 +419,7 @@ class Publisher:
         return self.incoming.take_controls()
 
     def take_no_more(self) -> None:
-        """Tell the processor to send no new requests; the worker finishes those that it has."""
+        """Tell the processor to send no new requests; the worker finishes its open ones."""
         with self._room:
             self.session.take_no_more()
         self.link.wake()

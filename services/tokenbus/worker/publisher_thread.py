@@ -81,7 +81,7 @@ class PublisherThread(EngineOutput):
                 with self._room:
                     self._room.notify()
             if self._error is not None:
-                continue  # drop what is queued, so that the engine's thread does not block
+                continue  # discard the queue, so that the engine's thread does not block
             try:
                 task()
             except NotRunningError as error:

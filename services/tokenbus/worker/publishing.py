@@ -1,4 +1,4 @@
-"""What a worker publishes through: a publisher in its own process, or in another one."""
+"""Starts the publisher of an engine that runs in another server, in this process or in another one."""
 
 import sys
 from contextlib import ExitStack
@@ -12,15 +12,15 @@ from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.publisher_thread import PublisherThread
 
 PublisherClient = EnginePublisher | SharedMemoryPublisher
-"""What the owner of an engine asks for requests, and hands its steps and errors to."""
+"""The publisher of one engine, which also brings the engine's requests."""
 
 
 def publishing(
     stack: ExitStack, settings: Settings, vocabulary_size: int, model: DescribesModel | None = None
 ) -> tuple[PublisherClient, PublisherThread | PublisherProcess]:
-    """Publish until the stack ends: return what the engine asks, and what it hands its steps and errors to.
+    """Start a publisher that ends with the stack; return it, and the output for the engine's steps.
 
-    Raises an AddressError where metrics cannot be served, and a NotRunningError where its process cannot start.
+    Raises AddressError if the metrics address cannot be used, and NotRunningError if a process cannot start.
     """
     client = publisher_client(stack, settings, vocabulary_size, model)
     if isinstance(client, PublisherProcess):
@@ -36,9 +36,9 @@ def publisher_client(
     *,
     in_background: bool = False,
 ) -> EnginePublisher | PublisherProcess:
-    """Publish until the stack ends, for a thread that may wait; `in_background` is PublisherProcess's.
+    """Start a publisher that ends with the stack, by default in a process on Linux; its methods may block.
 
-    On Linux it publishes in a process. Raises as above.
+    `in_background` is an argument of PublisherProcess. Raises as `publishing` does.
     """
     chosen = settings.worker.publisher
     if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):

@@ -1,4 +1,4 @@
-"""Ragged: an engine's arrays of any framework on the host, and of them the elements of the tokens that rows keep."""
+"""Ragged: an engine's arrays on the host, and the elements of the tokens that rows keep."""
 
 from operator import index
 from typing import Any
@@ -12,7 +12,7 @@ Host = npt.NDArray[Any]
 
 
 def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-    """Return an array as a numpy array; copied only from a device."""
+    """Return a numpy array; only arrays on a device are copied."""
     if type(array) is np.ndarray:
         return array
     if hasattr(array, "detach"):  # torch, paddle: an array that tracks gradients cannot be converted
@@ -22,7 +22,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
     elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
         array = array.get()
     if name == "request_ids" and isinstance(array, (list, tuple)):
-        return np.array(array, object)  # of ids on both sides of 2**63 numpy makes rounded floats
+        return np.array(array, object)  # from ids on both sides of 2**63 numpy makes floats
     try:
         return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -30,7 +30,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
 
 
 def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
-    """Return request ids as unsigned; a framework without unsigned numbers has those above 63 bits as negative."""
+    """Return request ids as unsigned numbers; negative ones come from a framework without unsigned types."""
     host = on_host("request_ids", array).reshape(-1)
     if host.dtype == np.int64:
         return host.view(np.uint64)
@@ -43,7 +43,7 @@ def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any 
 
 
 def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's
-    """Return an array as one dimension with one element for each row."""
+    """Return an array in one dimension, with one element for each row."""
     host = on_host(name, array)
     if host.ndim != 1:
         host = host.reshape(-1)
@@ -53,38 +53,38 @@ def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any fra
 
 
 class Ragged:
-    """Selects, of the arrays that an engine returns, the elements of the tokens that the rows keep."""
+    """Selects from an engine's arrays the elements of the tokens that rows keep."""
 
     __slots__ = ("_scored", "counts", "given", "kept", "tokens")
 
     def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
-        """Take how many tokens each row has, how many of them are kept, and whether it is scored; None: all."""
+        """Make a selection from each row's tokens, kept tokens, and whether it is scored; None: all."""
         self.given = counts
-        """How many tokens the engine returned for each row."""
+        """Number of tokens that the engine returned for each row."""
         self.tokens = int(counts.sum(dtype=np.intp))
-        """How many it returned for all rows."""
+        """Number of tokens of all rows."""
         self.counts = counts
-        """How many tokens of each row are kept."""
+        """Number of kept tokens of each row."""
         self.kept: npt.NDArray[np.bool_] | None = None
-        """Of the returned tokens: whether each is kept; None: all are."""
+        """Whether each returned token is kept; None: all are."""
         if kept is not None and not np.array_equal(kept, counts):
             _check_kept(kept, counts)
             self.counts = kept
             lengths = counts.astype(np.intp)
-            places = np.arange(self.tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            self.kept = places < np.repeat(kept, lengths)
+            indices = np.arange(self.tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            self.kept = indices < np.repeat(kept, lengths)
         self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
 
     def of(self, rows: Host) -> "Ragged":
-        """Return the same of some rows: those are the scored ones."""
+        """Return the same selection with `rows` as the scored ones."""
         return Ragged(self.given, self.counts, rows)
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements of the kept tokens, flat or padded in the array, as one dimension."""
+        """Return the kept tokens' elements of a flat or padded array, in one dimension."""
         return self._of_kept(name, self._flattened(name, on_host(name, array), 1))
 
     def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements, or lines, of the scored rows' kept tokens; the array has those rows alone, or all."""
+        """Return the elements of the scored rows' kept tokens; the array has the scored rows alone, or all rows."""
         host = self._flattened(name, on_host(name, array), dimensions)
         if self._scored is not None and host.shape[0] == self.tokens:
             return host[self._scored if self.kept is None else self._scored & self.kept]

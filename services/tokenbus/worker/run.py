@@ -1,4 +1,4 @@
-"""run_engine: an engine as a worker, with everything that `tokenbus worker` has around it."""
+"""run_engine: runs an engine as a worker, as `tokenbus worker` does."""
 
 import asyncio
 import contextlib
@@ -43,22 +43,22 @@ def run_engine(
 ) -> None:
     """Run an engine as a worker: take requests, publish every step, serve metrics. Blocks until it has stopped.
 
-    The processor need not be there yet. After SIGTERM or SIGINT the worker takes no new request, finishes those that it
-    has, and waits until all is acknowledged, each of the two for at most `worker.drain_timeout_ms`. A second signal
-    ends the process, and so does the first one while the engine is made. The engine's methods are called on one thread,
-    which is not the caller's; the last one is `close`.
+    The processor need not be there yet. After SIGTERM or SIGINT the worker takes no new requests, finishes the open
+    ones, and waits for all acknowledgements, each of the two for at most `worker.drain_timeout_ms`. A second signal
+    ends the process, as does a first signal while the engine is made. One thread, which is not the caller's, calls all
+    methods of the engine; the last one is `close`.
 
     Args:
-        engine: Any object with the members of `Engine`; or a function that makes one on the thread that steps it, as an
-            engine on a GPU needs. What the function raises, this raises.
-        settings: Where the processor is, the worker's id and role, and every bound; by default from the environment and
-            the file that TOKENBUS_SETTINGS names. Logging is configured as they say.
-        name: What the log calls the engine.
-        steps_per_second: The most steps that begin in a second; 0: as many as the engine can.
-        stop: Stops the worker when it is set. With it signals are left alone, so this may run in any thread.
+        engine: An object with the members of `Engine`; or a function that makes one on the engine's thread, as an
+            engine on a GPU needs. An exception of that function is raised here.
+        settings: The processor's address, the worker's id and role, and every bound; by default from the environment
+            and the file in TOKENBUS_SETTINGS. They also configure logging.
+        name: The engine's name in the log.
+        steps_per_second: The largest number of steps that begin in a second; 0: no limit.
+        stop: Stops the worker when it is set. Signals are then not handled, so this may run in any thread.
 
     Raises:
-        EngineBrokenError: The engine's loop failed; its requests ended with an error. `__cause__` is what was raised.
+        EngineBrokenError: The engine's loop failed, and its requests ended with an error. `__cause__` is the exception.
         SettingsError: A setting cannot be used.
         AddressError: The metrics address cannot be used.
         NotRunningError: The publisher's process cannot start.
@@ -93,7 +93,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     transport: Transport | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the engine of a thread, which has made it, until `stop` is set or its loop ends; `run_engine` says more."""
+    """Run the engine that a thread has made, until `stop` is set or the engine's loop ends; see `run_engine`."""
     engine = thread.made.result()
     stop_loop = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
@@ -101,9 +101,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     deadline = math.inf
 
     def run_loop() -> None:
-        """Run the engine until it is to stop, then let it finish; what it said last is published in any case."""
-        # Once the publisher has stopped, there is no peer that an event could reach.
-        with contextlib.suppress(NotRunningError):
+        with contextlib.suppress(NotRunningError):  # the publisher has stopped
             try:
                 engine_loop.serve(stop_loop, pace)
                 engine_loop.finish(deadline - time.monotonic(), time.monotonic)
@@ -116,12 +114,14 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         looping: list[asyncio.Future[None]] = []
-        # The loop is waited for after the publisher's end, which wakes a thread that waits for room.
+        # After the publisher's end, which wakes a thread that waits for room.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
         out: PublisherThread | PublisherProcess
         client: PublisherClient
         if settings.worker.publisher == "process":
-            client = out = await _in_process(stack, engine, settings)
+            process = client = out = PublisherProcess(settings, **_description_of(engine))
+            await asyncio.to_thread(process.__enter__)
+            stack.push_async_exit(lambda *error: asyncio.to_thread(process.__exit__, *error))
         else:
             client = engine_publisher(engine, settings, transport)
             out = stack.enter_context(PublisherThread(client, settings.worker.outbox))
@@ -132,7 +132,9 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
         _log.info("worker started", worker=settings.worker.id, epoch=client.epoch, engine=name, processor=address)
         started()
         looping.append(asyncio.wrap_future(thread.run(run_loop)))
-        await _is_done_before(looping[0], stop)
+        stopping = asyncio.create_task(stop.wait())
+        stack.callback(stopping.cancel)
+        await asyncio.wait((looping[0], stopping), return_when=asyncio.FIRST_COMPLETED)
         deadline = time.monotonic() + drain_seconds
         client.take_no_more()
         stop_loop.set()
@@ -144,51 +146,35 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     _log.info("worker stopped", worker=settings.worker.id)
 
 
-async def _in_process(stack: AsyncExitStack, engine: Engine, settings: Settings) -> PublisherProcess:
-    client = PublisherProcess(
-        settings,
-        vocabulary_size=engine.vocabulary_size,
-        model=_model_of(engine),
-        takes_control=True,
-        continues_requests=isinstance(engine, ContinuesRequests),
-    )
-    await asyncio.to_thread(client.__enter__)
-    stack.push_async_exit(lambda *error: asyncio.to_thread(client.__exit__, *error))
-    return client
-
-
 def engine_publisher(
     engine: Engine, settings: Settings, transport: Transport, clock: Clock | None = None
 ) -> EnginePublisher:
-    """Return a publisher for an engine; the caller enters its publisher."""
-    publisher = Publisher(
-        settings,
-        vocabulary_size=engine.vocabulary_size,
-        transport=transport,
-        clock=clock,
-        model=_model_of(engine),
-        takes_control=True,
-        continues_requests=isinstance(engine, ContinuesRequests),
-    )
+    """Return the publisher of an engine; the caller enters its `publisher`."""
+    publisher = Publisher(settings, transport=transport, clock=clock, **_description_of(engine))
     return EnginePublisher(publisher, engine.vocabulary_size)
 
 
-def _model_of(engine: Engine) -> DescribesModel | None:
-    return engine if isinstance(engine, DescribesModel) else None
+def _description_of(engine: Engine) -> dict[str, Any]:
+    return {
+        "vocabulary_size": engine.vocabulary_size,
+        "model": engine if isinstance(engine, DescribesModel) else None,
+        "takes_control": True,
+        "continues_requests": isinstance(engine, ContinuesRequests),
+    }
 
 
 class EngineThread:
     """Makes an engine, runs its loop, and closes it when `with` ends, all on one thread.
 
-    What an engine takes at its start often belongs to a thread: a CUDA device, OpenMP's threads, their cores. The
-    thread is a daemon, so that a process that is interrupted while the engine is made need not wait for it.
+    An engine often belongs to the thread that made it: its CUDA device, OpenMP's threads and their cores. The thread is
+    a daemon, so that an interrupted process need not wait until the engine is made.
     """
 
     def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._closed: Future[None] | None = None
         self.made: Future[Engine] = self.run(engine if callable(engine) else lambda: engine)
-        """The engine, or what the function raised."""
+        """The engine, or the exception of the function that makes it."""
 
     def __enter__(self) -> "EngineThread":
         threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
@@ -198,14 +184,14 @@ class EngineThread:
         self.close()
 
     def run(self, call: Callable[[], T]) -> "Future[T]":
-        """Call a function on the thread, once the calls before it have returned."""
+        """Call a function on the thread, after earlier calls have returned."""
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()
         self._calls.put((call, done))
         return done
 
     def close(self) -> "Future[None]":
-        """Have the engine closed, once it is made and its loop has returned."""
+        """Close the engine after earlier calls have returned."""
         if self._closed is None:
             self._closed = self.run(self._close)
             self._calls.put(None)
@@ -220,12 +206,12 @@ class EngineThread:
             function, done = call
             try:
                 done.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - who waits for the call gets it
+            except BaseException as error:  # noqa: BLE001 - the future raises it
                 done.set_exception(error)
 
 
 class Pace:
-    """Called before each step, it waits so that at most so many begin in a second."""
+    """Limits the number of steps that begin in a second; call it before each step."""
 
     def __init__(self, per_second: float, now: Callable[[], float], wait: Callable[[float], object]) -> None:
         self._period = 1 / per_second
@@ -234,11 +220,10 @@ class Pace:
         self._due = now()
 
     def __call__(self) -> None:
-        """Wait until the next step is due."""
         now = self._now()
         if now < self._due:
             self._wait(self._due - now)
-        # One late step is made up for, a pause is not: after that, steps would come in a burst.
+        # One late step is made up for. After a longer pause this would cause a burst of steps.
         self._due = max(self._due, now - self._period) + self._period
 
 
@@ -260,12 +245,3 @@ async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event
         yield stopping
     finally:
         forwarding.cancel()
-
-
-async def _is_done_before(task: "asyncio.Future[Any]", stop: asyncio.Event) -> bool:
-    waiting = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-    return task.done()

@@ -92,7 +92,7 @@ class WorkerSession(ReconnectingSession):
         self._unlisted = range(0)
         """Numbers of the requests received after the last answered hello: the processor may repeat them."""
         self.requests: set[int] = set()
-        """The ids of the worker's requests, including those that wait for the engine."""
+        """The ids of all requests of the worker, also of the ones that wait for the engine."""
         self.given_up: set[int] = set()
         """Requests of the abandoned processor that the engine has not ended yet."""
         self._held: list[ProcessorFrame] = []

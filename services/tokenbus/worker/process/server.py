@@ -53,7 +53,7 @@ class Introduction:
     epoch: int
     proof: bytes
     requests: list[tuple[int, int]]
-    """The ids and owners of the worker's requests, except those that wait in the ring."""
+    """The ids and owners of the worker's requests, without the ones in the ring."""
     requests_tail: int
     """The reader's position in the ring of requests at that time."""
     takes_no_more: bool

@@ -131,7 +131,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._write(EngineRecord.REFUSED, data, request_ids.tolist())
 
     def take_no_more(self) -> None:
-        """Tell the processor to send no new requests; the worker finishes those that it has."""
+        """Tell the processor to send no new requests; the worker finishes its open ones."""
         with self._lock:
             self._takes_no_more = self._owes_no_more = True
         self._write_overdue()
