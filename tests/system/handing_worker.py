@@ -32,7 +32,7 @@ def _main() -> None:
             tell(json.dumps({"publisher": told}))
         time.sleep(_PACE_SECONDS)
 
-    with PublisherProcess(settings, vocabulary_size=engine.vocabulary_size) as publisher:
+    with PublisherProcess(settings, engine.vocabulary_size) as publisher:
         EngineLoop(engine, publisher).serve(stop, pace)
 
 

@@ -17,6 +17,7 @@ from tokenbus.bus.memory import MemoryTransport
 from tokenbus.settings import Settings
 from tokenbus.testing import ManualClock, batch, row_shapes
 from tokenbus.worker import NotRunningError, Publisher, WouldWaitError
+from tokenbus.worker.engine import EngineDescription
 from tokenbus_contracts import BatchKind, ContractError, RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
@@ -57,13 +58,6 @@ async def meeting(chosen: Settings) -> tuple[Processor, Publisher, ManualClock]:
     return processor, Publisher(chosen, epoch=EPOCH, transport=transport, clock=clock), clock
 
 
-class Described:
-    max_model_tokens = 9
-    tokenizer_digest = 8
-    tokenizer_probes = (7, 2**32 - 1)
-    lora_adapters = ("x", "y")
-
-
 async def test_hello_says_what_the_worker_is() -> None:
     """Role, limits and ranks in the hello are those of the settings; the model is what was given."""
     chosen = settings(
@@ -80,7 +74,8 @@ async def test_hello_says_what_the_worker_is() -> None:
     )
     transport = MemoryTransport(chosen.bus)
     processor = Processor(await transport.listen(ADDRESS))
-    given: dict[str, Any] = {"transport": transport, "clock": ManualClock(), "model": Described()}
+    described = EngineDescription(9, 8, (7, 2**32 - 1), ("x", "y"))
+    given: dict[str, Any] = {"transport": transport, "clock": ManualClock(), "description": described}
     async with Publisher(chosen, vocabulary_size=99, **given):
         hello = (await processor.body("hello")).hello
     assert (hello.worker_id, hello.role, hello.model) == ("w9", 3, "m")

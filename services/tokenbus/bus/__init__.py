@@ -38,7 +38,7 @@ __all__ = [
 
 
 def clock_for(address: str) -> Clock:
-    """Return the clock of an address: the system's, or that of a bus of tokenbus.testing."""
+    """Return the clock of an address: the system's, or a test bus's clock."""
     transport = shared(address)
     return SystemClock() if transport is None else transport.clock
 

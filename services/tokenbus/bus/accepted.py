@@ -87,7 +87,7 @@ class AcceptedConnection:
         self.grown = resident - self._grown_from if is_stuck else 0
 
     def forgive(self, resident: int) -> None:
-        """Discard the growth so far: another connection caused it."""
+        """Discard the growth until now: another connection caused it."""
         self._grown_from = resident
 
     def _measure_tcp(self) -> int:

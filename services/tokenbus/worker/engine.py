@@ -1,4 +1,4 @@
-"""Engine: what a worker runs."""
+"""Engine: the interface of a worker's engine."""
 
 import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,10 +18,10 @@ class EngineBrokenError(RuntimeError):
 
 
 class EngineStepError(RuntimeError):
-    """A step failed, gave no tokens, and left every request that is not named as it was before it.
+    """A step failed without tokens, and changed only the requests that the error names.
 
-    The named requests end. If none is named, those end that were admitted since the last step that succeeded; if there
-    are none, all end. The engine computes the others' next step.
+    The named requests end. If none is named, the requests end that were admitted since the last successful step; if
+    there are none, all end. The next step computes the others.
     """
 
     def __init__(self, message: str, request_ids: Iterable[int] = ()) -> None:
@@ -32,7 +32,7 @@ class EngineStepError(RuntimeError):
 class Engine(Protocol):
     """Computes steps for the requests that it admitted. One thread uses it.
 
-    An exception of any method ends requests, and never the worker, unless it is an EngineBrokenError.
+    An exception of any method ends requests; only an EngineBrokenError ends the worker.
 
     Example:
         from tokenbus.engines.synthetic import SyntheticEngine
@@ -44,7 +44,7 @@ class Engine(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids there are."""
+        """Number of token ids."""
 
     @property
     def has_work(self) -> bool:
@@ -53,52 +53,52 @@ class Engine(Protocol):
     def admit(self, generate: Generate) -> int:
         """Admit a request, and return the length of its prompt in tokens.
 
-        A request whose admission raised is not the engine's. Raises ValueError, with one line for the client, for a
-        request that is wrong.
+        Raises ValueError, with one line for the client, for an invalid request. After an exception the request is not
+        admitted.
         """
 
     def abort(self, request_id: int) -> None:
-        """End a request at the next step, which computes nothing for it; an unknown id is ignored."""
+        """End a request at the next step, which computes nothing for it; ignore an unknown id."""
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute a step, and return its batches in the order in which they are to be published.
+        """Compute a step, and return its batches in the order of publication.
 
-        An EngineStepError ends some requests. After any other exception it is unknown what the step computed: all
-        requests end, and are aborted.
+        An EngineStepError ends some requests. After any other exception the state of the requests is unknown: all end,
+        and are aborted.
         """
 
     def close(self) -> None:
-        """Free what it holds; no other method is called afterwards."""
+        """Free all resources; no other method is called afterwards."""
 
 
 @runtime_checkable
 class ScoresTokens(Protocol):
-    """An engine that says more of tokens than their logprobs, ranks and alternatives; others are not asked for it."""
+    """An engine that computes more than logprobs, ranks and alternatives; others get no `token_scoring`."""
 
     @property
     def token_scores(self) -> Collection[str]:
-        """Which fields of a request's `token_scoring` it fills the arrays of `StepArrays` for."""
+        """The fields of a request's `token_scoring` for which the engine fills arrays of `StepArrays`."""
 
 
 @runtime_checkable
 class CachesPrompts(Protocol):
-    """An engine with a cache of prompts: `StepArrays.cached_prompts` names each request that needed less computing."""
+    """An engine with a prefix cache; it lists requests with cached tokens in `StepArrays.cached_prompts`."""
 
     @property
     def kv_cache_usage(self) -> float:
-        """How much of the cache requests use, from 0 to 1."""
+        """Used share of the cache, from 0 to 1."""
 
 
 @runtime_checkable
 class ContinuesRequests(Protocol):
-    """An engine that goes on after the tokens of `Generate.continuation`; others are not asked to.
+    """An engine that continues a request after the tokens of `Generate.continuation`.
 
-    The first token that it emits has the position behind them. `max_tokens`, `min_tokens` and stops count them as its
-    own. `admit` raises ValueError for parameters with which it cannot go on.
+    Its first token has the position after them. `max_tokens`, `min_tokens` and stops count them as its own. `admit`
+    raises ValueError for parameters with which it cannot continue.
 
-    Workers of the role decode run such engines only. There `continuation.transfer_state` has what the prefill worker's
-    engine gave as `StepArrays.transfer_states`, if it gave any. It came over the network: an engine that cannot use it
-    computes the tokens again.
+    Workers of the role decode need such an engine. There, `continuation.transfer_state` is the value of the prefill
+    worker's `StepArrays.transfer_states`, if any. It came over the network: an engine that cannot use it computes the
+    tokens again.
     """
 
     continues_requests: bool
@@ -107,87 +107,92 @@ class ContinuesRequests(Protocol):
 
 @runtime_checkable
 class DescribesModel(Protocol):
-    """An engine that says more of its model, which clients learn from the worker's handshake.
+    """An engine that describes its model to clients, as `EngineDescription` does.
 
-    It may also have `tokenizer_probes`, what `tokenizer_probes.probed` returns for its tokenizer.
+    It may also have `tokenizer_probes`.
     """
 
     @property
     def max_model_tokens(self) -> int:
-        """How many tokens a request's prompt and output may have together."""
+        """The largest sum of a request's prompt and output, in tokens."""
 
     @property
     def tokenizer_digest(self) -> int:
-        """What `tokenizer_probes.digest_of` returns for its tokenizer; 0: not known."""
+        """The result of `tokenizer_probes.digest_of` for its tokenizer; 0: unknown."""
 
     @property
     def lora_adapters(self) -> Sequence[str]:
-        """The LoRA adapters that requests may name; a request for another one is not sent to it."""
+        """The LoRA adapters that requests may name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A model that describes itself, apart from its engine."""
+class EngineDescription:
+    """The facts of an engine that a worker's handshake tells, by the fields of the hello."""
 
-    max_model_tokens: int
-    tokenizer_digest: int
+    max_model_tokens: int = 0
+    tokenizer_digest: int = 0
     tokenizer_probes: Sequence[int] = ()
+    """The result of `tokenizer_probes.probed` for its tokenizer."""
     lora_adapters: Sequence[str] = ()
+    takes_control: bool = False
+    continues_requests: bool = False
+
+
+NO_DESCRIPTION = EngineDescription()
 
 
 class ControlledEngine(Engine, Protocol):
-    """An engine that operators may control while it runs. It need not have all of these: what it lacks is refused.
+    """An engine that operators may control while it runs; a command for a missing method is refused.
 
-    They are called between two steps, on the engine's own thread. An exception refuses the command, with its message:
+    The methods are called between two steps, on the engine's thread. An exception refuses the command; its message is
     one line for the operator.
     """
 
     weight_version: int
-    """Which version its weights are, which the batches of its steps carry; 0: not known. Who loads weights sets it."""
+    """Version of its weights, which its batches carry; 0: unknown. CommandRunner sets it after each change."""
     world_size: int
-    """How many processes compute together."""
+    """Number of processes that compute together."""
     facts: Mapping[str, Any]
-    """What trainers read of it before they begin, by the fields of `EngineState`: `dtype`, `value_kind`."""
+    """Further fields of `EngineState` for trainers: `dtype`, `value_kind`."""
 
     def pause(self, *, running: bool) -> None:
-        """Begin no new request, and if `running` compute nothing of those that run either.
+        """Begin no new requests, and if `running` stop the running ones too.
 
-        Requests are admitted and aborted all the same. Once what was launched is finished, and of those that run what
-        is to be computed, it has no work.
+        Requests are still admitted and aborted. The engine has no work left after the launched steps and, unless
+        `running`, after the running requests.
         """
 
     def resume(self) -> None:
         """Compute all requests again."""
 
     def load_weights(self, folder: Path) -> None:
-        """Take the weights in a folder, in the place of its own.
+        """Replace the weights by the ones in a folder; called only without work.
 
-        Only called while it has no work. A ValueError leaves it with the weights that it had; after any other exception
-        they are taken for damaged.
+        After a ValueError the old weights are in place; after any other exception the weights count as damaged.
         """
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Do one stage of an update that a trainer sends; as above, once it has begun any exception is damage.
+        """Run one stage of a trainer's update; after the first stage any exception damages the weights.
 
-        The arguments are for all of its processes, or a list has them for each.
+        The arguments are for all processes, or a list has the arguments of each process.
         """
 
     def sleep(self, level: int) -> None:
-        """Free memory of its device. Only called while it has no work."""
+        """Free memory of its device; called only without work."""
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Take memory again, those parts or without any all of it; return whether all is there."""
+        """Allocate the tagged parts of the memory again, without tags all parts; return whether all are there."""
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
-        """Forget the prefixes of prompts that it keeps; those that run compute theirs again, or are in the way."""
+        """Clear the prefix cache; `also_running` makes running requests compute their prefixes again."""
 
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Sequence[Any]:
-        """Call a method of each process that computes; return the results, as JSON can have them."""
+        """Call a method in each process that computes; return the results, as JSON can represent them."""
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
-        """Load a LoRA adapter; `lora_adapters` has it from then on."""
+        """Load a LoRA adapter into `lora_adapters`."""
 
     def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter."""
@@ -195,49 +200,46 @@ class ControlledEngine(Engine, Protocol):
 
 @runtime_checkable
 class DataParallelRank(Protocol):
-    """An engine that says which data-parallel rank it is; any other is the first."""
+    """An engine with a data-parallel rank; any other has rank 0."""
 
     @property
     def dp_rank(self) -> int:
-        """The rank, which the worker's handshake and its batches carry."""
+        """The rank in the worker's handshake and batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """An engine that `tokenbus worker --engine NAME` can run, as an entry point of `tokenbus.engines` names it.
+    """An engine for `tokenbus worker --engine NAME`, from an entry point of `tokenbus.engines`.
 
-    The module that holds it is imported whenever the engines are listed, so heavy imports belong in `make`.
+    A list of the engines imports the module of each kind, so heavy imports belong in `make`.
     """
 
     summary: str
-    """What it is, in one line."""
+    """Description in one line."""
     declare: Callable[[argparse.ArgumentParser], None]
-    """Adds the engine's own options to the command's parser; no name may be one of the command's."""
+    """Adds the engine's options to the command's parser; the command's own names are taken."""
     make: Callable[[argparse.Namespace, Settings], Engine]
-    """Makes the engine, on the thread that steps it.
+    """Makes the engine, on the engine's thread.
 
-    A ValueError says which option is wrong, a RuntimeError or ImportError what is missing.
+    Raises ValueError for a wrong option, and RuntimeError or ImportError for a missing requirement.
     """
     tokenizer: str = "numbers"
-    """The gateway's tokenizer for it: an entry point of `tokenbus.tokenizers`, or `numbers` for ids without text."""
+    """The gateway's tokenizer: an entry point of `tokenbus.tokenizers`, or `numbers` for ids without text."""
     reads_model: bool = False
-    """Whether it reads a model from a folder: `--model` is that folder then, as `options.model`, or None.
+    """Whether `--model` is a folder, given as `options.model`; else None.
 
-    The name that clients use is `worker.model` as any setting is given, and the folder's name by default.
+    Clients use the name in `worker.model`, by default the folder's name.
     """
     publishes_apart: bool = False
-    """Whether its workers publish in a process of their own, where they can."""
+    """Whether its workers publish in another process, if the platform allows it."""
     takes_rest: bool = False
-    """Whether what follows `--` on the command line is the engine's own: `options.rest`, as it was typed."""
+    """Whether the engine parses the command line after `--`, given as `options.rest`."""
     ranks: Callable[[Sequence[str]], list[list[str]]] = lambda rest: [list(rest)]
-    """From what follows `--`, the same for each data-parallel rank; `tokenbus up` starts a worker for each."""
+    """Splits the command line after `--` into one per data-parallel rank; `tokenbus up` starts a worker for each."""
     model_name: Callable[[Sequence[str]], str] = lambda _: ""
-    """From what follows `--`, the name that clients use where `worker.model` has none; empty: the folder's.
-
-    A ValueError says what is wrong with it.
-    """
+    """Returns the model's name from the command line after `--`; empty: the folder's. Raises ValueError."""
 
 
 def engine_kind(name: str) -> EngineKind:
-    """Return the installed engine of that name; a PluginError of one line says why there is none."""
+    """Return the installed engine of that name; raises PluginError."""
     return plugins.load(plugins.ENGINES, name, EngineKind)

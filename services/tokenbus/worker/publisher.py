@@ -19,7 +19,7 @@ from tokenbus.delivery.step import LEAVES
 from tokenbus.logs import logger
 from tokenbus.loop_thread import start_loop_thread
 from tokenbus.settings import Settings, listed_addresses
-from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.engine import NO_DESCRIPTION, EngineDescription
 from tokenbus.worker.engine_output import admitted_event, error_event
 from tokenbus.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus.worker.request_queue import RequestQueue
@@ -78,20 +78,17 @@ class Publisher:
         *,
         vocabulary_size: int = 0,
         epoch: int | None = None,
-        model: DescribesModel | None = None,
+        description: EngineDescription = NO_DESCRIPTION,
         transport: Transport | None = None,
         clock: Clock | None = None,
         retention: Retention | None = None,
         incoming: RequestQueue | None = None,
         proof: bytes = b"",
-        takes_control: bool = False,
-        continues_requests: bool = False,
     ) -> None:
         """Make a publisher; raises SettingsError for settings that cannot be used.
 
-        By default the settings are the environment's, and the epoch is the current time. `model` describes the model
-        to clients. A publisher that takes a stream over has the stream's epoch, retention and proof. With
-        `takes_control`, `take_controls` returns operators' commands.
+        By default the settings are the environment's, and the epoch is the current time. A publisher that takes a
+        stream over has the stream's epoch, retention and proof.
         """
         self.settings = settings or Settings.load()
         worker, bus = self.settings.worker, self.settings.bus
@@ -110,13 +107,7 @@ class Publisher:
             addresses, key=lambda address: blake2b(f"{self.worker_id} {address}".encode(), digest_size=8).digest()
         )
         self.session = WorkerSession(
-            hello_of(
-                self.settings,
-                vocabulary_size,
-                model,
-                takes_control=takes_control,
-                continues_requests=continues_requests,
-            ),
+            hello_of(self.settings, vocabulary_size, description),
             self.epoch,
             self.retention,
             interval=bus.heartbeat_interval_ms / 1000,
@@ -130,7 +121,7 @@ class Publisher:
         self.session.on_epoch = self._begin_epoch
         self.session.stalled_ms = self._stalled_ms
         self.session.kv_cache = lambda: self.counts.kv_cache
-        if takes_control:
+        if description.takes_control:
             self.session.on_control = self.incoming.put_control
         self.clock = clock or clock_for(addresses[0])
         self._transport = transport

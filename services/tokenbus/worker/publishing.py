@@ -4,7 +4,7 @@ import sys
 from contextlib import ExitStack
 
 from tokenbus.settings import Settings
-from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.engine import NO_DESCRIPTION, EngineDescription
 from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.process.client import PublisherProcess
 from tokenbus.worker.process.shared_memory_publisher import SharedMemoryPublisher
@@ -16,13 +16,13 @@ PublisherClient = EnginePublisher | SharedMemoryPublisher
 
 
 def publishing(
-    stack: ExitStack, settings: Settings, vocabulary_size: int, model: DescribesModel | None = None
+    stack: ExitStack, settings: Settings, vocabulary_size: int, description: EngineDescription
 ) -> tuple[PublisherClient, PublisherThread | PublisherProcess]:
     """Start a publisher that ends with the stack; return it, and the output for the engine's steps.
 
     Raises AddressError if the metrics address cannot be used, and NotRunningError if a process cannot start.
     """
-    client = publisher_client(stack, settings, vocabulary_size, model)
+    client = publisher_client(stack, settings, vocabulary_size, description)
     if isinstance(client, PublisherProcess):
         return client, client
     return client, stack.enter_context(PublisherThread(client, settings.worker.outbox))
@@ -32,7 +32,7 @@ def publisher_client(
     stack: ExitStack,
     settings: Settings,
     vocabulary_size: int = 0,
-    model: DescribesModel | None = None,
+    description: EngineDescription = NO_DESCRIPTION,
     *,
     in_background: bool = False,
 ) -> EnginePublisher | PublisherProcess:
@@ -42,11 +42,11 @@ def publisher_client(
     """
     chosen = settings.worker.publisher
     if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):
-        process = PublisherProcess(settings, vocabulary_size=vocabulary_size, model=model, in_background=in_background)
+        process = PublisherProcess(settings, vocabulary_size, description, in_background=in_background)
         return stack.enter_context(process)
     from tokenbus.metrics.publisher import serve_publisher  # noqa: PLC0415 - slow, and only threads need it
 
-    publisher = Publisher(settings, vocabulary_size=vocabulary_size, model=model)
+    publisher = Publisher(settings, vocabulary_size=vocabulary_size, description=description)
     stack.enter_context(serve_publisher(publisher))
     stack.enter_context(publisher)
     return EnginePublisher(publisher, vocabulary_size)

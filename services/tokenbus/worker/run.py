@@ -19,7 +19,14 @@ from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
-from tokenbus.worker.engine import ContinuesRequests, DataParallelRank, DescribesModel, Engine, EngineBrokenError
+from tokenbus.worker.engine import (
+    ContinuesRequests,
+    DataParallelRank,
+    DescribesModel,
+    Engine,
+    EngineBrokenError,
+    EngineDescription,
+)
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.errors import NotRunningError
@@ -119,7 +126,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
         out: PublisherThread | PublisherProcess
         client: PublisherClient
         if settings.worker.publisher == "process":
-            process = client = out = PublisherProcess(settings, **_description_of(engine))
+            process = client = out = PublisherProcess(settings, engine.vocabulary_size, _description_of(engine))
             await asyncio.to_thread(process.__enter__)
             stack.push_async_exit(lambda *error: asyncio.to_thread(process.__exit__, *error))
         else:
@@ -150,17 +157,22 @@ def engine_publisher(
     engine: Engine, settings: Settings, transport: Transport, clock: Clock | None = None
 ) -> EnginePublisher:
     """Return the publisher of an engine; the caller enters its `publisher`."""
-    publisher = Publisher(settings, transport=transport, clock=clock, **_description_of(engine))
-    return EnginePublisher(publisher, engine.vocabulary_size)
+    size, description = engine.vocabulary_size, _description_of(engine)
+    publisher = Publisher(settings, vocabulary_size=size, description=description, transport=transport, clock=clock)
+    return EnginePublisher(publisher, size)
 
 
-def _description_of(engine: Engine) -> dict[str, Any]:
-    return {
-        "vocabulary_size": engine.vocabulary_size,
-        "model": engine if isinstance(engine, DescribesModel) else None,
-        "takes_control": True,
-        "continues_requests": isinstance(engine, ContinuesRequests),
-    }
+def _description_of(engine: Engine) -> EngineDescription:
+    description = EngineDescription(takes_control=True, continues_requests=isinstance(engine, ContinuesRequests))
+    if not isinstance(engine, DescribesModel):
+        return description
+    return replace(
+        description,
+        max_model_tokens=engine.max_model_tokens,
+        tokenizer_digest=engine.tokenizer_digest,
+        tokenizer_probes=tuple(getattr(engine, "tokenizer_probes", ())),
+        lora_adapters=tuple(engine.lora_adapters),
+    )
 
 
 class EngineThread:

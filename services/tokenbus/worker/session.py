@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import asdict
 from typing import Any
 
 from tokenbus.bus.link import PROOF_BYTES, ReconnectingSession
 from tokenbus.settings import Settings
-from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.engine import EngineDescription
 from tokenbus.worker.retention import Dropped, Retained, Retention
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -342,14 +343,7 @@ class WorkerSession(ReconnectingSession):
         return self._encode(gap=gap)
 
 
-def hello_of(
-    settings: Settings,
-    vocabulary_size: int,
-    model: DescribesModel | None = None,
-    *,
-    takes_control: bool = False,
-    continues_requests: bool = False,
-) -> Hello:
+def hello_of(settings: Settings, vocabulary_size: int, description: EngineDescription) -> Hello:
     """Return a worker's hello; the session adds its items and requests."""
     worker, limits = settings.worker, settings.limits
     return Hello(
@@ -363,11 +357,6 @@ def hello_of(
         tp_rank=worker.tp_rank,
         dp_rank=worker.dp_rank,
         max_requests=worker.max_requests,
-        max_model_tokens=0 if model is None else model.max_model_tokens,
-        tokenizer_digest=0 if model is None else model.tokenizer_digest,
-        tokenizer_probes=getattr(model, "tokenizer_probes", ()),
-        lora_adapters=() if model is None else model.lora_adapters,
-        takes_control=takes_control,
-        continues_requests=continues_requests,
         longest_step_ms=worker.longest_step_ms,
+        **asdict(description),
     )

@@ -1,22 +1,22 @@
-"""StepArrays: what an engine's step computed, as arrays of any framework; and Launches, for steps that overlap."""
+"""StepArrays: the results of an engine's step, as arrays of any framework; and Launches, for overlapping steps."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenbus_contracts import BatchKind, ContractError, PromptScores, Rule, SpeculativeMethod, StepPhase, ValueKind
 
 Array = Any
-"""An array of numpy, paddle, torch, cupy or anything else that numpy can convert, on any device; or a sequence."""
+"""An array of numpy, paddle, torch, cupy or any other type that numpy can convert, on any device; or a sequence."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepArrays:
-    """One batch of a step, the target's or the draft's, as the engine has it; StepAssembler makes batches of it.
+    """One batch of a step, of the target or the draft model, from which StepAssembler makes messages.
 
-    Arrays "of tokens" are either flat, the tokens of all rows one after the other as `token_counts` says, or padded:
-    one line for each row, its tokens first; the padding is ignored.
+    An array "of tokens" is flat, with `token_counts` as the lengths of its rows, or padded: one line for each row, its
+    tokens first.
 
     Example:
         import numpy as np
@@ -29,25 +29,25 @@ class StepArrays:
     request_ids: Array
     """Of rows: the request's id."""
     positions: Array
-    """Of rows: the position of the first token in the request's output; of a row without tokens, of the next one."""
+    """Of rows: the position of the row's first token in the request's output; without tokens, of the next token."""
     token_counts: Array
-    """Of rows: how many tokens it got in this step."""
+    """Of rows: the number of tokens in this step."""
     token_ids: Array
     """Of tokens."""
     statuses: Array | None = None
     """Of rows: RowStatus; if absent, ACTIVE with tokens and IDLE without."""
     stops: Array | None = None
-    """Of rows: where one is FINISHED_STOP, which of its request's own stops ended it; if absent, it is not known.
+    """Of rows: the stop of the request that ended a row with FINISHED_STOP; if absent, unknown.
 
-    1: a stop token, its last one; from 2 on, the text at that place less two in `sampling.stop`; 0: none of them.
+    1: a stop token, its last one; from 2 on, the index in `sampling.stop` plus two; 0: no stop of the request.
     """
     kept_counts: Array | None = None
-    """Of rows: how many of these tokens are kept, where a stop lies inside an accepted block; if absent, all are.
+    """Of rows: the number of kept tokens, if a stop lies inside an accepted block; if absent, all are kept.
 
     Ids, logprobs, ranks and alternatives of the others are cut off together.
     """
     logprobs: Array | None = None
-    """Of tokens, or flat of the tokens of scored rows alone; if absent, no row is scored."""
+    """Of tokens, or flat, of the tokens of scored rows; if absent, no row is scored."""
     ranks: Array | None = None
     """As logprobs."""
     alternative_token_ids: Array | None = None
@@ -55,80 +55,81 @@ class StepArrays:
     alternative_logprobs: Array | None = None
     """As alternative_token_ids."""
     scored: Array | None = None
-    """Of rows: whether its request wants logprobs; if absent, all do where there are logprobs."""
+    """Of rows: whether the request wants logprobs; if absent, all do, provided that there are logprobs."""
     top_ks: Array | None = None
-    """Of rows: how many alternatives its request wants; if absent, as many as are given."""
+    """Of rows: the number of alternatives that the request wants; if absent, all given ones."""
     extras: Array | None = None
-    """Of rows: a sum of what `LogprobBatch.extras` has, for those that want `other_logprobs` or `entropies`."""
+    """Of rows: a sum of `Extra` values, if the request wants `other_logprobs` or `entropies`."""
     other_logprobs: Array | None = None
-    """Of tokens, or flat of the tokens of rows that want it alone: each one's value in the other distribution."""
+    """Of tokens, or flat, of the tokens of rows that want it: the token's value in the other distribution."""
     entropies: Array | None = None
-    """As other_logprobs, of the rows that want it: the entropy of the distribution that the values are of."""
+    """As other_logprobs, of rows that want it: the entropy of the distribution of the logprobs."""
     given_counts: Array | None = None
-    """Of rows: how many token ids its request gave, to know their values at each position."""
+    """Of rows: the number of token ids whose values the request wants at each position."""
     given_token_ids: Array | None = None
-    """Those ids, row after row."""
+    """Flat: these ids of each row."""
     given_logprobs: Array | None = None
-    """Of each token, the values of its row's given ids; all of them flat."""
+    """Flat: for each token, the values of its row's given ids."""
     mask_bounds: Array | None = None
-    """Of rows: the size of the largest mask whose ids its request wants; 0: it wants no masks."""
+    """Of rows: the size of the largest mask whose ids the request wants; 0: none."""
     mask_sizes: Array | None = None
-    """As other_logprobs, of the rows with a bound: how many tokens sampling could have chosen."""
+    """As other_logprobs, of rows with a bound: the number of tokens that sampling could have chosen."""
     mask_token_ids: Array | None = None
-    """Of each token whose row asked and that has no more of them than its bound: those ids, in order; all flat."""
+    """Flat: for each token with a mask within its row's bound, the ids of the mask, in order."""
     draft_token_counts: Array | None = None
-    """Of rows: how many draft tokens were verified in this step; if absent, none."""
+    """Of rows: the number of draft tokens that were verified in this step; if absent, none."""
     proposal_token_ids: Array | None = None
-    """Of proposals: draft tokens that are not verified yet, flat or padded, as arrays of tokens are."""
+    """Of proposals, flat or padded: draft tokens that are not verified yet."""
     proposal_counts: Array | None = None
-    """Of rows: how many proposals it has."""
+    """Of rows: the number of proposals."""
     index_to_batch_id: Array | None = None
-    """Of rows: the index in the original batch; if absent, rows are in that order."""
+    """Of rows: the index in the original batch; if absent, the rows are in that order."""
     kind: BatchKind = BatchKind.TARGET
     phase: StepPhase = StepPhase.MIXED
     method: SpeculativeMethod = SpeculativeMethod.NONE
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """What `logprobs` and `alternative_logprobs` are."""
+    """The kind of values in `logprobs` and `alternative_logprobs`."""
     step: int = 0
-    """The engine's own number of the step; 0: the one after the last target's, and for a draft, that of the last.
+    """The engine's number of the step, which `Launches` gives to overlapping steps.
 
-    An engine that launches a step while the one before is computed has it from `Launches`.
+    0: the number after the last target batch; for a draft batch, the number of that batch.
     """
     draft_follows: bool = False
-    """Whether a draft batch of this step follows, be it some steps later."""
+    """Whether a draft batch of this step follows, maybe some steps later."""
     weight_version: int = 0
     """The version of the weights that computed the step; 0: unknown."""
     parts: int = 1
-    """The least number of messages that it is split into; its size may need more."""
+    """The smallest number of messages for this batch; its size may need more."""
     transfer_states: Mapping[int, bytes] = field(default_factory=dict)
-    """By request id, of HANDED_OFF requests: with it a decode worker's engine need not compute their tokens again.
+    """By the ids of HANDED_OFF requests, at most 48 KiB each: with it a decode worker need not compute tokens again.
 
-    At most 48 KiB each; they are published before the batch.
+    They are published before the batch.
     """
     prompt_scores: Sequence[PromptScores] = ()
-    """Of requests that asked for them: they are published before the batch, which has the request's first row."""
+    """Of requests that asked for them, published before the batch, which has the request's first row."""
     cached_prompts: Sequence[tuple[int, int, int]] = ()
-    """Of requests with their first tokens in this batch: the id, the prompt's length, and how many of these tokens the
-    engine had in its cache. Those without any may be left out. They are published before the batch."""
+    """Of requests with first tokens in this batch: the id, the prompt's length, and the tokens that were cached.
+
+    Requests without cached tokens may be left out. They are published before the batch.
+    """
 
 
 ARRAYS = tuple(each.name for each in fields(StepArrays) if each.type in (Array, Array | None))
-"""The names of the fields that are arrays."""
+"""The fields that are arrays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A launched step: the number that its batches carry, and the most tokens that it can emit."""
+class Launch(NamedTuple):
+    """A launched step: the number in its batches, and the largest number of tokens that it can emit."""
 
     step: int
     tokens: int
 
 
 class Launches:
-    """Numbers steps when they are launched, and checks what they emit, for an engine with overlap scheduling.
+    """Numbers and checks the steps of an engine with overlap scheduling.
 
-    Such an engine prepares a step while the one before it is still computed: how many tokens that one will accept is
-    not known yet, and its draft may finish only after the next target.
+    Such an engine prepares a step while it still computes the previous one. The number of tokens that the previous step
+    accepts is unknown then, and its draft may finish only after the next target.
     """
 
     def __init__(self, tokens_per_step: int, most: int = 2) -> None:
@@ -141,10 +142,10 @@ class Launches:
         return len(self._open)
 
     def launch(self, real_batch_size: int) -> Launch:
-        """Launch the next step for so many requests, padding not counted.
+        """Launch the next step for a batch, whose size does not count padding.
 
-        The most tokens are the real batch size times the tokens of one step: what the step before accepts changes where
-        a row's tokens begin, and not how many this step can have.
+        It emits at most the batch size times the tokens of one step: the tokens that the previous step accepts change
+        the begin of a row's tokens, but not their largest number.
         """
         if len(self._open) >= self._most:
             raise ContractError("launched steps", self._most, len(self._open) + 1, rule=Rule.MAX)
@@ -154,7 +155,7 @@ class Launches:
         return launch
 
     def finish(self, step: int, tokens: int) -> None:
-        """Finish a step, in any order, with the number of tokens that it emitted; its draft may come later."""
+        """Finish a step, in any order, with the number of emitted tokens; its draft may come later."""
         launch = self._open.pop(step, None)
         if launch is None:
             raise ContractError("step", f"one of those launched, {list(self._open)}", step)

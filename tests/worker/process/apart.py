@@ -12,6 +12,7 @@ from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.settings import Settings
 from tokenbus.testing import Bus, bus
 from tokenbus.testing.line import Line
+from tokenbus.worker.engine import EngineDescription
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.server import Introduction, PublisherServer
@@ -51,10 +52,9 @@ class Apart:
         given = Introduction(
             settings=self.settings,
             vocabulary_size=self.engine.vocabulary_size,
-            model=None,
+            description=EngineDescription(takes_control=True),
             epoch=EPOCH,
             proof=PROOF,
-            takes_control=True,
             **state,
         )
         memory = self._memory()

@@ -26,7 +26,7 @@ from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus.logs import configure, logger
 from tokenbus.settings import ENTRIES, Settings
 from tokenbus.worker import NotRunningError
-from tokenbus.worker.engine import Model
+from tokenbus.worker.engine import EngineDescription
 from tokenbus.worker.publishing import publishing
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
 from tokenbus_contracts.schema import bounds_in
@@ -112,7 +112,7 @@ class Published:
         """Of requests that ended since the last step."""
         self._is_on = True
         # It has no adapters: it takes no requests over the bus, which could ask for one.
-        described = Model(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
+        described = EngineDescription(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
         with ExitStack() as stack:
             self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
             self._running = stack.pop_all()

@@ -19,7 +19,7 @@ from tokenbus.bus import AddressError
 from tokenbus.bus.link import PROOF_BYTES
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
-from tokenbus.worker.engine import DescribesModel
+from tokenbus.worker.engine import NO_DESCRIPTION, EngineDescription
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.process.memory import SharedMemory, shared_file
 from tokenbus.worker.process.records import READY, WAKE
@@ -41,17 +41,15 @@ class PublisherProcess(SharedMemoryPublisher):
     When the publisher dies, the engine goes on, and a new publisher takes over all records and unacknowledged items.
     """
 
-    def __init__(  # noqa: PLR0913 - those of a Publisher
+    def __init__(
         self,
         settings: Settings,
-        *,
         vocabulary_size: int = 0,
-        model: DescribesModel | None = None,
+        description: EngineDescription = NO_DESCRIPTION,
+        *,
         in_background: bool = False,
-        takes_control: bool = False,
-        continues_requests: bool = False,
     ) -> None:
-        """Map the memory; the arguments are those of a Publisher.
+        """Map the memory, before `with` starts the publisher.
 
         `with` waits until the publisher has started. It raises AddressError if an address cannot be used, and
         NotRunningError if the process fails to start repeatedly. With `in_background` it does not wait: steps wait in
@@ -64,10 +62,8 @@ class PublisherProcess(SharedMemoryPublisher):
         self._introduction = {
             "settings": asdict(settings),
             "vocabulary_size": vocabulary_size,
-            "model": None if model is None else _described(model),
+            "description": asdict(description),
             "epoch": self.epoch,
-            "takes_control": takes_control,
-            "continues_requests": continues_requests,
             "proof": secrets.token_hex(PROOF_BYTES),
             "engine": os.getpid(),
         }
@@ -254,15 +250,6 @@ class PublisherProcess(SharedMemoryPublisher):
 def _close(bell: socket.socket | None) -> None:
     if bell is not None:
         bell.close()
-
-
-def _described(model: DescribesModel) -> dict[str, object]:
-    return {
-        "max_model_tokens": model.max_model_tokens,
-        "tokenizer_digest": model.tokenizer_digest,
-        "tokenizer_probes": list(getattr(model, "tokenizer_probes", ())),
-        "lora_adapters": list(model.lora_adapters),
-    }
 
 
 _started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()

@@ -15,7 +15,7 @@ from tokenbus.clock import Clock
 from tokenbus.logs import logger
 from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.settings import SECTIONS, Settings
-from tokenbus.worker.engine import Model
+from tokenbus.worker.engine import EngineDescription
 from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.errors import NotRunningError, RetentionFullError
 from tokenbus.worker.process import arrays
@@ -49,7 +49,7 @@ class Introduction:
 
     settings: Settings
     vocabulary_size: int
-    model: Model | None
+    description: EngineDescription
     epoch: int
     proof: bytes
     requests: list[tuple[int, int]]
@@ -59,8 +59,6 @@ class Introduction:
     takes_no_more: bool
     leaves: bool
     """Whether the engine writes no more records."""
-    takes_control: bool = False
-    continues_requests: bool = False
     engine: int = 0
     """The id of the engine's process; 0: this process."""
     engine_state: str = ""
@@ -70,11 +68,9 @@ class Introduction:
     def of(cls, given: dict[str, Any]) -> "Introduction":
         """Return the introduction in a JSON document."""
         sections = {name: maker(**given["settings"][name]) for name, maker in SECTIONS.items()}
-        model = given["model"]
-        if model is not None:
-            model = Model(**{**model, "lora_adapters": tuple(model["lora_adapters"])})
+        description = EngineDescription(**given["description"])
         proof = bytes.fromhex(given["proof"])
-        return cls(**{**given, "settings": Settings(**sections), "model": model, "proof": proof})
+        return cls(**{**given, "settings": Settings(**sections), "description": description, "proof": proof})
 
 
 class _RequestRing(RequestQueue):
@@ -138,10 +134,8 @@ class _SharedPublisher(Publisher):
             given.settings,
             vocabulary_size=given.vocabulary_size,
             epoch=memory.words[Word.EPOCH] or given.epoch,
-            model=given.model,
+            description=given.description,
             proof=given.proof,
-            takes_control=given.takes_control,
-            continues_requests=given.continues_requests,
             retention=self.journal,
             incoming=incoming,
             **others,
