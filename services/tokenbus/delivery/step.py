@@ -21,9 +21,6 @@ _UNSCORED, _SHED = int(Scoring.NONE), int(Scoring.SHED)
 class Token(NamedTuple):
     """One token of a request.
 
-    `logprob` and `rank` are None if the request asked for ids only. `alternatives` holds pairs of a token id and its
-    logprob, the most probable first. `is_shed` is set if a worker without room dropped the alternatives.
-
     Example:
         token = tokenbus.Token(id=42, position=0, logprob=-0.5, rank=1, alternatives=((42, -0.5),), request_id=7)
         assert token.rank == 1

@@ -35,6 +35,7 @@ from tokenbus_contracts.generated.client_pb2 import (
     Room,
     ServerFrame,
 )
+from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 
@@ -101,6 +102,8 @@ class ClientConnections(Connections[Session]):
             self._hello(peer, frame.hello, now)
         elif known is None:
             self._ask_for_handshake(peer, now)
+        elif body == "goodbye":
+            self._end(known, "it said goodbye")
         else:
             known.last_heard = now
             self._frame(known, frame, body)
@@ -112,38 +115,35 @@ class ClientConnections(Connections[Session]):
             case "abort":
                 self._abort(session, frame.abort.request_id)
             case "resume":
-                _check_role(session.may_ask, Role.CLIENT)
+                _check_role(session, Role.CLIENT)
                 self.resumes.add(session, frame.resume)
             case "ended":
                 self._ended(session, frame.ended)
             case "confirm":
                 self._ack(session, frame.confirm.through_number)
-            case "watch" | "control":
-                self._of_workers(session, frame)
+            case "watch":
+                _check_role(session, Role.OBSERVER)
+                self.watchers.add(session, frame.watch.worker_id)
+            case "control":
+                self._control(session, frame.control)
             case "heartbeat":
                 session.echo_ns = frame.heartbeat.sent_at_ns
             case "status":
                 session.wants_status = True
                 self._send_status(session, session.last_heard)
-            case "goodbye":
-                self._end(session, "it said goodbye")
 
-    def _of_workers(self, session: Session, frame: ClientFrame) -> None:
-        if frame.HasField("watch"):
-            _check_role(session.may_watch, Role.OBSERVER)
-            self.watchers.add(session, frame.watch.worker_id)
-            return
+    def _control(self, session: Session, control: Control) -> None:
         try:
-            _check_role(session.may_control, Role.OPERATOR)
+            _check_role(session, Role.OPERATOR)
             if not session.is_proven and not self._settings.gateway.control:
                 message = "not to a peer without a key, as gateway.control is false"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)  # noqa: TRY301
         except RefusedError as refused:
             # Only the command is refused, and not the whole client, whose requests go on.
             self._count_refused(session, refused)
-            self.commands.refuse(session, frame.control, str(refused))
+            self.commands.refuse(session, control, str(refused))
         else:
-            self.commands.submit(session, frame.control)
+            self.commands.submit(session, control)
 
     def _abort(self, session: Session, request_id: int) -> None:
         """Abort a request of the session's owner, at whichever of its sessions."""
@@ -152,7 +152,7 @@ class ClientConnections(Connections[Session]):
             self._registry.abort(request_id)
 
     def _ended(self, session: Session, ended: Ended) -> None:
-        _check_role(session.may_ask, Role.CLIENT)
+        _check_role(session, Role.CLIENT)
         for request_id in ended.request_ids:
             if request_id in session.requests:
                 self._registry.abort(request_id)
@@ -165,7 +165,7 @@ class ClientConnections(Connections[Session]):
         self.on_ack()
 
     def _generate(self, session: Session, generate: Generate) -> None:
-        _check_role(session.may_ask, Role.CLIENT)
+        _check_role(session, Role.CLIENT)
         request_id, table = generate.request_id, self._registry.table
         if request_id in session.requests:  # asked again, because the connection broke before the answer came
             return
@@ -198,9 +198,8 @@ class ClientConnections(Connections[Session]):
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
         identity = self.peers.listener.identity(peer)
-        may_ask = identity.may(Role.CLIENT, hello.name)
-        may_watch, may_control = identity.may(Role.OBSERVER), identity.may(Role.OPERATOR)
-        if not (may_ask or may_watch or may_control):
+        roles = identity.roles if identity.may(Role.CLIENT, hello.name) else identity.roles - {Role.CLIENT}
+        if not roles & {Role.CLIENT, Role.OBSERVER, Role.OPERATOR}:
             message = f"key {identity.name} may not be client {hello.name}"
             raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
         owner = owner_of(identity, hello.name)
@@ -216,8 +215,7 @@ class ClientConnections(Connections[Session]):
             session = self._new_session(hello, owner)
         if not self._may_shake_hands(session, now):
             return
-        session.is_proven = bool(identity.name)
-        session.may_ask, session.may_watch, session.may_control = may_ask, may_watch, may_control
+        session.is_proven, session.roles = bool(identity.name), roles
         session.knows_others, session.room = hello.wants_room, None
         is_new = session.peer != peer
         self._connect(session, peer, now)
@@ -296,43 +294,30 @@ class ClientConnections(Connections[Session]):
 
         A gateway is one client with the requests of many users: if a few requests fill the queue, only those end.
         """
-        if session.peer is not None and (largest := session.send_queue.largest()):
-            self._end_largest(session, largest)
+        queue = session.send_queue
+        waiting, size = len(queue), queue.bytes
+        self.evicted += 1
+        if session.peer is not None and (largest := queue.largest()):
+            request_ids, dropped = largest & session.requests, queue.drop_own(largest)
+            most = f"most of the {waiting} frames with {size} bytes that wait for its client"
+            reason = f"{len(largest)} requests have {most}"
+            _log.warning("slow requests", client=session.name, ended=len(largest), frames=waiting, bytes=size)
         else:
-            self._end_all(session)
-
-    def _end_largest(self, session: Session, request_ids: set[int]) -> None:
-        waiting, size = len(session.send_queue), session.send_queue.bytes
-        self.evicted += 1
-        emitted = emitted_in(session.send_queue.drop_own(request_ids), session.limits)
-        reason = (
-            f"{len(request_ids)} requests have most of the {waiting} frames with {size} bytes that wait for its client"
-        )
-        self._fail_slow(session, request_ids & session.requests, emitted, reason)
-        _log.warning("slow requests", client=session.name, ended=len(request_ids), frames=waiting, bytes=size)
-
-    def _end_all(self, session: Session) -> None:
-        waiting, size = len(session.send_queue), session.send_queue.bytes
-        self.evicted += 1
-        self.watchers.remove(session)
-        emitted = emitted_in(session.send_queue.drop_outputs(), session.limits)
-        if session.send_queue.is_over_full:
-            self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
-            return
-        # A client that was killed may have another life, which resumes the request: that life is not slow.
-        is_away = session.peer is None
-        reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
-        self._fail_slow(session, set(session.requests), emitted, reason)
-        _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
-
-    def _fail_slow(self, session: Session, request_ids: set[int], emitted: dict[int, int], reason: str) -> None:
-        """Fail requests, and the ended requests with rows in dropped frames, whose positions `emitted` has."""
+            self.watchers.remove(session)
+            request_ids, dropped = set(session.requests), queue.drop_outputs()
+            if queue.is_over_full:
+                self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
+                return
+            # A client that was killed may have another life, which resumes the request: that life is not slow.
+            is_away = session.peer is None
+            reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
+            _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
+        emitted = emitted_in(dropped, session.limits)
         for request_id in request_ids:
-            request = self._registry.table.get(request_id)
-            if request is not None:
+            if (request := self._registry.table.get(request_id)) is not None:
                 self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
                 emitted.pop(request_id, None)
-        for request_id, tokens in emitted.items():
+        for request_id, tokens in emitted.items():  # these had ended, and their last rows are dropped
             if session.id in self.sessions:  # else its queue overflowed, and it has ended
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
@@ -443,6 +428,6 @@ def owner_of(identity: Identity, name: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) or 1
 
 
-def _check_role(is_granted: bool, role: Role) -> None:  # noqa: FBT001 - private, and named at the call
-    if not is_granted:
+def _check_role(session: Session, role: Role) -> None:
+    if role not in session.roles:
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, f"role {role}: not granted to this key")

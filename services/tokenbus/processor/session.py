@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from tokenbus.bus import Role
 from tokenbus.delivery import PendingAck, Step
 from tokenbus.delivery.slots import Slots
 from tokenbus.processor.client_frames import OUTPUTS, Frame, output_frames
@@ -76,9 +77,7 @@ class Session(KnownPeer):
     on_frame: Callable[["Session"], None]
     is_proven: bool = False
     """Whether a key proves its identity."""
-    may_ask: bool = True
-    may_watch: bool = True
-    may_control: bool = True
+    roles: frozenset[Role] = frozenset()
     hellos: int = 0
     """Completed handshakes."""
     handshakes: float = 0.0

@@ -10,6 +10,7 @@ from tokenbus.delivery.ack_tracker import AckTracker
 from tokenbus.processor.speculation import Speculation
 from tokenbus.settings import ProcessorSettings
 from tokenbus_contracts import ContractError, LogprobBatch, decode
+from tokenbus_contracts.codec import parse
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Credit, GapReason, Hello, Item, PayloadKind
@@ -288,8 +289,6 @@ class Stream:
 
 def _ids_in(item: Item, payload: bytes, limits: Limits) -> frozenset[int]:
     """Return the requests in a refused payload; empty if the payload cannot be parsed."""
-    from tokenbus_contracts.codec import parse  # noqa: PLC0415 - a refusal is rare
-
     try:
         if item.payload_kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
             batch = parse(payload, limits)

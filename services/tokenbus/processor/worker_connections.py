@@ -114,10 +114,8 @@ class WorkerConnections(Connections[Worker]):
             self._check_fence(hello.worker_id, epoch, now)
             known = self._new_worker(hello, epoch, identity, now)
         elif hello.next_sequence < known.stream.expected:
-            message = (
-                f"hello.next_sequence: at least {known.stream.expected}, which is expected, got {hello.next_sequence}"
-            )
-            raise protocol_error(message)
+            expected = known.stream.expected
+            raise protocol_error(f"hello.next_sequence: at least {expected}, the next one, got {hello.next_sequence}")
         self._connect(known, peer, now)
         known.gone_since, known.is_stalled = None, False
         self._greet(known, hello, now)
@@ -125,15 +123,13 @@ class WorkerConnections(Connections[Worker]):
     def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
         """Return the known worker if the hello is its own, or None after a younger life has replaced it."""
         name = known.stream.worker_id
-        if epoch == known.stream.epoch:
-            is_same_key = known.identity.name == self._workers.listener.identity(peer).name
-            if not (is_same_key and self._is_same_life(known, peer, hello.proof, now)):
-                message = f"worker {name}: another process has this id; give one of them another worker.id (--id)"
-                raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
+        is_same_epoch = epoch == known.stream.epoch
+        is_same_key = known.identity.name == self._workers.listener.identity(peer).name
+        if is_same_epoch and is_same_key and self._is_same_life(known, peer, hello.proof, now):
             return known
         self._check_epoch(name, epoch, known.stream.epoch)
-        if self._is_alive(known, now):
-            message = f"worker {name}: a live process has this id; give one of them another worker.id (--id)"
+        if is_same_epoch or self._is_alive(known, now):
+            message = f"worker {name}: another process has this id; give one of them another worker.id (--id)"
             raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
         self._lose(known, "a new life of it said hello")
         return None
