@@ -64,7 +64,7 @@ def test_drafts_of_every_kind_are_shown(page: Page, gateway: ScriptedGateway) ->
         3: ["␣alive rejected step 12 · head 3 · id 561 · 80.0 % by the draft"],
         5: [
             "␣the accepted step 14 · head 1 · id 353 · 80.0 % by the draft",
-            "␣the dropped: one before it was rejected step 13 · head 2 · id 353 · 70.0 % by the draft",
+            "␣the dropped after a rejected one step 13 · head 2 · id 353 · 70.0 % by the draft",
         ],
     }
     for index, expected in told.items():

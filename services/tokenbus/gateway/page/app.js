@@ -21,7 +21,7 @@ const text = new TokenText(box, choose);
 const panel = new Panel($("panel"), { move: (by) => pinned && text.look(pinned.index + by), close });
 let transcript = new Transcript();
 let running = null;
-/** The token that stays when the pointer leaves. */
+/** The token that stays selected when the pointer leaves. */
 let pinned = null;
 
 /** Show a token; how is "first", "hover", "pin" or "leave". */
@@ -86,7 +86,7 @@ async function run() {
   }
 }
 
-/** Take events until one of them ends the request; a stream that just stops is a failure. */
+/** Handle events until one ends the request; a stream that stops without one has failed. */
 async function follow({ signal }) {
   for await (const { event, data } of events("inspect", request(), signal)) {
     if (signal.aborted) break;
@@ -134,15 +134,15 @@ function fail(error) {
   const again = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
   const title = document.createElement("strong");
   title.textContent = TITLES[error.code] ?? "The request failed";
-  const told = document.createElement("p");
-  told.textContent = `${sentence(error.message)} ${kept}${again}`;
-  problem.replaceChildren(title, told);
+  const detail = document.createElement("p");
+  detail.textContent = `${sentence(error.message)} ${kept}${again}`;
+  problem.replaceChildren(title, detail);
   problem.hidden = false;
   form.elements[error.param]?.focus?.();
   end("failed", "");
 }
 
-/** A message as a sentence; a field's or a worker's name at its beginning stays as it is. */
+/** Return a message as a sentence; a name at its beginning, of a field or a worker, keeps its letters. */
 function sentence(words) {
   const begun = /^[a-z]+ /.test(words) ? words[0].toUpperCase() + words.slice(1) : words;
   return /[.!?]$/.test(begun) ? begun : `${begun}.`;
@@ -173,7 +173,7 @@ form.addEventListener("submit", (event) => {
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat) form.requestSubmit();
 });
-// A double click sends one request: a second one would abort the first.
+// A double click sends one request; a second one would abort the first.
 $("run").addEventListener("click", (event) => event.detail > 1 && event.preventDefault());
 $("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {

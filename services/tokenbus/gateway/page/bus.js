@@ -1,4 +1,4 @@
-// The bus, polled once a second: its workers, and which of them were lost.
+// The bus, polled once a second: its workers, and the lost ones among them.
 
 import { element } from "./dom.js";
 import { count, percent, plural } from "./format.js";
@@ -18,7 +18,7 @@ export class Bus {
     this.#pulse = pulse;
   }
 
-  /** Ask until the page goes; a hidden page asks for nothing. */
+  /** Poll until the page is closed; a hidden page does not poll. */
   async watch() {
     for (;;) {
       if (!document.hidden) await this.#look();
@@ -29,12 +29,11 @@ export class Bus {
   async #look() {
     try {
       const response = await fetch("bus", { headers: keyHeaders(), signal: AbortSignal.timeout(PATIENCE) });
-      const told = await response.json();
-      if (!response.ok) throw new Error(fault(told) ?? `status ${response.status}`);
-      this.#show(told);
+      const answer = await response.json();
+      if (!response.ok) throw new Error(answer.error?.message ?? answer.error ?? `status ${response.status}`);
+      this.#show(answer);
     } catch (error) {
-      const isTold = error.name === "Error";
-      this.#fail(isTold ? error.message : "the gateway does not answer");
+      this.#fail(error.name === "Error" ? error.message : "the gateway does not answer");
     }
   }
 
@@ -57,7 +56,7 @@ export class Bus {
     last?.classList.add("stale");
     const before = last ? [element("p", { class: "note" }, "Last known state:"), last] : [];
     this.#box.replaceChildren(element("p", { class: "note fault" }, `The bus is unavailable: ${message}`), ...before);
-    this.#set("lost", "bus not in sight");
+    this.#set("lost", "bus unreachable");
   }
 
   #forget() {
@@ -78,21 +77,17 @@ export class Bus {
   }
 }
 
-function fault({ error }) {
-  return typeof error === "string" ? error : error?.message;
-}
-
 const MEANINGS = {
-  open: "requests that have not ended",
-  steps: "of the engines, since the processor started",
-  tokens: "that reached the processor",
-  clients: "that are connected, gateways too",
-  refused: "requests that were not taken",
-  lost: "messages that no replay could bring back",
-  lag: "messages that the worker has sent and the processor has not taken yet",
-  retained: "messages that the worker must keep until their clients have them",
-  gaps: "places where messages were lost for good",
-  replays: "times that the worker was asked to send again",
+  open: "open requests",
+  steps: "the engines' steps since the processor started",
+  tokens: "tokens that reached the processor",
+  clients: "connected clients, gateways included",
+  refused: "refused requests",
+  lost: "messages that no replay could restore",
+  lag: "messages on their way from the worker to the processor",
+  retained: "messages that the worker keeps until clients acknowledge them",
+  gaps: "losses of messages that cannot be replayed",
+  replays: "requests to the worker to send messages again",
 };
 
 function totals(processor, clients) {
@@ -106,7 +101,6 @@ function card({ worker, lostAt }, now, isSpread) {
   const isPaused = state === "connected" && worker.paused_since;
   const pause = isPaused ? `paused by ${worker.paused_by} for ${since(now - 1000 * worker.paused_since)}` : state;
   const word = lostAt ? `lost ${since(now - lostAt)} ago` : pause;
-  // What the worker retains until it is acknowledged; absent where the gateway does not report it.
   const figures = [["open", worker.open_requests], ["lag", worker.lag], ["retained", worker.retained], ["gaps", worker.gaps], ["replays", worker.replays], ["tokens", worker.tokens]];
   return element(
     "li",
@@ -145,8 +139,8 @@ function acceptance(heads) {
     fill.style.height = `${Math.max(rate, 0.04) * 100}%`;
     return element("span", {}, fill);
   });
-  const told = heads.map((rate, index) => `head ${index + 1} ${percent(rate)}`).join(", ");
-  return element("p", { class: "accepting", role: "img", "aria-label": `Accepted: ${told}`, title: told }, ...bars);
+  const rates = heads.map((rate, index) => `head ${index + 1} ${percent(rate)}`).join(", ");
+  return element("p", { class: "accepting", role: "img", "aria-label": `Accepted: ${rates}`, title: rates }, ...bars);
 }
 
 function since(milliseconds) {

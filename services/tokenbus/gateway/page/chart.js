@@ -7,7 +7,7 @@ const WIDTH = 320;
 const HEIGHT = 132;
 const PLOT = { left: 40, right: 12, top: 8, bottom: 22 };
 const MOST_POINTS = 120;
-/** How many steps a rate is taken over: enough to be calm, few enough to show a change. */
+/** Steps in a rate: enough for a calm line, few enough to show a change. */
 const WINDOW = 24;
 
 export class AcceptanceChart {
@@ -27,7 +27,7 @@ export class AcceptanceChart {
     this.#draw();
   }
 
-  /** Take a step: whether each head's draft was accepted; empty where nothing was drafted. */
+  /** Add a step: whether each head's draft was accepted; empty without drafts. */
   add(outcomes) {
     this.#steps += 1;
     outcomes.forEach((isAccepted, head) => {

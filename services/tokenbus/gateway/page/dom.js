@@ -1,4 +1,4 @@
-// Creates elements; texts are always set as text, never parsed.
+// Creates elements; texts are never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -12,14 +12,13 @@ export function shape(name, attributes = {}, ...children) {
 
 function filled(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
-    if (value === true) node.setAttribute(key, "");
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
+    if (value !== null && value !== undefined) node.setAttribute(key, value);
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
 }
 
-/** Terms and their descriptions, for a definition list; pairs without a description are left out. */
+/** Return the terms and descriptions of a definition list; pairs without a description are left out. */
 export function described(pairs) {
   return pairs
     .filter(([, value]) => value !== null && value !== undefined)
@@ -27,9 +26,9 @@ export function described(pairs) {
 }
 
 /**
- * Call a drawing function at most once a frame, and once in so many milliseconds, however often it is asked for.
+ * Return a function that calls `draw` in the next frame, at most once a frame and once in `pause` milliseconds.
  *
- * One that takes long, as for a text of very many tokens, gets a quarter of the time, so that the page can be used.
+ * A slow `draw`, as for a very long text, gets a quarter of the time, so that the page stays usable.
  */
 export function eachFrame(draw, pause = 0) {
   let isDue = false;

@@ -3,7 +3,7 @@
 import { described, eachFrame } from "./dom.js";
 import { count, decimal, percent, plural, seconds } from "./format.js";
 
-/** The rate is that of the last so many milliseconds while tokens come, and of the whole request afterwards. */
+/** Milliseconds over which the rate is measured while tokens come; afterwards it is that of the whole request. */
 const WINDOW = 2000;
 
 export class Figures {
@@ -31,7 +31,7 @@ export class Figures {
     this.#draw();
   }
 
-  /** Take the stream's begin event. */
+  /** Handle the stream's begin event. */
   opened(begin) {
     this.#begin = begin;
     this.#draw();
@@ -71,10 +71,10 @@ export class Figures {
         ["perplexity", decimal(perplexity ?? NaN)],
       ]),
     );
-    this.#origin.textContent = this.#begin ? told(this.#begin) : "";
+    this.#origin.textContent = this.#begin ? summary(this.#begin) : "";
   }
 }
 
-function told({ request, model, prompt_tokens: prompt }) {
+function summary({ request, model, prompt_tokens: prompt }) {
   return [model, plural(prompt, "prompt token"), `request ${request}`].filter(Boolean).join(" · ");
 }

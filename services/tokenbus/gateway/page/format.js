@@ -1,10 +1,10 @@
-// How numbers and texts are written, everywhere on the page.
+// The form of numbers and texts, everywhere on the page.
 
 const UNSEEN = new Map([[" ", "␣"], ["\n", "↵"], ["\r", "␍"], ["\t", "⇥"], ["\u00a0", "⍽"]]);
 const THIN = "\u202f";
 const whole = new Intl.NumberFormat("en-GB");
 
-/** The lower edges of the probability classes p0, p1, ...; what is below the last edge is in the class after it. */
+/** The lower edges of the probability classes p0, p1, ...; one more class is below the last edge. */
 const EDGES = [0.9, 0.7, 0.5, 0.3, 0.1, 0.01];
 
 export function probabilityClass(logprob) {
@@ -37,19 +37,19 @@ export function seconds(number) {
 
 export const plural = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
 
-/** A token's text with what cannot be seen made visible: spaces, line ends and control characters. */
+/** Return a token's text with visible spaces, line ends and control characters. */
 export function visible(text) {
   if (text === "") return "∅";
   return Array.from(text, (letter) => UNSEEN.get(letter) ?? escaped(letter)).join("");
 }
 
-/** Whether nothing of a text would be seen, as of a part of a character; a line's end and spaces have a place. */
+/** Whether a text is invisible, like a part of a character; spaces and line ends take room. */
 export const isUnseen = (text) => /^[\p{Cc}\p{Cf}]*$/u.test(text) && !/[\n\t]/.test(text);
 
-/** Whether a text would turn the writing direction of what follows it. */
+/** Whether a text turns the writing direction of the text behind it. */
 export const isTurning = (text) => /[\u202a-\u202e\u2066-\u2069]/.test(text);
 
 function escaped(letter) {
-  // Format characters too: one that turns the writing direction would disturb the panel.
+  // Format characters, too: one that turns the writing direction would disturb the panel.
   return /[\p{Cc}\p{Cf}]/u.test(letter) ? `\\u{${letter.codePointAt(0).toString(16)}}` : letter;
 }

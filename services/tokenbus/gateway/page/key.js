@@ -2,13 +2,13 @@
 
 const NAME = "tokenbus-api-key";
 
-/** What a request needs to say who asks, if a key was entered. */
+/** Return the headers that identify the client, if a key was entered. */
 export function keyHeaders() {
   const key = sessionStorage.getItem(NAME);
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-/** Keep what is entered in the box until the tab is closed; an empty box forgets it. */
+/** Keep the box's key until the tab is closed; an empty box forgets it. */
 export function keepKey(box) {
   box.value = sessionStorage.getItem(NAME) ?? "";
   box.addEventListener("input", () => {

@@ -6,18 +6,18 @@ import { count, decimal, percent, plural, visible } from "./format.js";
 const OUTCOMES = {
   accepted: "accepted",
   rejected: "rejected",
-  dropped: "dropped: one before it was rejected",
+  dropped: "dropped after a rejected one",
 };
 
 export class Panel {
   #panel;
-  #asked;
+  #actions;
   #hint;
 
-  /** `asked` has what the panel's buttons do: move(by) and close(). */
-  constructor(panel, asked) {
+  /** `actions` has the actions of the panel's buttons: move(by) and close(). */
+  constructor(panel, actions) {
     this.#panel = panel;
-    this.#asked = asked;
+    this.#actions = actions;
     this.#hint = [...panel.children];
   }
 
@@ -44,9 +44,9 @@ export class Panel {
       "div",
       { class: "panel-head" },
       element("h2", {}, element("bdi", { class: "piece" }, visible(token.name ?? token.text))),
-      button("back", "Token before", "‹", () => this.#asked.move(-1)),
-      button("on", "Token after", "›", () => this.#asked.move(1)),
-      button("close", "Close", "×", () => this.#asked.close()),
+      button("back", "Token before", "‹", () => this.#actions.move(-1)),
+      button("on", "Token after", "›", () => this.#actions.move(1)),
+      button("close", "Close", "×", () => this.#actions.close()),
     );
   }
 }
@@ -103,7 +103,7 @@ function remainder(probability, holdsChosen) {
   return element(
     "li",
     { class: "others" },
-    element("span", {}, holdsChosen ? "all others, the chosen one too" : "all others"),
+    element("span", {}, holdsChosen ? "all others, the chosen token included" : "all others"),
     gauge(probability),
     element("span", { class: "share" }, percent(probability)),
     element("span", { class: "id" }),
@@ -119,7 +119,7 @@ function gauge(probability) {
 function history(token, proposals) {
   const title = element("h3", {}, "Draft history");
   if (!proposals.length) {
-    return element("section", {}, title, element("p", { class: "note" }, "No draft for this position: the token is the target model's own."));
+    return element("section", {}, title, element("p", { class: "note" }, "No draft for this position: the target model made the token."));
   }
   const items = proposals.map((each) =>
     element(
@@ -127,14 +127,14 @@ function history(token, proposals) {
       { class: each.outcome },
       element("bdi", { class: "piece" }, visible(each.text)),
       element("span", { class: "outcome" }, OUTCOMES[each.outcome]),
-      element("span", { class: "note" }, told(each)),
+      element("span", { class: "note" }, origin(each)),
     ),
   );
   const lead = `${plural(proposals.length, "proposal")} for position ${count(token.position)}, the latest first`;
   return element("section", {}, title, element("p", { class: "note" }, lead), element("ol", { class: "history" }, ...items));
 }
 
-function told({ step, head, id, logprob }) {
+function origin({ step, head, id, logprob }) {
   const probability = logprob === null || logprob === undefined ? "" : ` · ${percent(Math.exp(logprob))} by the draft`;
   return `step ${count(step)} · head ${head} · id ${id}${probability}`;
 }

@@ -1,9 +1,9 @@
-// The text for screen readers: in phrases, because single tokens are impossible to follow.
+// The text for screen readers, in phrases: single tokens are impossible to follow.
 
 const PHRASE = /[.!?;:\n]\s*$/;
 const LONGEST = 160;
 const KEPT = 6;
-/** Milliseconds between two phrases: a fast model would fill the queue of who listens with hundreds of them. */
+/** Milliseconds between two phrases: a fast model would queue hundreds of them. */
 const PAUSE = 1500;
 
 export class Spoken {
@@ -27,7 +27,7 @@ export class Spoken {
     if (PHRASE.test(this.#phrase) || this.#phrase.length > LONGEST) this.#say();
   }
 
-  /** Say what is left, and how it ended. */
+  /** Say the rest, and how the request ended. */
   end(how) {
     this.#say();
     this.#phrase = how;

@@ -2,7 +2,7 @@
 
 import { keyHeaders } from "./key.js";
 
-/** What ended a request before its stream did, or instead of it. */
+/** The failure of a request, with the gateway's code for it. */
 export class StreamProblem extends Error {
   constructor(message, { code = null, param = null, retryAfter = null } = {}) {
     super(message);
@@ -16,15 +16,12 @@ export class StreamProblem extends Error {
 export async function* events(address, body, signal) {
   const response = await asked(address, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  const lines = new Lines();
+  const received = new Events();
   try {
     for (;;) {
       const { done, value } = await read(reader, signal);
       if (done) return;
-      for (const line of lines.add(value)) {
-        const found = lines.event(line);
-        if (found) yield found;
-      }
+      yield* received.add(value);
     }
   } finally {
     // Closing the connection aborts the request at its worker.
@@ -65,35 +62,22 @@ async function refusal(response) {
   return new StreamProblem(message ?? `The gateway answered with status ${response.status}.`, { code, param, retryAfter });
 }
 
-/** Cuts text into lines, and collects lines into events. */
-class Lines {
+/** Collects text into the gateway's events: a line with the name, a line with the data, and an empty line. */
+class Events {
   #rest = "";
-  #name = "message";
-  #data = [];
 
   add(text) {
-    // A carriage return at the very end may be half of a line end, so it waits for what follows.
-    const lines = (this.#rest + text).split(/\r\n|\n|\r(?!$)/);
-    this.#rest = lines.pop();
-    return lines;
+    const complete = (this.#rest + text).split("\n\n");
+    this.#rest = complete.pop();
+    return complete.map(parsed);
   }
+}
 
-  event(line) {
-    if (line === "") return this.#take();
-    const [, field, value] = /^([^:]*):? ?(.*)$/s.exec(line);
-    if (field === "event") this.#name = value;
-    else if (field === "data") this.#data.push(value);
-    return null;
-  }
-
-  #take() {
-    const [event, data] = [this.#name, this.#data.join("\n")];
-    [this.#name, this.#data] = ["message", []];
-    if (data === "") return null;
-    try {
-      return { event, data: JSON.parse(data) };
-    } catch {
-      throw new StreamProblem("The gateway sent an event that is not JSON.", { code: "bad_event" });
-    }
+function parsed(text) {
+  const [, event, data] = /^event: (.*)\ndata: (.*)$/.exec(text) ?? [];
+  try {
+    return { event, data: JSON.parse(data) };
+  } catch {
+    throw new StreamProblem("The gateway sent an event that is not JSON.", { code: "bad_event" });
   }
 }

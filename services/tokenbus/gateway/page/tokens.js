@@ -1,4 +1,4 @@
-// The text: one element for each token, added once a frame, and one of them selected.
+// The text: one element for each token, added once a frame; one of them is selected.
 
 import { eachFrame, element } from "./dom.js";
 import { isTurning, isUnseen, percent, probabilityClass, visible } from "./format.js";
@@ -18,12 +18,12 @@ export class TokenText {
   constructor(box, choose) {
     this.#box = box;
     this.#choose = choose;
-    // One listener of a kind for all tokens, however many there are.
+    // One listener of each kind serves all tokens.
     box.addEventListener("pointerover", (event) => {
-      if (event.pointerType !== "touch") this.#told(event.target, "hover");
+      if (event.pointerType !== "touch") this.#select(event.target, "hover");
     });
     box.addEventListener("pointerleave", () => choose(null, "leave"));
-    box.addEventListener("click", (event) => this.#told(event.target, "pin"));
+    box.addEventListener("click", (event) => this.#select(event.target, "pin"));
     box.addEventListener("keydown", (event) => this.#key(event));
   }
 
@@ -41,7 +41,7 @@ export class TokenText {
     this.#draw();
   }
 
-  /** Mark a token as the one that is looked at, and nothing else; null: none. */
+  /** Mark one token as selected; null: none. */
   mark(token) {
     this.#chosen = token;
     this.#marked?.classList.remove("marked");
@@ -49,7 +49,7 @@ export class TokenText {
     this.#marked?.classList.add("marked"); // a token that is not drawn yet is marked when it is
   }
 
-  /** Go to a token as the keyboard does: it gets the focus, and a name for those who hear the page. */
+  /** Select a token by keyboard: it gets the focus, and a name for screen readers. */
   focus(index) {
     const node = this.#nodes[index];
     if (!node) return;
@@ -61,16 +61,12 @@ export class TokenText {
     this.look(index);
   }
 
-  /** Choose a token without moving the focus. */
+  /** Select a token without moving the focus. */
   look(index) {
     const node = this.#nodes[index];
     if (!node) return;
     node.scrollIntoView({ block: "nearest" });
     this.#choose(this.#tokens[index], "pin");
-  }
-
-  get length() {
-    return this.#nodes.length;
   }
 
   #flush() {
@@ -91,7 +87,7 @@ export class TokenText {
     if (isAtEnd) box.scrollTop = box.scrollHeight;
   }
 
-  #told(target, how) {
+  #select(target, how) {
     const node = target.closest("[data-i]");
     if (node) this.#choose(this.#tokens[Number(node.dataset.i)], how);
   }
@@ -117,7 +113,7 @@ export class TokenText {
     return key === "ArrowUp" ? this.#lineAway(at, -1) : key === "ArrowDown" ? this.#lineAway(at, 1) : at;
   }
 
-  /** The token of the next line, up or down, that is nearest below or above. */
+  /** Return the nearest token in the next line, up or down. */
   #lineAway(at, way) {
     const here = this.#nodes[at].getBoundingClientRect();
     let best = at;
@@ -142,7 +138,7 @@ function drawn(token) {
   return element("span", { class: classes.join(" "), "data-i": token.index }, ...withLineEnds(token.text));
 }
 
-/** A line's end has no ink of its own, so a mark that nobody copies stands before it. */
+/** A line's end is invisible, so a mark stands before it, which is not copied with the text. */
 function withLineEnds(text) {
   if (!text.includes("\n")) return [text];
   return text.split("\n").flatMap((line, place) => (place ? [element("i", { class: "break" }), `\n${line}`] : [line]));

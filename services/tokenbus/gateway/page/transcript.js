@@ -1,4 +1,4 @@
-// One request's data: its tokens, and the draft proposals for each position.
+// One request's tokens, and the draft proposals for each position.
 
 export class Transcript {
   tokens = [];
@@ -9,7 +9,7 @@ export class Transcript {
   #logprobSum = 0;
   #scored = 0;
 
-  /** Take a row; return its tokens, and which heads drafted and were accepted. */
+  /** Add a row; return its tokens, and by head whether its draft was accepted. */
   add(row) {
     this.steps += 1;
     const drafts = row.draft ?? [];
@@ -31,12 +31,12 @@ export class Transcript {
     return { tokens, heads };
   }
 
-  /** What was proposed for a position, the latest step first. */
+  /** Return the proposals for a position, the latest step first. */
   proposals(position) {
     return this.#proposals.get(position) ?? [];
   }
 
-  /** How many equally likely choices each token was worth on average. */
+  /** The number of equally likely choices that the average token stands for. */
   get perplexity() {
     return this.#scored ? Math.exp(-this.#logprobSum / this.#scored) : null;
   }
@@ -63,7 +63,7 @@ function origin(draft) {
   return draft.accepted ? "accepted" : "corrected";
 }
 
-/** Whether each head's draft was accepted; without the drafts, from the counts: the last token is the target's own. */
+/** By head, whether its draft was accepted; without drafts the counts tell: the last token is the target's. */
 function outcomes(row, drafts) {
   if (drafts.length) return drafts.map((draft) => draft.accepted);
   if (!row.tokens.length) return [];
