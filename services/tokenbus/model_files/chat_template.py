@@ -1,4 +1,4 @@
-"""ChatTemplate: turns a chat's messages into the text that a model was trained on."""
+"""ChatTemplate: renders a chat's messages as the text that a model was trained on."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _NO_VARIABLES: Mapping[str, Any] = {}
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 """A lone surrogate, which UTF-8 cannot encode."""
 _MARK = "(the answer goes on here)"
-"""Stands where a last message is continued, to find that place again in what the template has made of it."""
+"""Marks the end of a last message that is continued, to find it in the rendered text."""
 
 
 class ModelFilesError(ValueError):
@@ -27,24 +27,24 @@ class ModelFilesError(ValueError):
 
 
 class ChatTemplateError(ValueError):
-    """A template refuses a chat, as one whose roles do not alternate; one line says why."""
+    """A template refuses a chat, as for roles that do not alternate; one line says why."""
 
 
 class MessageForm(NamedTuple):
-    """What a template reads of messages."""
+    """The form of messages that a template reads."""
 
     has_parts: bool
-    """Whether it goes through a message's parts; else a message's content is one text."""
+    """Whether it loops over a message's parts; else a message's content is one text."""
     knows_developer: bool
-    """Whether it has the role `developer`; else a developer's messages are the system's, before all others."""
+    """Whether it has the role `developer`; else a developer's messages become the system's, before all others."""
 
     @classmethod
     def of(cls, source: str, tree: nodes.Template) -> "MessageForm":
-        """Return the form that a template reads, from its source and the tree that this is parsed to."""
+        """Return the form that a template reads, from its source and its parsed tree."""
         return cls(_goes_through_parts(tree), "'developer'" in source or '"developer"' in source)
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages in this form; what is null is left out, and arguments of calls are objects."""
+        """Return messages in this form, without nulls, and with the arguments of calls as objects."""
         fitted = [self._fit(message) for message in messages]
         if self.knows_developer or all(message["role"] != "developer" for message in fitted):
             return fitted
@@ -76,9 +76,9 @@ class MessageForm(NamedTuple):
 
 
 class ChatTemplate:
-    """A model's own template, in Jinja. It runs in a sandbox: it can change nothing and reach no file.
+    """A model's Jinja template. It runs in a sandbox, where it can change nothing and reach no file.
 
-    Some models have two: one is for chats with tools.
+    Some models have a second one for chats with tools.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile templates by name, `default` and perhaps `tool_use`; raises ModelFilesError.
+        """Compile templates by name, `default` and perhaps `tool_use`; raises a ModelFilesError.
 
-        `special_tokens` are variables of the template, as `bos_token`; `now` is the time that it may show.
+        `special_tokens` are variables of the template, such as `bos_token`; `now` returns the time that it may show.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
@@ -110,9 +110,9 @@ class ChatTemplate:
             raise ModelFilesError(f"its chat templates: one must be {_DEFAULT!r}, got {', '.join(templates)}")
 
     def reserves(self, name: str) -> bool:
-        """Tell whether the templates' authors rely on a name; it is the caller's to refuse such a variable.
+        """Return whether templates rely on a name, so that callers should refuse such a variable.
 
-        They rely on special tokens that the model does not have, too: as long as these are not defined.
+        They also rely on the absence of special tokens that the model does not have.
         """
         return name in self._names or name.endswith(("_token", "_tokens"))
 
@@ -130,12 +130,12 @@ class ChatTemplate:
         Args:
             messages: As OpenAI's API has them: each with `role` and `content`, a text or a list of parts.
             tools: The functions that the model may call, as OpenAI's API has them.
-            variables: What else the template may read, as `enable_thinking`; they win over what it has so named.
+            variables: Further variables, such as `enable_thinking`; they replace others of the same name.
             continues_last: Whether the text ends within the last message, at the end of its content.
             most: The most characters of the text.
 
         Raises:
-            ChatTemplateError: The template refuses the chat, cannot be run for it, or makes a longer text of it.
+            ChatTemplateError: The template refuses the chat, fails, or renders a longer text.
         """
         template, form = self._templates.get(_WITH_TOOLS if tools else _DEFAULT) or self._templates[_DEFAULT]
         fitted = form.fit(messages)
@@ -149,11 +149,11 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 - the template is a program, which may raise anything
             raise ChatTemplateError(_line(error)) from None
         text = _until_mark(text) if continues_last else text
-        return _HALF_OF_A_PAIR.sub("\ufffd", text)  # a model may write one into a call's arguments, escaped
+        return _HALF_OF_A_PAIR.sub("\ufffd", text)  # a model may have written one into a call's arguments
 
 
 def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a model's templates by name, from its folder and tokenizer_config.json; empty if it has none."""
+    """Return a model's templates by name, from its folder and tokenizer_config.json; empty without any."""
     found = config.get("chat_template")
     try:
         if (path := folder / "chat_template.jinja").exists():
@@ -173,7 +173,7 @@ def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _bounded(pieces: Iterable[str], most: int) -> str:
-    """Return pieces as one text of at most so many characters; no more pieces are made when it is longer."""
+    """Join pieces up to `most` characters; a longer text is not rendered to its end."""
     taken, left = [], most
     for piece in pieces:
         left -= len(piece)
@@ -184,7 +184,7 @@ def _bounded(pieces: Iterable[str], most: int) -> str:
 
 
 def _mark_end(message: dict[str, Any]) -> None:
-    # The space is what shows whether the template keeps the spaces at a content's end.
+    # The space shows whether the template keeps the spaces at a content's end.
     content = message["content"]
     if isinstance(content, str):
         message["content"] = f"{content}{_MARK} "
@@ -202,12 +202,11 @@ def _until_mark(text: str) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant says, for training; here it changes nothing."""
+    """Ignores `{% generation %}`, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what is inside the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -219,7 +218,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """Return JSON; jinja2's own filter would escape it for HTML."""
+    """Return JSON; jinja2's filter would escape it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -243,14 +242,14 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):  # a model wrote them: a chat with such a call would never go on
+    except (ValueError, RecursionError):  # a model wrote them: the chat must go on
         arguments = {}
     arguments = arguments if isinstance(arguments, dict) else {}
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _goes_through_parts(tree: nodes.Template) -> bool:
-    """Return whether a template has a loop over a message's content."""
+    """Return whether a template loops over a message's content."""
     names = {"content"}
     while True:
         assigned = {
@@ -278,7 +277,7 @@ def _parameters(tree: nodes.Template, names: set[str]) -> set[str]:
 
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    """Return whether an expression is a message's content, or part of it; `names` are variables that have it."""
+    """Return whether an expression is a message's content, or part of it; `names` are variables that hold it."""
     while isinstance(node, nodes.Filter | nodes.Test) or _is_slice(node):
         node = node.node  # type: ignore[union-attr]
     if isinstance(node, nodes.Name):

@@ -1,4 +1,4 @@
-"""ModelTokenizer: the tokenizer of a model's folder, with each token's own bytes."""
+"""ModelTokenizer: the tokenizer of a model's folder, with each token's bytes."""
 
 import json
 import re
@@ -18,15 +18,14 @@ _DECODED_AT_ONCE = 8192
 
 
 class ModelTokenizer:
-    """The tokenizer that tokenizer.json describes, for vocabularies whose tokens each have bytes of their own.
+    """The tokenizer in tokenizer.json, for vocabularies in which each token stands for certain bytes.
 
-    These are byte-level BPE (GPT, Llama 3, Qwen) and SentencePiece's (Llama 2, Gemma). A text is the bytes of its
-    tokens one after the other, so that tokens are shown as they come, however characters are split over them. Special
-    tokens have no text.
+    These are byte-level BPE (GPT, Llama 3, Qwen) and SentencePiece (Llama 2, Gemma). A text is the concatenation of its
+    tokens' bytes, so tokens can be shown as they come, even if they split characters. Special tokens have no text.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Load a folder's tokenizer and chat template; a ModelFilesError says in one line why that cannot be."""
+        """Load a folder's tokenizer and chat template; raises a ModelFilesError of one line."""
         self.folder = folder
         if not folder.is_dir():
             raise ModelFilesError(f"{folder}: no such folder")
@@ -55,28 +54,28 @@ class ModelTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids there are, those without a token included."""
+        """Number of token ids, including those without a token."""
         return len(self._pieces)
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's token ids, with those that the model wants before and behind every text."""
+        """Return a text's token ids, with the special tokens that the model wants around every text."""
         return self._ids(text, adds_special=True)
 
     def encode_chat(self, text: str) -> list[int]:
-        """Return the token ids of a text that the chat template has made, and that begins as the model wants."""
+        """Return the token ids of a rendered chat, which has its special tokens."""
         return self._ids(text, adds_special=False)
 
     def _ids(self, text: str, *, adds_special: bool) -> list[int]:
-        # This way no offsets are kept: it takes half the time, and two thirds of the memory.
+        # Without offsets, encoding takes half the time and two thirds of the memory.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
         return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, with the names of special ones; an id without a token has none."""
+        """Return the text of tokens, with the names of special ones; an id without a token has no text."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def token_name(self, token_id: int) -> str | None:
-        """Return what the vocabulary calls a token, as `Ġcat`; None for an id without a token."""
+        """Return a token's name in the vocabulary, such as `Ġcat`; None for an id without a token."""
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name
 
@@ -86,7 +85,7 @@ class ModelTokenizer:
 
 
 def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[bytes]:
-    """Return each token's bytes by its id, as the library itself decodes them."""
+    """Return each token's bytes by its id, as the library decodes them."""
     names = {token_id: token for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
     if not names:
         raise ModelFilesError("it has no tokens")
@@ -100,7 +99,7 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
         raise ModelFilesError("its vocabulary has no token of letters")
     shown = [token_id for token_id in sorted(names) if token_id not in added or not added[token_id].special]
     for token_id, text in _decoded(tokenizer, before, shown):
-        if token_id in added:  # it may be shown in another form than its name
+        if token_id in added:  # its text may differ from its name
             pieces[token_id] = text.encode()
         elif _is_whole(pieces[token_id]) and text != pieces[token_id].decode():
             expected = pieces[token_id].decode()
@@ -109,7 +108,7 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
 
 
 def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield each token with the text that the library shows for it behind another token."""
+    """Yield each token with the text that the library decodes for it behind another token."""
     start = len(tokenizer.decode([before]))
     for begin in range(0, len(token_ids), _DECODED_AT_ONCE):
         some = token_ids[begin : begin + _DECODED_AT_ONCE]
@@ -126,7 +125,7 @@ def _is_whole(piece: bytes) -> bool:
 
 
 def _decoding(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """Return how a token's name becomes its bytes; raises ModelFilesError where that depends on other tokens."""
+    """Return the function from a token's name to its bytes; raises a ModelFilesError if other tokens matter."""
     parts = [] if decoder is None else decoder.get("decoders", [decoder])
     kinds = [str(part.get("type")) for part in parts]
     if kinds == ["ByteLevel"]:
@@ -140,7 +139,7 @@ def _decoding(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
 def _byte_level(name: str) -> bytes:
     try:
         return name.translate(_BYTES_OF_CHARACTERS).encode("latin-1")
-    except UnicodeEncodeError:  # not of that alphabet, as an added token
+    except UnicodeEncodeError:  # not in that alphabet, as for added tokens
         return name.encode()
 
 
@@ -154,7 +153,7 @@ def _with_byte_fallback(name: str) -> bytes:
 
 
 def _byte_characters() -> dict[int, int]:
-    """Return byte-level BPE's alphabet: printable bytes stand for themselves, the others for what follows U+00FF."""
+    """Return byte-level BPE's alphabet: printable bytes stand for themselves, characters behind U+00FF for others."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return (
@@ -168,7 +167,7 @@ _BYTES_OF_CHARACTERS = _byte_characters()
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a template may call by name, as `eos_token`; a token is a text, or has one."""
+    """Return the special tokens that a template may use by name, such as `eos_token`."""
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
