@@ -1,4 +1,4 @@
-"""A metric: its name, its labels, its help text, and how it is read."""
+"""Family: the name, labels and help text of a metric, and a function that reads it."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,46 +16,44 @@ from prometheus_client.registry import Collector
 
 Subject = TypeVar("Subject")
 Samples = Mapping[Any, float]
-"""Values by the value of their label, or by a tuple of the values of their labels."""
+"""Values by label value, or by a tuple of label values."""
 
 SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0075, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds, in seconds; fine where a step's times are."""
+"""Upper bounds in seconds, dense around the duration of a step."""
 
 
 class Histogram:
-    """Counts values by their upper bounds. One thread counts; any other may read."""
+    """Counts values per bucket. One thread counts; any thread may read."""
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self._counts_of_many = np.zeros(len(bounds) + 1, np.int64)
-        """The values that came in arrays, which are counted in one, too."""
+        """The counts of values that came in arrays."""
         self._array_of_bounds = np.array(self._bounds)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     def observe_all(self, values: npt.NDArray[np.float64]) -> None:
-        """Count many values."""
         if values.size:
             places = self._array_of_bounds.searchsorted(values)
             self._counts_of_many += np.bincount(places, minlength=len(self._counts))
             self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return each bucket's bound, as text, and how many values are at most that; the last has them all."""
+        """Return the upper bound and the cumulative count of each bucket."""
         names = [*map(str, self._bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self._all_counts())), strict=True))
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
+        """The number of values."""
         return sum(self._all_counts())
 
     def _all_counts(self) -> list[int]:
@@ -67,37 +65,36 @@ class Family(Generic[Subject]):
     """One metric of a subject."""
 
     title: str
-    """The name, as it is queried, and its labels in braces: few values, never a request, a client or an error's text.
+    """The name, then the labels in braces. Labels have few values: never a request, a client or an error text.
 
-    The last word of the name, or the one before `total`, is its unit.
+    The last word of the name, or the one before `total`, is the unit.
     """
     help: str
     advice: str
-    """What an operator does about it; empty for vLLM's own metrics. docs/metrics.md shows it."""
+    """What an operator should do; empty for vLLM's own metrics. docs/metrics.md shows it."""
     read: Callable[[Subject], "float | Samples | Histogram | Mapping[str, Histogram]"]
     is_histogram: bool = False
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name without labels."""
         return self.title.partition("{")[0]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of its labels."""
+        """The names of the labels."""
         return tuple(filter(None, self.title.partition("{")[2].rstrip("}").split(", ")))
 
     @property
     def kind(self) -> Literal["counter", "gauge", "histogram"]:
-        """Prometheus's type: what is named a total is a counter."""
+        """Prometheus's type: a name with `_total` is a counter."""
         if self.is_histogram:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
     def collect(self, subject: Subject) -> Metric:
-        """Read the metric."""
         found: Any = self.read(subject)
-        # Copied in one operation of the interpreter: the service may change it meanwhile.
+        # An atomic copy: the service may change the mapping in another thread.
         samples = dict(found).items() if isinstance(found, Mapping) else [((), found)]
         family: Any = _MAKERS[self.kind](self.name, self.help, labels=self.labels)
         for label, value in samples:
@@ -115,31 +112,30 @@ _MAKERS: dict[str, Any] = {
 
 
 def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:
-    """Make the family of a process's bounds."""
-    meaning = "How full each bounded thing is, from 0 to 1; of several of a kind, the fullest."
+    """Return the family of the fill levels of a process's buffers."""
     return Family(
         "tokenbus_fill_ratio{of}",
-        meaning,
-        "Near 1: find what does not empty it. send_queue, buffers: clients do not read. pending, step_queue: a "
-        "client or an iterator. unread_bytes: the event loop is late. retention: no processor, or slow consumers. "
+        "Fill level of each bounded buffer or table, from 0 to 1; of several of a kind, the fullest.",
+        "Near 1: find the slow consumer. send_queue, buffers: clients do not read. pending, step_queue: a client or "
+        "an iterator is slow. unread_bytes: the event loop is late. retention: no processor, or slow consumers. "
         "log_buffer: the log is slow. Others: add processors or gateways.",
         read,
     )
 
 
 def event_loop_lag(read: Callable[[Subject], Histogram]) -> Family[Subject]:
-    """Make the family of how late a process's event loop is."""
+    """Return the family of the event loop's delay."""
     return Family(
         "tokenbus_event_loop_lag_seconds",
-        "How late its event loop answers.",
-        "High: give it a core. Processor: add one. Worker: use `with Publisher`. Gateway: add one.",
+        "Delay of the event loop.",
+        "High: give the process a core. Processor, gateway: add one. Worker: use `with Publisher`.",
         read,
         is_histogram=True,
     )
 
 
 class FamilyCollector(Collector, Generic[Subject]):
-    """Reads a service's plain counters when it is scraped, on the thread that scrapes."""
+    """Reads a service's counters at each scrape, on the scraping thread."""
 
     def __init__(self, service: str, families: Sequence[Family[Subject]], subject: Callable[[], Subject]) -> None:
         self._service = service
@@ -147,13 +143,13 @@ class FamilyCollector(Collector, Generic[Subject]):
         self._subject = subject
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, then the version that runs, and what prometheus_client tells of every process."""
+        """Yield the service's metrics, the version, and prometheus_client's process metrics."""
         subject = self._subject()
         for family in self._families:
             yield family.collect(subject)
         build = GaugeMetricFamily(
             "tokenbus_build_info",
-            "Always 1; says which version of Tokenbus runs as what.",
+            "Always 1; the labels are the version of Tokenbus and the service.",
             labels=("version", "service"),
         )
         build.add_metric((version("tokenbus"), self._service), 1)

@@ -1,4 +1,4 @@
-"""The processor's metrics, of streams, requests, times, peers, draft models and the durable log, and its health."""
+"""The metrics and health of a processor."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ _STATES = {state.name.lower(): state for state in State if state is not State.CL
 
 
 class StepTimes:
-    """Measures steps as they are handed out; costs a microsecond or two a step."""
+    """Measures steps at delivery, in a microsecond or two per step."""
 
     def __init__(self, now: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._now = now
@@ -38,18 +38,17 @@ class StepTimes:
         self.delivery = Histogram()
 
     def observe(self, step: Step) -> None:
-        """Measure a step that was handed to its requests."""
+        """Measure a delivered step."""
         self.assembly.observe(self._now() - step.first_arrival)
         if produced := step.rows.header.produced_at_ns:
-            # A worker's clock may be ahead of this one: a step from the future took no time.
+            # A worker's clock may be ahead of this one; the latency is then 0.
             self.delivery.observe(max(0, self._wall_ns() - produced) / _NS)
 
 
 class ProcessorView:
-    """A processor's counters, read on the thread that scrapes; made anew for each scrape.
+    """A processor's counters during one scrape, on the scraping thread.
 
-    What the processor may change meanwhile is copied in one operation of the interpreter, so the processor never waits
-    for a lock: two numbers of one scrape may be a moment apart.
+    Mutable collections are copied atomically instead of under a lock, so two numbers may be a moment apart.
     """
 
     def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch) -> None:
@@ -61,23 +60,23 @@ class ProcessorView:
         self.sessions: list[Session] = list(processor.clients.sessions.values())
 
     def lags(self) -> dict[str, float]:
-        """Return how long ago each worker's last step was made, of workers that said so."""
+        """Return the age of each worker's last step."""
         made = {worker.stream.worker_id: worker.stream.produced_at_ns for worker in self.workers}
         return {name: max(0.0, self.now - at / _NS) for name, at in made.items() if at}
 
     @cached_property
     def counts(self) -> dict[str, StreamCounts]:
-        """What was counted of every worker, and of those that left lately."""
+        """The counts of all workers, including those that left recently."""
         here = {worker.stream.worker_id: worker.stream.counts for worker in self.workers}
         return {**self.processor.workers.departed.copy(), **here}
 
     @cached_property
     def usage(self) -> Usage:
-        """How much of the transport's bounds is in use."""
+        """The usage of the transport's limits."""
         return self.processor.usage()
 
     def bounded(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each bounded thing with how much is in it, and the bound."""
+        """Yield the name, the usage and the limit of each bounded buffer or table."""
         settings, clients = self.processor.settings.processor, self.processor.settings.clients
         acks = [worker.stream.acks for worker in self.workers]
         queues = [session.send_queue for session in self.sessions]
@@ -100,7 +99,7 @@ def _most(values: Iterable[int]) -> int:
     return max(values, default=0)
 
 
-# Each of the following makes a family of a title, a help text, and how a value is read of what it is of.
+# Each of the following functions returns a family that reads one kind of object.
 
 
 def _of_counts(title: str, meaning: str, advice: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
@@ -110,7 +109,7 @@ def _of_counts(title: str, meaning: str, advice: str, read: Callable[[StreamCoun
 def _of_outcomes(
     title: str, meaning: str, advice: str, read: Callable[[StreamCounts], Samples]
 ) -> Family[ProcessorView]:
-    """Make a family of each worker's counts by a second label."""
+    """Return a family of each worker's counts, with a second label."""
 
     def of_all(view: ProcessorView) -> Samples:
         return {(worker, label): value for worker, of in view.counts.items() for label, value in read(of).items()}
@@ -131,7 +130,7 @@ def _of_processor(
 def _of_log(
     title: str, meaning: str, advice: str, read: "Callable[[ItemLog], float | Samples]"
 ) -> Family[ProcessorView]:
-    """Make a family that has no values where there is no durable log."""
+    """Return a family without values if there is no durable log."""
     return Family(title, meaning, advice, lambda view: {} if (log := view.processor.item_log) is None else read(log))
 
 
@@ -195,7 +194,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     event_loop_lag(lambda view: view.watch.lag),
     _of_outcomes(
         "tokenbus_stream_items_total{worker, outcome}",
-        "Items, and parts of steps that came twice, by what became of them.",
+        "Received items, and repeated parts of steps, by outcome.",
         "lost: raise worker.retention_bytes, unless refused moves too. divergent: ranks disagree, or something "
         "rewrites messages. damaged: hardware or a middlebox changes bytes. refused: `item refused` in the log "
         "says why. duplicate without replays: let rank 0 alone publish.",
@@ -210,9 +209,9 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     _of_outcomes(
         "tokenbus_stream_steps_total{worker, outcome}",
-        "Steps that were handed out.",
-        "incomplete: their requests ended with gap; look at the ranks that send parts. missing_draft: drafts come "
-        "over 2 s late; tokens are not affected.",
+        "Delivered steps.",
+        "incomplete: their requests ended with gap; look at the ranks that send parts. missing_draft: drafts arrive "
+        "more than 2 s late; tokens are not affected.",
         lambda of: {
             "complete": of.steps - of.incomplete_steps - of.missing_drafts,
             "incomplete": of.incomplete_steps,
@@ -221,13 +220,13 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     _of_counts(
         "tokenbus_stream_bytes_total{worker}",
-        "Payload bytes that came, repeated ones too.",
+        "Received payload bytes, including repeated ones.",
         "High for its tokens: lower limits.max_top_k.",
         lambda of: of.bytes,
     ),
     _of_counts(
         "tokenbus_stream_tokens_total{worker}",
-        "Tokens of a worker for requests.",
+        "Tokens that a worker sent for requests.",
         "Low with busy clients: see lag and credit.",
         lambda of: of.tokens,
     ),
@@ -245,26 +244,26 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     Family(
         "tokenbus_stream_lag_seconds{worker}",
-        "Age of the last step that was handed out.",
+        "Age of the last delivered step.",
         "High while it has requests: its engine is stuck, or clocks differ.",
         lambda view: view.lags(),
     ),
     _of_workers(
         "tokenbus_stream_lag_items{worker}",
-        "Items sent and not in order here yet.",
-        "High for long: with replays the network loses items; else the worker is away.",
+        "Sent items that are not yet received in order.",
+        "High for long: with replays, the network loses items; otherwise the worker is away.",
         lambda of: of.stream.lag,
     ),
     _of_workers(
         "tokenbus_stream_credit_items{worker}",
-        "Items that it may send.",
-        "0 for long: its items are not taken; fill_ratio says where they wait.",
+        "Items that the worker may still send.",
+        "0 for long: its items are not consumed; fill_ratio shows where they wait.",
         lambda of: of.stream.credit_left,
     ),
     _of_counts(
         "tokenbus_speculative_rows_total{worker}",
         "Rows that verified drafts.",
-        "That is load.",
+        "Shows load; nothing to do.",
         lambda of: of.speculation.rows,
     ),
     _of_outcomes(
@@ -276,7 +275,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_outcomes(
         "tokenbus_speculative_accepted_tokens_total{worker, head}",
         "Accepted draft tokens by head.",
-        "Low: the draft model does not suit. Low for late heads: draft fewer.",
+        "Low: the draft model does not fit. Low for late heads: draft fewer.",
         lambda of: {str(head): accepted for head, _, accepted in of.speculation.heads()},
     ),
     _of_processor(
@@ -287,39 +286,39 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     _of_processor(
         "tokenbus_undispatched_requests",
-        "Requests that wait for a worker to come.",
-        "High: workers are slow to come back; then no_worker.",
+        "Requests that wait for a worker to connect.",
+        "High: workers are slow to come back; then the requests end with no_worker.",
         lambda of: of.dispatch.waiting,
     ),
     _of_processor(
         "tokenbus_requests_total{outcome, code}",
-        "Requests that began, and how they ended.",
+        "Requests by outcome.",
         "failed: operations.md has each code. refused: overloaded, no_worker: add workers. finished falls behind "
         "opened: requests pile up. unclaimed: clients die, or cannot reach this processor.",
         _requests,
     ),
     _of_processor(
         "tokenbus_settled_rows_total{outcome}",
-        "Rows by what became of them.",
-        "late, unknown: workers go on with ended requests; foreign: two have the same.",
+        "Rows by outcome.",
+        "late, unknown: workers continue ended requests; foreign: two workers have the same request.",
         _settled,
     ),
     _of_processor(
         "tokenbus_buffered_rows",
-        "Rows that wait for the client that will resume their request.",
-        "High: requests are not claimed.",
+        "Rows that wait for a client to resume their request.",
+        "High: clients do not resume their requests.",
         lambda of: of.registry.table.buffered_rows,
     ),
     _of_processor(
         "tokenbus_refused_messages_total{rule}",
-        "Messages that break the contract, by the rule they break.",
-        "`item refused` and `frame refused` in the log name sender, field and value.",
+        "Invalid messages, by the rule that they break.",
+        "`item refused` and `frame refused` in the log name the sender, field and value.",
         lambda of: of.refused_messages.by_rule,
     ),
     _of_processor(
         "tokenbus_refusals_total{side}",
-        "Refusals of a worker, its step or a client, or by the transport.",
-        "The log names peer and reason. client, transport on an open network: a probe.",
+        "Refused workers, steps and clients, and connections that the transport refused.",
+        "The log names the peer and the reason. client, transport on an open network: a probe.",
         lambda of: {
             "worker": of.worker_connections.refused + of.intake.refused_items,
             "step": of.intake.refused_parts,
@@ -329,82 +328,82 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     Family(
         "tokenbus_step_assembly_seconds",
-        "From a step's first part to its hand-out.",
-        "High: other parts or drafts come late.",
+        "Time from the first part of a step to its delivery.",
+        "High: other parts or drafts arrive late.",
         lambda view: view.times.assembly,
         is_histogram=True,
     ),
     Family(
         "tokenbus_delivery_latency_seconds",
-        "From a step's making to its hand-out to requests.",
+        "Time from the production of a step to its delivery to requests.",
         "High: credit, network, this event loop, or clocks that differ.",
         lambda view: view.times.delivery,
         is_histogram=True,
     ),
     Family(
         "tokenbus_peers{side, state}",
-        "Workers and clients: connected; stalled, without progress; or away, and may come back.",
+        "Workers and clients by state: connected, stalled (no progress), or away (may reconnect).",
         "stalled: its engine hangs, or a step is long. No connected worker: does its log say `refused by "
         "processor`? away for long: its network, or clients crash.",
         lambda view: {**_by_presence("worker", view.workers), **_by_presence("client", view.sessions)},
     ),
     Family(
         "tokenbus_worker_assigned_requests{worker, role, model, epoch, state}",
-        "Its open requests.",
+        "Open requests of each worker.",
         "Uneven: a worker is slow, or has a lower worker.max_requests.",
         _assigned,
     ),
     Family(
         "tokenbus_worker_paused_since_seconds{worker, client}",
-        "Since when who paused its engine.",
+        "Unix time at which a client paused the engine.",
         "Requests wait: has this client died? `POST /resume`. With `lease_s` a pause ends by itself.",
         _paused,
     ),
     _of_processor(
         "tokenbus_gone_workers_total",
-        "Workers that left or were given up.",
+        "Workers that left or were lost.",
         "Without a deployment: `worker gone` in the log has the reason.",
         lambda of: of.workers.lost,
     ),
     _of_processor(
         "tokenbus_refused_peers_total{side, reason}",
         "Refused workers and clients.",
-        "A key lacks the role or name, or a live peer has that id; the log names the peer.",
+        "Its key lacks the role or the name, or a live peer has the same id; the log names the peer.",
         _refused_peers,
     ),
     _of_processor(
         "tokenbus_refused_resumes_total",
-        "Resumed requests that are another client's.",
-        "Two programs have one request id, or an attack; `resume refused` in the log names it.",
+        "Attempts to resume another client's request.",
+        "Two programs use one request id, or an attack; `resume refused` in the log names the client.",
         lambda of: of.registry.counts.refused_resumes,
     ),
     _of_processor(
         "tokenbus_evicted_clients_total",
-        "Clients that lost their requests: too much waited for them.",
-        "It reads too slowly, or acknowledges nothing; `slow client` in the log names it.",
+        "Clients that lost their requests because too much data waited for them.",
+        "The client reads too slowly, or acknowledges nothing; `slow client` in the log names it.",
         lambda of: of.clients.evicted,
     ),
     _of_processor(
         "tokenbus_watch_skipped_items_total",
-        "Items not shown to a client that watches and reads too slowly.",
-        "Show that client fewer workers. Requests are not affected.",
+        "Items skipped for a watching client that reads too slowly.",
+        "Watch fewer workers. Requests are not affected.",
         lambda of: of.clients.watchers.skipped_items,
     ),
     _of_processor(
         "tokenbus_commands_total{command, outcome}",
-        "Operators' commands: done, refused, or lost with their worker.",
+        "Operator commands: done, refused, or lost with their worker.",
         "refused, lost: the worker's `command refused` has the reason.",
         lambda of: of.clients.commands.answers,
     ),
     _of_processor(
         "tokenbus_open_commands",
-        "Commands without an answer yet.",
+        "Operator commands without an answer.",
         "Stays up: an engine waits for its requests to end, or loads weights.",
         lambda of: len(of.clients.commands),
     ),
     _of_processor(
         "tokenbus_failed_ticks_total",
-        "Failed checks of one peer or request, a defect.",
+        "Failed periodic checks of a peer or request; each is a defect.",
         "Report it, with the traceback of `tick failed`.",
         lambda of: of.failed_ticks,
     ),
@@ -416,20 +415,20 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     Family(
         "tokenbus_bus_connections{state}",
-        "Connections by whether their peer has introduced itself.",
+        "Connections by state: admitted after a hello, or unadmitted.",
         "unadmitted near 4096: something connects and says nothing.",
         lambda view: {"admitted": view.usage.admitted, "unadmitted": view.usage.unadmitted},
     ),
     Family(
         "tokenbus_cut_connections_total{bound}",
-        "Connections that were cut off, by the bound that they exceeded.",
+        "Connections that were closed because they exceeded a limit.",
         "bytes: endless messages. silent: no introduction. id, key: no peer of ours. connections, accept: too "
         "many. `connection refused` in the log says from where.",
         lambda view: view.usage.cut_off,
     ),
     _of_log(
         "tokenbus_log_items_total{outcome}",
-        "Items, by what became of them; missing: those that the log names so.",
+        "Items by outcome; missing: gaps in the log.",
         "missing: a buffer was full, or a processor was killed. refused: raise the servers' max_payload. "
         "left_out: the log is too slow.",
         lambda of: {
@@ -442,31 +441,31 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     _of_log(
         "tokenbus_log_failed_messages_total",
-        "Messages that were not acknowledged, and are written again.",
-        "Again and again: `not written to the log yet` says why.",
+        "Writes that failed and are retried.",
+        "Moves steadily: `not written to the log yet` has the reason.",
         lambda of: of.writer.counts.failed_writes,
     ),
     _of_log(
         "tokenbus_log_waiting_items",
-        "Items that are not in the log yet.",
+        "Items that are not yet in the log.",
         "High: the servers are slow or away.",
         lambda of: of.writer.unwritten_items,
     ),
     _of_log(
         "tokenbus_log_lag_seconds",
-        "How long the oldest of them has waited.",
+        "Age of the oldest item that is not yet in the log.",
         "High: if log_writable_servers is 1, check the servers' disks.",
         lambda of: of.writer.lag_seconds,
     ),
     _of_log(
         "tokenbus_log_writable_servers",
-        "1 while a server writes what comes to the log, else 0.",
-        "0 for long: /healthz says why; operations.md has what to do.",
+        "1 while a server accepts writes to the log, else 0.",
+        "0 for long: /healthz has the reason, operations.md the remedy.",
         lambda of: not of.writer.problem,
     ),
     _of_log(
         "tokenbus_log_missing_replicas",
-        "Replicas that are away.",
+        "Missing replicas of the log.",
         "Above 0 for long: start them; without a quorum nothing is written.",
         lambda of: of.writer.missing_replicas,
     ),
@@ -480,12 +479,10 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
 
 
 def processor_collector(processor: Processor, times: StepTimes, watch: LoopWatch) -> FamilyCollector[ProcessorView]:
-    """Return the collector of a processor, the times of its steps, and the watch of its loop."""
     return FamilyCollector("processor", PROCESSOR, lambda: ProcessorView(processor, times, watch))
 
 
 def processor_health(processor: Processor, watch: LoopWatch) -> Health:
-    """Return the health of a processor: whether it takes workers and clients."""
     problems = stalled(watch, processor.settings.bus.stall_timeout_ms)
     log = processor.item_log
     outside = (log.problem,) if log is not None and log.problem else ()
@@ -506,10 +503,9 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
 
 @contextlib.asynccontextmanager
 async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
-    """Serve a processor's metrics at `processor.metrics_address`, or nowhere if that is empty.
+    """Serve a processor's metrics at `processor.metrics_address`, if that is set.
 
-    To be called on the processor's event loop, before it listens or after. Raises an AddressError if the address
-    cannot be used.
+    Call it on the processor's event loop. Raises AddressError if the address cannot be used.
     """
     loop = asyncio.get_running_loop()
     times = StepTimes(processor.clock.now)

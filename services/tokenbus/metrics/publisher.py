@@ -1,4 +1,4 @@
-"""The metrics of a publisher, of its retention, backpressure policy and connection, and its health."""
+"""The metrics and health of a publisher."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ from tokenbus.worker import Publisher
 
 
 class PublisherView(NamedTuple):
-    """A publisher as a scrape sees it; two numbers of one scrape may be a moment apart."""
+    """A publisher during one scrape; two numbers may be a moment apart."""
 
     publisher: Publisher
     watch: LoopWatch
@@ -43,7 +43,7 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     ),
     Family(
         "tokenbus_worker_items_total{worker, outcome}",
-        "Items that were published, and those that were sent again.",
+        "Published items, and items that were sent again.",
         "published low: few steps. replayed moves steadily: the network loses messages.",
         lambda view: {
             (view.publisher.worker_id, "published"): view.publisher.retention.next_sequence - 1,
@@ -52,43 +52,43 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     ),
     Family(
         "tokenbus_worker_policy_batches_total{worker, action}",
-        "Batches: gated, not this rank's; shed, without alternatives; blocked, had to wait.",
-        "shed, blocked: retention fills; see the processor. gated is right on ranks other than 0.",
+        "Batches: gated (another rank publishes them), shed (without alternatives), blocked (had to wait).",
+        "shed, blocked: retention fills; see the processor. gated is normal on ranks other than 0.",
         lambda view: _attributes(view.publisher.worker_id, view.publisher, "gated", "shed", "blocked"),
     ),
     _of_publisher(
         "tokenbus_worker_blocked_seconds_total{worker}",
-        "How long the engine waited for room in retention.",
-        "The engine computed nothing for so long; worker.policy = shed does not wait.",
+        "Time that the engine waited for room in retention.",
+        "The engine was idle in this time; worker.policy = shed does not wait.",
         lambda of: of.blocked_seconds,
     ),
     _of_publisher(
         "tokenbus_worker_unpublished_rows_total{worker}",
-        "Rows that found no room: their requests end with an error.",
+        "Rows without room in retention: their requests end with an error.",
         "Find why nothing is acknowledged; then raise retention.",
         lambda of: of.failed,
     ),
     _of_publisher(
         "tokenbus_worker_waiting_requests{worker}",
-        "Requests and aborts that the engine has not looked at yet.",
+        "Requests and aborts that wait for the engine's next step.",
         "High: the engine's steps take long.",
         lambda of: len(of.incoming),
     ),
     _of_publisher(
         "tokenbus_worker_handed_over_items{worker}",
-        "Steps and events of an engine's process that are not published yet.",
+        "Steps and events of the engine's process that are not yet published.",
         "Rises: retention is full, or the publisher lacks a core.",
         lambda of: of.waiting_records,
     ),
     _of_publisher(
         "tokenbus_worker_publisher_processes_total{worker}",
-        "Publishers that this worker has had, one after the other.",
+        "Publishers that this worker has started.",
         "Rises: its publisher's process dies; the log says why.",
         lambda of: of.starts,
     ),
     Family(
         "tokenbus_worker_engine_failures_total{worker, of}",
-        "Exceptions of the engine: in a step, or as it took or aborted one request.",
+        "Exceptions of the engine: in a step, or when it admitted or aborted a request.",
         "step: `step failed` in its log has the traceback. request: see `engine error`.",
         lambda view: {
             (view.publisher.worker_id, "step"): view.publisher.counts.failed_steps,
@@ -97,20 +97,19 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     ),
     _of_publisher(
         "tokenbus_worker_refused_frames_total{worker}",
-        "Frames of the processor that break the contract.",
-        "The processor is of another major version, or none.",
+        "Invalid frames from the processor.",
+        "The peer has another major version, or is not a processor.",
         lambda of: of.link.refused_frames,
     ),
 )
 
 
 def publisher_collector(publisher: Publisher, watch: LoopWatch) -> FamilyCollector[PublisherView]:
-    """Return the collector of a publisher, and of the watch of its event loop."""
     return FamilyCollector("worker", PUBLISHER, lambda: PublisherView(publisher, watch))
 
 
 def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
-    """Return the health of a publisher: whether it takes batches; a processor that is away is no problem of its own."""
+    """Return the health of a publisher. A processor that is away does not make it unhealthy."""
     problems = stalled(watch, publisher.settings.bus.stall_timeout_ms)
     session, refusal = publisher.session, publisher.session.refusal
     if not publisher.is_running:
@@ -130,9 +129,9 @@ def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
 
 @contextlib.contextmanager
 def serve_publisher(publisher: Publisher) -> Iterator[MetricsServer]:
-    """Serve a publisher's metrics at `worker.metrics_address`, or nowhere if that is empty.
+    """Serve a publisher's metrics at `worker.metrics_address`, if that is set, from any thread.
 
-    From any thread, before the publisher starts or after. Raises an AddressError if the address cannot be used.
+    Raises AddressError if the address cannot be used.
     """
     watch = LoopWatch(lambda: publisher.link.loop, time.monotonic)
     server = MetricsServer(

@@ -1,8 +1,7 @@
-"""MetricsServer: /metrics, and the health of a process at /healthz and /readyz, in a thread of its own.
+"""MetricsServer: serves /metrics, /healthz and /readyz in its own thread.
 
-prometheus_client's own server has a thread for each connection, without a bound on their number, and no timeout for a
-client that sends or reads slowly; its WSGI and ASGI applications need a server around them. So the few lines of HTTP
-that a scrape needs are here: one request a connection, bounded in size, time and number.
+prometheus_client's server starts a thread per connection, without a limit and without timeouts. This server implements
+the few lines of HTTP that a scrape needs: one request per connection, with limits of size, time and number.
 """
 
 import asyncio
@@ -30,8 +29,8 @@ from tokenbus.metrics.families import Histogram
 _log = logger("metrics")
 _SCHEME = "tcp://"
 _ASK_SECONDS = 0.25
-# A pause between two metrics, in which other threads get the interpreter: a page of many workers takes milliseconds.
-_BREATH_SECONDS = 0.0002
+_PAUSE_SECONDS = 0.0002
+"""A pause between two metrics that lets other threads run: a page of many workers takes milliseconds."""
 MOST_HEADER_BYTES = 8192
 _MOST_CONNECTIONS = 16
 _MOST_SECONDS = 10.0
@@ -41,10 +40,10 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 async def listen(key: str, address: str, *, reuse_port: bool = False) -> tuple[socket.socket, str]:
-    """Return a socket that listens at HOST:PORT, and the address with the port in use.
+    """Return a socket that listens at HOST:PORT, and the address with the actual port.
 
-    With `reuse_port` several processes share the port, and the caller makes the socket listen. Raises an AddressError
-    that names the setting's key too: a host may run many processes, each with one of its own.
+    With `reuse_port` several processes share the port, and the caller makes the socket listen. Raises AddressError,
+    which names the setting.
     """
     try:
         binding = await bind(_SCHEME + address, reuse_port=reuse_port)
@@ -56,7 +55,7 @@ async def listen(key: str, address: str, *, reuse_port: bool = False) -> tuple[s
 
 
 class LoopWatch:
-    """Calls into an event loop from another thread, and measures how long the answer takes."""
+    """Measures from another thread how long an event loop takes to answer."""
 
     def __init__(self, loop: Callable[[], asyncio.AbstractEventLoop | None], now: Callable[[], float]) -> None:
         self._loop = loop
@@ -65,14 +64,14 @@ class LoopWatch:
         self.lag = Histogram()
 
     def ask(self) -> None:
-        """Ask, unless the last answer is still missing."""
+        """Schedule a callback in the loop, unless the last one is still pending."""
         loop = self._loop()
         if loop is None or self._asked_at is not None:
             return
         self._asked_at = self._now()
         try:
             loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # the loop is closed; the health of what ran on it shows that
+        except RuntimeError:  # the loop is closed, which the health of its service shows
             self._asked_at = None
 
     def _answer(self) -> None:
@@ -82,20 +81,22 @@ class LoopWatch:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long an answer has been missing, in seconds."""
+        """The age of the pending callback, in seconds."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else max(0.0, self._now() - asked_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The problems, if any, that a restart may mend, those outside the process that it cannot, and a few facts."""
+    """The health of a process."""
 
     problems: tuple[str, ...]
+    """Problems of the process, which a restart may solve."""
     facts: dict[str, object]
     outside: tuple[str, ...] = ()
+    """Problems of other systems, which a restart cannot solve."""
     is_ready: bool = True
-    """Whether new work can be taken in spite of the problems outside."""
+    """Whether the process accepts new work in spite of problems outside."""
 
     @property
     def body(self) -> bytes:
@@ -106,13 +107,13 @@ class Health:
 
 
 def stalled(watch: LoopWatch, most_ms: int) -> list[str]:
-    """Return the problem of an event loop that has not answered for more than `most_ms`, or nothing."""
+    """Return a problem if the event loop has not answered for more than `most_ms`."""
     seconds = watch.stalled_seconds
     return [f"its event loop has not answered for {seconds:.1f} s"] if seconds * 1000 > most_ms else []
 
 
 class Answer(NamedTuple):
-    """The answer to a request."""
+    """An HTTP response."""
 
     status: int
     body: bytes
@@ -120,7 +121,7 @@ class Answer(NamedTuple):
 
 
 def _request(head: bytes) -> tuple[str, str]:
-    """Return a request's method, and its path without the query."""
+    """Return the method and the path, without the query."""
     words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004 - method, target, protocol
         raise ValueError("expected a request of HTTP/1.1")
@@ -142,12 +143,12 @@ def _written(method: str, answer: Answer) -> bytes:
 
 
 class MetricsServer:
-    """Serves a collector's metrics and a health check; it answers even when the process's event loop is stuck."""
+    """Serves metrics and health checks, even while the process's event loop is blocked."""
 
     def __init__(
         self, key: str, address: str, collector: Collector, health: Callable[[], Health], watch: LoopWatch
     ) -> None:
-        """Take the key and the value of the setting with the address; nothing is served where the value is empty."""
+        """Create a server for `address`, the value of the setting `key`; an empty address serves nothing."""
         self._key = key
         self._given = address
         self._collector = collector
@@ -159,15 +160,15 @@ class MetricsServer:
         self._connections = 0
         self._repeated_log = DeduplicatedLog()
         self.address = ""
-        """Where it listens, HOST:PORT with the port in use; empty while it does not listen."""
+        """The address with the actual port; empty while the server does not listen."""
 
     @property
     def url(self) -> str:
-        """The URL, without a path; empty while it does not listen."""
+        """The URL without a path; empty while the server does not listen."""
         return f"http://{self.address}" if self.address else ""
 
     def start(self) -> None:
-        """Listen, or raise an AddressError."""
+        """Listen; raises AddressError."""
         if not self._given:
             return
         self._thread, self.address = start_loop_thread("tokenbus-metrics", self._serve, daemon=True)
@@ -175,7 +176,7 @@ class MetricsServer:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Listen for as long as `async with` lasts, without blocking the event loop."""
+        """Listen within an `async with` block, without blocking the event loop."""
         await asyncio.to_thread(self.start)
         try:
             yield
@@ -183,7 +184,7 @@ class MetricsServer:
             await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
-        """Stop listening; the address is free on return."""
+        """Stop; the address is free on return."""
         if self._thread is not None:
             self._stopping()
             self._thread.join()
@@ -207,14 +208,15 @@ class MetricsServer:
             server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the one request of a connection; a slow or silent client is cut off, and delays no other."""
+        """Answer the one request of a connection; slow and silent clients are disconnected."""
         if self._connections >= _MOST_CONNECTIONS:
             writer.transport.abort()
             return
         self._connections += 1
         try:
-            # A client that goes away, or takes too long, gets no answer; that is no event worth a log line.
-            with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+            with contextlib.suppress(
+                TimeoutError, ConnectionError, asyncio.IncompleteReadError
+            ):  # not worth a log line
                 async with timeout(_MOST_SECONDS):
                     method, answer = await self._answer_to(reader)
                     writer.write(_written(method, answer))
@@ -239,9 +241,9 @@ class MetricsServer:
         else:
             try:
                 answer = await page()
-            except Exception:  # noqa: BLE001 - a defect in one page must not end the server
+            except Exception:  # noqa: BLE001 - a defect of one page must not end the server
                 self._repeated_log.begin("page", _log.exception, "metrics handler failed", path=path)
-                reason = b"the handler of this page failed; the log says why\n"
+                reason = b"the handler of this page failed; see the log\n"
                 answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, reason)
         return method, answer
 
@@ -249,7 +251,7 @@ class MetricsServer:
         page = []
         for metric in self._collector.collect():
             page.append(generate_latest(_One(metric)))
-            await asyncio.sleep(_BREATH_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
         return Answer(HTTPStatus.OK, b"".join(page), CONTENT_TYPE_LATEST)
 
     async def _healthz(self) -> Answer:
@@ -268,10 +270,9 @@ def _answer_of(health: Health, *, is_good: bool) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class _One(Collector):
-    """One metric, for prometheus_client to write."""
+    """A collector of one metric, as prometheus_client needs it."""
 
     metric: Metric
 
     def collect(self) -> list[Metric]:
-        """Return it."""
         return [self.metric]
