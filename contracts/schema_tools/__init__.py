@@ -1,1 +1,1 @@
-"""What a developer of the schema runs: generate the code, check it, write the vectors and the baseline."""
+"""The tools for developers of the schema: they generate code, check it, and write vectors and the baseline."""

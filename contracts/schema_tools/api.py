@@ -53,9 +53,9 @@ class Documented(NamedTuple):
     """A public name, or a public method of one."""
 
     name: str
-    """As it is written after `tokenbus.`."""
+    """Its name after `tokenbus.`."""
     signature: str
-    """Its parameters; empty for what is not called."""
+    """Its parameters; empty unless users call it."""
     text: str
     """Its docstring up to the first section."""
     sections: dict[str, str]
@@ -93,14 +93,14 @@ def _has_own_members(found: object) -> TypeGuard[type]:
 
 
 def documented(name: str, found: object) -> Documented:
-    """Return what the docstring of a name says."""
+    """Return a name with its docstring in sections."""
     parts = _SECTION.split(inspect.getdoc(found) or "")
     bodies = [textwrap.dedent(part.strip("\n")).rstrip() for part in parts[2::2]]
     return Documented(name, _signature(found), parts[0].strip(), dict(zip(parts[1::2], bodies, strict=True)))
 
 
 def _signature(found: object) -> str:
-    """Return the parameters of what users call, without annotations; a default that is no plain value as `...`."""
+    """Return the parameters without annotations; a default that is no plain value becomes `...`."""
     if not callable(found) or (isinstance(found, type) and _is_made_elsewhere(found)):
         return ""
     kept = [each for each in inspect.signature(found).parameters.values() if each.name not in {"self", "cls"}]

@@ -1,4 +1,4 @@
-"""Checks of the bounds themselves, which buf does not look at: they are options of ours."""
+"""Checks of the bounds, which buf does not know: they are Tokenbus's own options."""
 
 import math
 from collections import defaultdict
@@ -21,7 +21,7 @@ _REPEATED = FieldDescriptorProto.LABEL_REPEATED
 _LENGTH_NEEDED = (FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES)
 _ONE_BYTE = 127
 
-# Bounds that are one bound in several places: the first is the place to look it up.
+# Fields that must have the same bound; the first one counts.
 _SAME = [
     *(
         ["LogprobBatch.token_ids.max", f"{field}.max"]
@@ -46,7 +46,7 @@ _SAME_LENGTH: dict[int, int] = {
     ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: ColumnLength.COLUMN_LENGTH_TOKENS,
 }
 
-# Bounds that follow from others, as products.
+# Bounds that are the product of others.
 _PRODUCTS = [
     ("LogprobBatch.token_ids.max_items", ("LogprobBatch.request_ids.max_items", "LogprobBatch.token_counts.max")),
     (
@@ -77,12 +77,12 @@ def bound_faults(tree: Tree) -> Iterator[str]:
         [*_SAME, *_same_length(now)],
     )
     for name, released in _declared(baseline(tree)):
-        # What is gone altogether is buf's to find.
+        # buf finds removed fields.
         yield from _changed(name, released, now.get(name, released))
 
 
 def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterator[str]:
-    """Compare both ways: a bound that is new on a released field refuses what its writers may send."""
+    """Yield lost and new bounds alike: a new bound on a released field refuses valid values of older writers."""
     for bound in sorted(released.keys() | now.keys()):
         was, value = released.get(bound), now.get(bound)
         if was is None:
@@ -94,7 +94,7 @@ def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterat
 
 
 def _declared(files: list[FileDescriptorProto]) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield every message, field and enum value of the schema, and the bounds it has, also if it has none."""
+    """Yield every message, field and enum value of the schema with its bounds, even if it has none."""
     for file in files:
         for name, _, message in messages_in(file):
             yield name, _set_in(message_bounds_in(message.options))
@@ -130,7 +130,7 @@ def _missing(name: str, message: DescriptorProto) -> Iterator[str]:
 
 
 def _same_length(now: dict[str, dict[str, int]]) -> Iterator[list[str]]:
-    """Yield the bounds on the number of elements of columns that are equally long."""
+    """Yield the bounds on the number of elements, for columns of equal length."""
     columns = defaultdict(list)
     for name, bounds in now.items():
         if length := bounds.get("length"):

@@ -1,4 +1,4 @@
-"""Everything that must hold of the schema and of what is made from it."""
+"""All checks of the schema and of the files that are generated from it."""
 
 import shutil
 import subprocess
@@ -18,12 +18,12 @@ _NAMES_SHOWN = 5
 
 
 def faults(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield each fault: the check that found it, and a line that says what to do or to undo."""
+    """Yield each fault: the check that found it, and a line that says how to mend it."""
     yield from _faults(tree, list(_CHECKS))
 
 
 def release_faults(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield each fault that keeps the schema from taking the released one's place."""
+    """Yield each fault that forbids a release of the schema."""
     yield from _faults(tree, ["breaking", "bounds"])
 
 
@@ -52,7 +52,7 @@ def _breaking(tree: Tree) -> Iterator[str]:
     # Off until `make baseline` freezes the schema 1.0: nothing was released.
     if not (released := baseline(tree)):
         return
-    # The baseline holds our files alone; buf wants their import beside them.
+    # The baseline lacks protobuf's own descriptor.proto, which buf needs.
     descriptor = FileDescriptorProto.FromString(DESCRIPTOR.serialized_pb)
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder, "baseline.binpb")
@@ -61,13 +61,13 @@ def _breaking(tree: Tree) -> Iterator[str]:
 
 
 def _some(names: list[str]) -> str:
-    """Return the first few of many names, and how many there are beyond them."""
+    """Return the first few names, and the number of the others."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _buf(*arguments: str) -> Iterator[str]:
-    # Beside this Python first: that is where the locked version lies, whether or not the venv is active.
+    # Beside this Python first: the locked version is there, even if the venv is not active.
     buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
     if buf is None:
         raise SchemaError("buf is not installed: run `make setup`")

@@ -1,4 +1,4 @@
-"""The schema as protoc compiles it, and the baseline that was released: descriptors either way."""
+"""The descriptors of the schema as protoc compiles it, and of the released baseline."""
 
 import subprocess
 import sys
@@ -12,20 +12,20 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Tree:
-    """The places in one checkout, or a copy of it, that the schema tools read and write."""
+    """The folders and files of one checkout, or a copy of it, that the schema tools read and write."""
 
     def __init__(self, root: Path = REPOSITORY) -> None:
         self.root = root
         self.proto = root / "proto"
-        """The folder that imports in .proto files start from, with buf.yaml in it."""
+        """The root folder of imports in .proto files, with buf.yaml."""
         self.generated = root / "contracts" / "tokenbus_contracts" / "generated"
         self.vectors = root / "contracts" / "vectors" / "v1"
         self.baseline = root / "contracts" / "baseline" / "v1.binpb"
-        """The image of the schema as last released."""
+        """The image of the last released schema."""
 
     @cached_property
     def compiled(self) -> list[FileDescriptorProto]:
-        """The schema's files as they were when this was first asked for, with their comments."""
+        """The schema's files with their comments, compiled once."""
         with tempfile.TemporaryDirectory() as folder:
             image = Path(folder, "image.binpb")
             protoc(self, f"--descriptor_set_out={image}", "--include_source_info")
@@ -38,7 +38,7 @@ class Tree:
 
 
 class SchemaError(Exception):
-    """A schema tool cannot go on; the message says why, for people."""
+    """A schema tool cannot go on; the message says why."""
 
 
 def protoc(tree: Tree, *outputs: str) -> None:

@@ -1,4 +1,4 @@
-"""What is made of the schema: protoc's classes and type stubs, enums as Python's own, and commented descriptors."""
+"""The files generated from the schema: protoc's classes and stubs, Python enums, and descriptors with comments."""
 
 import re
 import shutil
@@ -13,12 +13,12 @@ from tokenbus_contracts.published.descriptors import comments_in
 BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
 
 _PACKAGE = "tokenbus_contracts.generated"
-# Where a file's enums and their values are filed among its comments: their numbers in the descriptor.
+# The numbers of enums and their values in a descriptor, which lead to their comments.
 _ENUM_PATH, _VALUE_PATH = 5, 2
 
 
 def generated_files(tree: Tree) -> dict[str, bytes]:
-    """Return what belongs into the generated folder: file name to contents."""
+    """Return the files of the generated folder: contents by name."""
     files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n'}
     files.update(_classes(tree))
     files["enums.py"] = _enums(tree)
@@ -26,7 +26,7 @@ def generated_files(tree: Tree) -> dict[str, bytes]:
 
 
 def write_generated(tree: Tree) -> list[str]:
-    """Write the generated files, remove what no longer belongs there, and return the names that changed."""
+    """Write the generated files, remove all others, and return the names that changed."""
     files = generated_files(tree)
     tree.generated.mkdir(parents=True, exist_ok=True)
     changed = _stale(tree, files)
@@ -42,12 +42,12 @@ def write_generated(tree: Tree) -> list[str]:
 
 
 def stale_files(tree: Tree) -> list[str]:
-    """Return the names of what the schema does not give now, or gives otherwise, in the generated folder."""
+    """Return the names of outdated, missing and foreign files in the generated folder."""
     return _stale(tree, generated_files(tree))
 
 
 def _stale(tree: Tree, files: dict[str, bytes]) -> list[str]:
-    # The folder is flat and wholly ours: a file of another kind or a folder in it would be shipped unchecked.
+    # The folder is flat and holds nothing else: any other file or folder would be shipped unchecked.
     entries = tree.generated.iterdir() if tree.generated.is_dir() else ()
     present = {
         path.name: path.read_bytes() if path.is_file() else None for path in entries if path.name != "__pycache__"
@@ -60,7 +60,7 @@ def _stale(tree: Tree, files: dict[str, bytes]) -> list[str]:
 
 
 def _described(tree: Tree) -> bytes:
-    """Return the schema's descriptors with the comments that stand above what they are about, without their lines."""
+    """Return the schema's descriptors with their leading comments, without line numbers."""
     files = FileDescriptorSet(file=tree.compiled)
     for file in files.file:
         commented = [each for each in file.source_code_info.location if each.leading_comments]
@@ -82,12 +82,12 @@ def _classes(tree: Tree) -> dict[str, str]:
 
 
 def _relocate(text: str) -> str:
-    """Let the classes import one another from this package: a `tokenbus` package of ours does not exist."""
+    """Let the classes import one another from this package."""
     return re.sub(r"^from tokenbus\.v1 import", f"from {_PACKAGE} import", text, flags=re.MULTILINE)
 
 
 def _enums(tree: Tree) -> str:
-    """Return IntEnums, with the schema's comments, of the data contract: those are what users handle."""
+    """Return the enums of the data contract, which users handle, as IntEnums with the schema's comments."""
     contract = next(file for file in tree.compiled if file.name.endswith("logprob_batch.proto"))
     comments = comments_in(contract)
     lines = [BANNER + '"""The data contract\'s enums."""\n', "from enum import IntEnum"]

@@ -1,9 +1,9 @@
-"""The golden messages, which are files: the bytes, and in JSON what they decode to, or why they are refused.
+"""The golden messages: files with the bytes, and JSON files with their contents, or with the error.
 
-The bytes are never written twice. `make vectors` writes what follows from them: a valid message's JSON, by the
-generated class alone, so that tests can compare the codec with it; the limits; and the sums that keep the bytes as they
-are. To add a message, write the JSON of its header and columns, and `make vectors` writes its bytes. Write bytes that
-the generated class would not write by hand, beside JSON that says why they are refused.
+The bytes are never written twice. `make vectors` derives all else from them: the JSON of a valid message, by the
+generated class alone, so that tests can compare the codec with it; the limits; and the checksums that pin the bytes. To
+add a message, write the JSON of its header and columns, and `make vectors` writes its bytes. Bytes that the generated
+class would not write are written by hand, beside JSON with the error.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ _SUMS = "SHA256SUMS"
 _MOST_ELEMENTS_SPELLED_OUT = 1000
 _WIDE = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
 _SPARSE = ("stops", *(column.name for column in EXTRA_COLUMNS))
-"""Columns that are left out where they are empty."""
+"""Columns that the JSON omits if they are empty."""
 _FORMS = {FieldDescriptor.TYPE_FIXED64: "Q", FieldDescriptor.TYPE_FIXED32: "I", FieldDescriptor.TYPE_FLOAT: "f"}
 
 
 def write_vectors(tree: Tree) -> list[str]:
-    """Write what is missing or stale, and return the names that changed."""
+    """Write missing and outdated files, and return the names that changed."""
     files = _files(tree)
     changed = [name for name in sorted(files) if _bytes_of(tree.vectors / name) != files[name]]
     for name in changed:
@@ -40,7 +40,7 @@ def write_vectors(tree: Tree) -> list[str]:
 
 
 def vector_faults(tree: Tree) -> Iterator[str]:
-    """Yield a line for each file that is stale or missing, and for one that has no business in the folder."""
+    """Yield a line for each outdated, missing or foreign file."""
     files = _files(tree)
     present = {path.relative_to(tree.vectors).as_posix() for path in tree.vectors.rglob("*") if path.is_file()}
     for name in sorted(files.keys() | present):
@@ -51,7 +51,7 @@ def vector_faults(tree: Tree) -> Iterator[str]:
 
 
 def _files(tree: Tree) -> dict[str, bytes]:
-    """Return each file of the vectors' folder, by its path below the folder, as it must be."""
+    """Return the required contents of the vectors' folder, by path below it."""
     sums = _recorded_sums(tree)
     files = {"limits.json": _json(_limits())}
     for path in sorted(tree.vectors.glob("*valid/*.json")):
@@ -93,7 +93,7 @@ def _encoded(name: str, written: dict[str, Any]) -> bytes:
 
 
 def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
-    """Return what the JSON of valid bytes says; `shows` is written by hand."""
+    """Return the contents of the JSON file for valid bytes; its `shows` is written by hand."""
     try:
         batch = LogprobBatch.FromString(data)
     except DecodeError as error:
@@ -108,11 +108,11 @@ def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - whatever a header's field holds
-    """Return a value as JSON has it; 64-bit integers as strings, as protobuf's own JSON, for readers with doubles."""
+    """Return a value for JSON; 64-bit integers as strings, as in protobuf's JSON, for readers with doubles."""
     return str(value) if field.type in _WIDE else value
 
 
-def _column(field: FieldDescriptor, values: list[Any]) -> Any:  # noqa: ANN401 - a list, or what stands for a long one
+def _column(field: FieldDescriptor, values: list[Any]) -> Any:  # noqa: ANN401 - a list, or the digest of a long one
     if len(values) <= _MOST_ELEMENTS_SPELLED_OUT:
         return [_plain(field, value) for value in values]
     packed = struct.pack(f"<{len(values)}{_FORMS.get(field.type, 'B')}", *values)
@@ -120,7 +120,7 @@ def _column(field: FieldDescriptor, values: list[Any]) -> Any:  # noqa: ANN401 -
 
 
 def _limits() -> dict[str, Any]:
-    """Return the bounds that the messages are held against: the default ones."""
+    """Return the limits that readers check the messages against."""
     both = {"default": Limits.default(), "schema": Limits.schema()}
     return {kind: {name: getattr(limits, name) for name in Limits.__slots__} for kind, limits in both.items()}
 

@@ -19,17 +19,17 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, EXTRA_COLUM
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
-"""What the column `stops` has for a stop token, and for the first stop text; those of the others follow."""
+"""The values of the column `stops` for a stop token and for the first stop text; further texts follow."""
 _LEFT_OUT: npt.ArrayLike = ()
-_set = object.__setattr__  # a batch's own is for others, and refuses
+_set = object.__setattr__  # the batch's own refuses
 
 
 class LogprobBatch:
     """One step's tokens, or one part of them, as parallel columns.
 
-    logprob_batch.proto says what each column holds, and in which order. A column may be given as anything
-    numpy reads; what does not fit the column's type is a ContractError. `encode` and `decode` check
-    everything else. A batch is not changed once it is made: its arrays may be views of a message.
+    logprob_batch.proto documents the columns. A column may be given as anything that numpy reads; values that do not
+    fit the column's type raise a ContractError. `encode` and `decode` check everything else. A batch is immutable: its
+    arrays may be views of a message.
 
     Example:
         raw = tokenbus.ValueKind.RAW_LOGPROBS
@@ -47,7 +47,7 @@ class LogprobBatch:
     __slots__ = ("has_extras", "_layout", "_message", "_rows", "header", *(column.name for column in COLUMNS))
 
     has_extras: bool
-    """Whether it may have more than the base columns."""
+    """Whether it may have columns beside the base columns."""
     _layout: Layout
     _message: MessageColumns | None
     _rows: Rows | OnlyRow
@@ -78,7 +78,7 @@ class LogprobBatch:
     mask_sizes: npt.NDArray[np.uint32]
     mask_token_ids: npt.NDArray[np.uint32]
 
-    def __init__(  # noqa: PLR0913 - the columns are what they are, and each has a name
+    def __init__(  # noqa: PLR0913 - one for each column, by name
         self,
         header: BatchHeader,
         *,
@@ -100,7 +100,7 @@ class LogprobBatch:
         stops: npt.ArrayLike = _LEFT_OUT,
         **further: npt.ArrayLike,
     ) -> None:
-        """Take the header and the columns, `extras` and those behind it by name too; one that is left out is empty."""
+        """Make a batch of its columns; the columns from `extras` on are among `further`. A missing column is empty."""
         if not isinstance(header, BatchHeader):
             raise ContractError("header", "a BatchHeader", type(header).__name__, rule=Rule.TYPE)
         given = (
@@ -137,7 +137,7 @@ class LogprobBatch:
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> "LogprobBatch":
-        """Make a batch of its columns, each an array of its column's own type; the base columns are all there."""
+        """Make a batch of all base columns and perhaps others, each an array of its column's type."""
         batch = cls.__new__(cls)
         _set(batch, "header", header)
         _set(batch, "_message", None)
@@ -148,7 +148,7 @@ class LogprobBatch:
 
     @classmethod
     def of_message(cls, header: BatchHeader, columns: MessageColumns) -> "LogprobBatch":
-        """Make a batch of a message that is known to be valid; a column becomes an array when it is first read."""
+        """Make a batch of a valid message; a column becomes an array when it is first read."""
         batch = cls.__new__(cls)
         _set_header(batch, header)
         _set_message(batch, columns)
@@ -158,39 +158,39 @@ class LogprobBatch:
         """Return the same columns under another header."""
         if self._message is not None:
             return self.of_message(header, self._message)
-        return self.of_views(header, self.columns)  # without what is made of them when it is first read
+        return self.of_views(header, self.columns)  # without the cached layout and rows
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse: what has been checked once must not become something else."""
+        """Refuse: a checked batch must not change."""
         raise AttributeError(f"a batch is not changed once it is made; make another one with another {name}")
 
     def __delattr__(self, name: str) -> None:
-        """Refuse, as above."""
+        """Refuse, as `__setattr__`."""
         raise AttributeError(f"a batch is not changed once it is made; it keeps its {name}")
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns by name, in the order of their fields: those of every batch, and of the others what is there."""
+        """The columns by name, in the order of their fields; without extras, the base columns alone."""
         return {column.name: getattr(self, column.name) for column in self._present()}
 
     def arrays(self, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """Return columns by their names, in less time than each by itself: views of a message are not kept."""
+        """Return several columns at once, faster than one by one: views of a message are not cached."""
         if self._message is None:
             return [getattr(self, name) for name in names]
         return list(map(self._message.array, names))
 
     @property
     def is_message(self) -> bool:
-        """Whether its columns lie in one message."""
+        """Whether its columns are views of one message."""
         return self._message is not None
 
     @property
     def row_count(self) -> int:
-        """How many rows the batch has."""
+        """The number of rows."""
         return self.request_ids.size
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the other batch has the same header, and the same bits in every column."""
+        """Tell whether both have the same header, and the same bits in every column."""
         if not isinstance(other, LogprobBatch):
             return NotImplemented
         return self.header == other.header and all(
@@ -200,7 +200,7 @@ class LogprobBatch:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return the header's names and the sizes, never the columns."""
+        """Return the header's ids and the sizes, never the columns."""
         header = self.header
         return (
             f"<LogprobBatch {header.worker_id}/{header.epoch} sequence={header.sequence} step={header.step} "
@@ -209,22 +209,22 @@ class LogprobBatch:
         )
 
     def has_consistent_lengths(self) -> bool:
-        """Return whether every column is as long as the counts demand; if not, elements cannot be assigned to rows."""
+        """Tell whether the columns' lengths fit the counts; if not, their elements cannot be assigned to rows."""
         try:
-            self._layout  # noqa: B018 - making it compares them
+            self._layout  # noqa: B018 - its constructor compares them
         except ContractError:
             return False
         return True
 
     @property
     def nbytes(self) -> int:
-        """How many bytes hold its columns."""
+        """The size of its columns in bytes."""
         if self._message is not None:
             return len(self._message.data)
         return sum(values.nbytes for values in self.columns.values())
 
     def row_bytes(self) -> Index:
-        """Return how many bytes each row has in all columns together."""
+        """Return the bytes of each row in all columns together."""
         found = np.zeros(self.row_count, np.intp)
         for column in self._present():
             if getattr(self, column.name).size:
@@ -232,12 +232,12 @@ class LogprobBatch:
         return found
 
     def runs(self, most_rows: int, most_bytes: int, beside: Index | None = None) -> list[int]:
-        """Return where runs of rows end that each fit into a message; a row that is too large alone is its own run.
+        """Return the ends of runs of rows that each fit into a message; a row that is too large is a run by itself.
 
         Args:
-            most_rows: how many rows a message may have.
-            most_bytes: how many bytes the rows of a message may have.
-            beside: what each row counts beside its own bytes.
+            most_rows: the most rows of a message.
+            most_bytes: the most bytes of a message's rows.
+            beside: further bytes that each row counts.
         """
         sizes = self.row_bytes() if beside is None else self.row_bytes() + beside
         ends, begin, used = [], 0, 0
@@ -253,11 +253,11 @@ class LogprobBatch:
         return iter(self._rows)
 
     def row(self, index: int) -> Row:
-        """Return one row, by its place in the columns; IndexError: it is not there."""
+        """Return one row, by its index in the columns; raises IndexError."""
         return self._rows.row(index)
 
     def stop(self, index: int) -> int:
-        """Return which of its request's own stops ended a row, by its place in the columns; 0: none, or not known."""
+        """Return the row's value in the column `stops`: the request's own stop that ended it; 0: none, or not known."""
         if not self.stops.size or self.statuses[index] != RowStatus.FINISHED_STOP:
             return 0
         return int(self.stops[np.count_nonzero(self.statuses[:index] == RowStatus.FINISHED_STOP)])
@@ -270,7 +270,7 @@ class LogprobBatch:
         return self._gathered(np.argsort(indices, kind="stable"), self.header)
 
     def select(self, rows: npt.ArrayLike) -> "LogprobBatch":
-        """Return some of the rows, by their places in the columns, as a batch that says it is a selection."""
+        """Return some of the rows, by their indexes in the columns, as a batch that is a selection."""
         places = np.asarray(rows)
         if not places.size:
             places = np.zeros(0, np.intp)
@@ -287,10 +287,10 @@ class LogprobBatch:
         return self._gathered(places.astype(np.intp), header)
 
     def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> "LogprobBatch":
-        """Return the batch with each row's tokens from one place to before another alone, everything of them together.
+        """Return the batch with only some consecutive tokens of each row, and all of their values.
 
-        The positions move with the first token that is left. Statuses stay as they are, so an active row must
-        keep a token to be valid.
+        `begins` and `ends` have a token index for each row. Each row's new position is the position of its first
+        remaining token. Statuses stay, so an active row must keep a token to be valid.
         """
         first, last = np.asarray(begins, np.intp), np.asarray(ends, np.intp)
         if first.shape != (self.row_count,) or last.shape != first.shape:
@@ -304,7 +304,7 @@ class LogprobBatch:
 
     @classmethod
     def joined(cls, parts: Sequence["LogprobBatch"]) -> "LogprobBatch":
-        """Return the parts of one step as one batch, whose header is the last part's, in original batch order."""
+        """Return the parts of one step as one batch in original batch order, under the last part's header."""
         header = parts[-1].header._replace(part_index=0, part_count=1)
         present = COLUMNS if any(part.has_extras for part in parts) else BASE_COLUMNS
         columns = {column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in present}
@@ -316,7 +316,7 @@ class LogprobBatch:
         return cls.of_views(header, columns).in_batch_order()
 
     def _gathered(self, rows: Index, header: BatchHeader) -> "LogprobBatch":
-        """Return a batch of these rows in this order, each of them there and named once."""
+        """Return a batch of these rows in this order; the rows exist, and none comes twice."""
         found = self._selected(rows, header)
         return self._taken(self._layout.elements(rows), header) if found is None else found
 
@@ -325,7 +325,7 @@ class LogprobBatch:
         return None if columns is None else self.of_message(header, columns)
 
     def _taken(self, elements: dict[int, Index], header: BatchHeader) -> "LogprobBatch":
-        """Return a batch of these elements: the only code that moves columns, and it moves them all."""
+        """Return a batch of these elements; no other code moves columns, and this moves all of them."""
         taken = {column.name: getattr(self, column.name) for column in self._present()}
         for column in self._present():
             if taken[column.name].size:
@@ -338,7 +338,7 @@ class LogprobBatch:
     if not TYPE_CHECKING:  # to mypy, a name that it does not know is a mistake
 
         def __getattr__(self, name: str) -> object:
-            """Make what is made when it is first read: a column's view of the message, the layout, the rows."""
+            """Make an attribute on its first use: a column's view of the message, the layout or the rows."""
             if name in COLUMN:
                 made: object = COLUMN[name].empty if self._message is None else self._message.array(name)
             elif name == "has_extras":
@@ -354,16 +354,16 @@ class LogprobBatch:
 
     def _made_rows(self) -> Rows | OnlyRow:
         message = self._message
-        has_extras = self.has_extras if message is None else message.has_extras  # which a message need not look up
+        has_extras = self.has_extras if message is None else message.has_extras  # cheaper than the attribute
         extras = extras_of(self, self._layout.starts) if has_extras else None
         if message is not None:
             return OnlyRow(message, extras) if message.row_count == 1 else Rows(message.array, message.numbers, extras)
-        self._layout  # noqa: B018 - a ContractError where the columns are not as long as the counts say
+        self._layout  # noqa: B018 - a ContractError if the columns' lengths do not fit the counts
         return Rows(self.__getattribute__, lambda name: getattr(self, name).tolist(), extras)
 
 
 _SLOTS = [(LogprobBatch.__dict__[column.name].__set__, column.name, column.dtype) for column in BASE_COLUMNS]
-"""What sets each base column; `_set` would look each up by its name."""
+"""The setter of each base column; `_set` would look it up by name."""
 _set_header, _set_message = (LogprobBatch.__dict__[name].__set__ for name in ("header", "_message"))
 _VALUES = attrgetter(*(column.name for column in BASE_COLUMNS))
 _EXTRAS = {column.name for column in EXTRA_COLUMNS}
@@ -381,4 +381,4 @@ _OPTIONAL = (
     ("stops", _stopped_rows),
     *((name, _all_rows) for name in ("extras", "given_counts", "mask_bounds")),
 )
-"""Columns of rows that may be left out, and how many elements each has where it is not."""
+"""Columns that may be empty, and a function for their length if they are not."""

@@ -15,11 +15,8 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
     """Return the batch as one protobuf message, or raise the ContractError of the first rule that it breaks.
 
     Args:
-        batch: what to write.
-        limits: the most that it may hold; default: a deployment's defaults.
-
-    Returns:
-        the message's bytes.
+        batch: the batch.
+        limits: its limits; default: a deployment's defaults.
 
     Raises:
         ContractError: the batch breaks a rule; it says which field, the limit and the value.
@@ -37,10 +34,10 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
     """
     if not isinstance(batch, LogprobBatch):
         raise ContractError("batch", "a LogprobBatch", type(batch).__name__, rule=Rule.TYPE)
-    check_header(batch.header)  # before protobuf turns values of other types into its own
+    check_header(batch.header)  # before protobuf converts values of other types
     data = wire.write(batch, limits)
     if not native.accepts(data, limits):
-        # What was written is what counts: an engine may have used its arrays again in the meantime.
+        # Check the written bytes: the engine may have reused its arrays in the meantime.
         written = wire.read(data)
         check_batch(batch if written is None else written, limits)
         if written is None:
@@ -49,17 +46,14 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> LogprobBatch:
-    """Return the batch in a message that keeps the contract, or raise a ContractError.
+    """Return the batch in a valid message, or raise a ContractError.
 
-    Any protobuf encoding of a valid batch is read. The batch's columns are views of `data` if it is bytes,
-    and of a copy otherwise.
+    It reads any protobuf encoding of a valid batch. The batch's columns are views of `data` if it is bytes, and of a
+    copy otherwise.
 
     Args:
         data: the message.
-        limits: the most that it may hold; default: a deployment's defaults. Its size is checked before it is parsed.
-
-    Returns:
-        the batch.
+        limits: its limits; default: a deployment's defaults. The size is checked before anything is parsed.
 
     Raises:
         ContractError: the message breaks a rule; it says which field, the limit and the value.
@@ -80,7 +74,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> L
 
 
 def parse(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> LogprobBatch:
-    """Return the batch in a message without checking it: for tools that look into what `decode` refuses."""
+    """Return the batch in a message without checking it, for tools that inspect refused messages."""
     return _read(_within(data, limits))
 
 
@@ -89,7 +83,7 @@ def _read(data: bytes) -> LogprobBatch:
 
 
 def _within(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
-    """Return the message as bytes that cannot change; its size is looked at before anything else."""
+    """Return the message as immutable bytes, once its size is checked."""
     check_implementation()
     if type(data) is bytes:
         size = len(data)

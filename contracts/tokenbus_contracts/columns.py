@@ -1,4 +1,4 @@
-"""Where a batch's columns come from: arrays that are there, or the message they lie in until they are read."""
+"""MessageColumns: the columns of a received message, read from its bytes on first use."""
 
 from collections.abc import Sequence
 from struct import Struct, unpack_from
@@ -14,7 +14,7 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
 _FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
-"""What reads a value of each column that has one for a row: these are the first columns."""
+"""The readers of one value, for each column with one element for each row; these columns come first."""
 _PLACES = {
     2 * len(columns): {
         column.name: (place, place + len(columns), column.dtype, _CODES[column.item_bytes], column.empty)
@@ -22,17 +22,17 @@ _PLACES = {
     }
     for columns in (BASE_COLUMNS, COLUMNS)
 }
-"""Where each column's numbers are among all, by how many there are: a message without extras has none of theirs."""
+"""Each column's index among `places`, by the length of `places`: without extras, only base columns have any."""
 
 
 class MessageColumns:
-    """The columns of a plain message that keeps the contract, each read from its bytes when it is asked for.
+    """The columns of a valid message in the plain encoding.
 
     Args:
         data: the message.
-        places: each column's offset in it, and then each column's number of elements; without extras, those of the
-            base columns alone.
-        is_bare: whether the message is those fields, as `select` writes them, without a header.
+        places: the offset of each column, and then the number of elements of each column; without extras, of the base
+            columns alone.
+        is_bare: whether the message has no header, as `select` writes it.
     """
 
     __slots__ = ("_is_bare", "_known", "data", "places")
@@ -45,20 +45,20 @@ class MessageColumns:
 
     @property
     def row_count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.places[len(self._known)]
 
     @property
     def has_extras(self) -> bool:
-        """Whether there is more than the columns that every batch has."""
+        """Whether it has columns beside the base columns."""
         return len(self._known) > len(BASE_COLUMNS)
 
     def first(self) -> list[int]:
-        """Return the first row's value in each column that has one for a row."""
+        """Return the first row's value in each column with one element for each row."""
         return [read(self.data, at)[0] for read, at in zip(_FIRSTS, self.places, strict=False)]
 
     def fields(self) -> bytes:
-        """Return the columns' fields as a message has them behind its header."""
+        """Return the encoded columns, which follow the header in a message."""
         if self._is_bare:
             return self.data
         found = self.select(np.arange(self.row_count))
@@ -67,7 +67,7 @@ class MessageColumns:
         return found.fields()
 
     def select(self, rows: native.Index) -> "MessageColumns | None":
-        """Return some rows' columns, in the order in which the rows are named; None: one is not there, or twice."""
+        """Return the columns of some rows, in the given order; None: a row does not exist, or comes twice."""
         selected = native.select(self.data, self.places, rows)
         return None if selected is None else MessageColumns(*selected, is_bare=True)
 
@@ -75,13 +75,13 @@ class MessageColumns:
         """Return a column as an array, a view of the message."""
         try:
             at, items, dtype, _, empty = self._known[name]
-        except KeyError:  # as no row asked for it
+        except KeyError:  # no row has extras
             return COLUMN[name].empty
         count = self.places[items]
         return np.frombuffer(self.data, dtype, count, self.places[at]) if count else empty
 
     def numbers(self, name: str) -> Sequence[int]:
-        """Return an integer column's values; for a short column this is cheaper than an array is."""
+        """Return an integer column's values; for a short column this is cheaper than an array."""
         at, items, _, code, _ = self._known[name]
         begin, count = self.places[at], self.places[items]
         if code == "B":

@@ -1,4 +1,4 @@
-"""The one error of the contract. Imports nothing of ours, so that every module may raise it."""
+"""ContractError, in a module that imports nothing of Tokenbus, so that every module may raise it."""
 
 from enum import Enum
 
@@ -6,42 +6,42 @@ _LONGEST_VALUE = 200
 
 
 class Rule(str, Enum):
-    """Which kind of bound was broken; stable names, the same in the golden vectors and in metrics."""
+    """The kind of broken bound; the names are stable, and the same in the golden vectors and in metrics."""
 
     __str__ = str.__str__
 
     MALFORMED = "malformed"
-    """The bytes are no encoding of the message at all."""
+    """The bytes are no encoding of the message."""
     TYPE = "type"
-    """A value handed to the encoder is of another type than its field."""
+    """A value for the encoder has another type than its field."""
     VERSION = "version"
-    """The schema's major version is not the one that is read here."""
+    """The message has another major version of the schema."""
     REQUIRED = "required"
-    """A part that must be there is absent."""
+    """A required value is absent."""
     BYTES = "bytes"
     """A message or a string is longer than its bound."""
     ITEMS = "items"
     """A column has more elements than its bound."""
     LENGTH = "length"
-    """A column has another length than the counts demand."""
+    """A column's length does not fit the counts."""
     MIN = "min"
     """A value is below its bound."""
     MAX = "max"
     """A value is above its bound."""
     NAMED = "named"
-    """An enum's value is none that the schema names."""
+    """The schema does not name this value of an enum."""
     UNIQUE = "unique"
-    """A value appears twice in a column that has each only once."""
+    """A value comes twice in a column of unique values."""
     FINITE = "finite"
     """A number is NaN or infinite."""
     STATUS = "status"
-    """A row carries what its status forbids."""
+    """The row's status forbids the value."""
     SCORING = "scoring"
-    """A row or a message carries what its scoring forbids."""
+    """The row's scoring, or the message's value kind, forbids the value."""
     KIND = "kind"
-    """A row carries what the batch's kind forbids."""
+    """The batch's kind forbids the value."""
     ORDER = "order"
-    """Alternatives are not in order: by value, the largest first, ties by the lower id."""
+    """Alternatives are out of order: by value, the largest first, ties by lower id."""
     AGREEMENT = "agreement"
     """A sampled token's logprob or rank disagrees with its alternatives."""
 
@@ -55,14 +55,13 @@ _PHRASES = {
 
 
 class ContractError(ValueError):
-    """Something breaks the contract: which field, the limit, and the actual value.
+    """A value breaks the contract: the field, the limit and the actual value.
 
-    `field` names a single element where one can be named (``token_counts[3]``); `limit` is the bound, a
-    number or a phrase; `actual` is what came instead; `rule` is the kind of bound, for machines.
+    `field` names a single element if possible (``token_counts[3]``); `limit` is the bound, a number or a phrase;
+    `actual` is the wrong value; `rule` is the kind of bound, for machines.
     """
 
     def __init__(self, field: str, limit: object, actual: object, *, rule: Rule = Rule.MALFORMED) -> None:
-        """Keep the four; the message is made from them when it is asked for."""
         super().__init__(field, limit, actual)
         self.field = field
         self.limit = limit
@@ -80,7 +79,7 @@ class ContractError(ValueError):
 
 
 def _one_line(value: object) -> str:
-    """Return a value as one short line, whatever it is: it may have come from anywhere."""
+    """Return any value, which may come from a stranger, as one short line."""
     try:
         text = str(value)
     except ValueError:  # an integer of thousands of digits

@@ -1,4 +1,4 @@
-"""Extras: what a row has beyond its logprobs, where its request asked for it."""
+"""Extras: the further values of a row's tokens that its request asked for."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntFlag
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Extra(IntFlag):
-    """What the column `extras` says of a row: which further values each of its tokens has.
+    """The further values of each token of a row, as flags of the column `extras`.
 
     Example:
         both = tokenbus.Extra.OTHER_LOGPROB | tokenbus.Extra.ENTROPY
@@ -28,7 +28,7 @@ class Extra(IntFlag):
 
 
 class Extras(NamedTuple):
-    """What one row has beyond its logprobs; what its request did not ask for is empty.
+    """The further values of one row's tokens; empty if its request did not ask for them.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -37,22 +37,22 @@ class Extras(NamedTuple):
     """
 
     other_logprobs: npt.NDArray[np.float32]
-    """Of each token in the other distribution: the sampled one if `logprobs` are the model's own, and the reverse."""
+    """Each token's logprob in the other distribution: the sampled one if `logprobs` are the model's, or the reverse."""
     entropies: npt.NDArray[np.float32]
-    """Of each token, the entropy of the distribution that `logprobs` are of, in nats."""
+    """Each token's entropy of the distribution of `logprobs`, in nats."""
     given_token_ids: npt.NDArray[np.uint32]
     """The ids that the request gave."""
     given_logprobs: npt.NDArray[np.float32]
-    """A line for each token, with the value of each given id."""
+    """The logprob of each given id, with one line for each token."""
     mask_sizes: npt.NDArray[np.uint32]
-    """How many ids sampling could have chosen, for each token."""
+    """The size of each token's mask: the number of ids that sampling could choose."""
     mask_token_ids: npt.NDArray[np.uint32]
-    """Those ids, token by token; see `masks`."""
+    """The ids of the masks, token by token; see `masks`."""
     mask_bound: int
-    """The ids of a token are there if they are no more than this."""
+    """The largest mask whose ids are listed."""
 
     def as_lists(self) -> dict[str, list[Any]]:
-        """Return what was asked for, as JSON has it; of a mask that is too large to tell, null."""
+        """Return the values for JSON; a mask that is too large to list becomes null."""
         found: dict[str, list[Any]] = {
             name: values.tolist()
             for name in ("other_logprobs", "entropies", "given_token_ids", "given_logprobs", "mask_sizes")
@@ -63,7 +63,7 @@ class Extras(NamedTuple):
         return found
 
     def masks(self) -> Iterator[npt.NDArray[np.uint32] | None]:
-        """Yield which ids sampling could have chosen, for each token; None: more than its mask_bound."""
+        """Yield the ids that sampling could choose, for each token; None: more than its mask_bound."""
         begin = 0
         for size in self.mask_sizes.tolist():
             is_listed = size <= self.mask_bound
@@ -72,7 +72,7 @@ class Extras(NamedTuple):
 
 
 def extras_of(batch: "LogprobBatch", starts: Mapping[int, "Index"]) -> list[Extras | None]:
-    """Return each row's extras; None: it asked for none. `starts` has where each row's elements begin, by length."""
+    """Return each row's extras or None, given the start of each row's elements by kind of length."""
     rows = batch.row_count
     nothing = np.zeros(rows, np.uint32)
     kinds, given, bounds = (

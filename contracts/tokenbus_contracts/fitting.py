@@ -1,4 +1,4 @@
-"""Columns from whatever a caller passes: converted where that changes no value, refused where it would."""
+"""Columns from a caller's values: converted if that changes no value, refused otherwise."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tokenbus_contracts.schema import Column
 
 
 def fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return values as the column's type, or a ContractError where they are not such values."""
+    """Return values as the column's type; a ContractError says which value does not fit it."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -34,7 +34,7 @@ def fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def _whole_numbers(column: Column, values: npt.ArrayLike, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return integers on both sides of 2**63, for which numpy has no type of its own accord, as unsigned ones."""
+    """Return a list with integers on both sides of 2**63, for which numpy infers no integer type, as unsigned ones."""
     if not isinstance(values, (list, tuple)):
         return array
     if not all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values):
@@ -53,7 +53,7 @@ def kind_of(array: npt.NDArray[Any]) -> str:
 
 
 def _refuse_wrapping(column: Column, array: npt.NDArray[Any]) -> None:
-    """Refuse integers that a narrower type would turn into other ones."""
+    """Refuse integers that do not fit the column's type."""
     lowest, highest = int(array.min()), int(array.max())
     highest_held = (1 << 8 * column.item_bytes) - 1
     if lowest < 0:

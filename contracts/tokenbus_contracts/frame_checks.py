@@ -1,6 +1,6 @@
 """Checks of a message against its bounds, made once from the descriptor.
 
-Every check is a function of the message alone: paths, bounds and what is nested were looked up when it was made.
+Each check is a function of the message alone: its paths, bounds and nested checks are looked up when it is made.
 """
 
 import math
@@ -21,13 +21,13 @@ _LOWEST, _HIGHEST = -math.inf, math.inf
 """The range of a field without bounds."""
 _MOST_BYTES_OF_A_LETTER = 4
 _FEW = 64
-"""Fewer elements than this are looked at one by one."""
+"""Fewer elements than this are checked one by one."""
 
 
 def check_of(message: Descriptor, path: str = "") -> Check | None:
-    """Return the check of a message, or None if nothing of it is bounded; `path` precedes its fields' names in errors.
+    """Return the check of a message, or None if it has no bounds; `path` precedes its fields' names in errors.
 
-    What is one of several comes last.
+    Members of a oneof are checked last.
     """
     oneofs = oneofs_of(message)
     by_name = {rule.name: rule for rule in rules_of(message)}
@@ -54,7 +54,7 @@ def check_of(message: Descriptor, path: str = "") -> Check | None:
 
 
 def _check(rule: FieldRule, path: str) -> Check | None:
-    """Return the check of a field that is more than a plain number; None: any value will do."""
+    """Return the check of a field that is more than a plain number; None: any value is valid."""
     name, here = rule.name, path + rule.name
     if rule.repeated:
         return _repeated(rule, here)
@@ -75,7 +75,7 @@ def _check(rule: FieldRule, path: str) -> Check | None:
 
 
 def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
-    """Return the check of one value and the path it is named by, or None if any value will do."""
+    """Return the check of one value and its path; None: any value is valid."""
     if rule.is_text or rule.is_bytes:
         return _length_check(rule)
     low, high = _range(rule)
@@ -92,7 +92,7 @@ def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
 
 
 def _length_check(rule: FieldRule) -> Callable[[Any, str], None] | None:
-    """Return the check of a text's or some bytes' length in bytes, or None if any will do."""
+    """Return the check of the length in bytes of text or bytes; None: any length is valid."""
     low, most = rule.min_bytes, _HIGHEST if rule.max_bytes is None else rule.max_bytes
     if not low and rule.max_bytes is None:
         return None
@@ -147,7 +147,7 @@ def _repeated(rule: FieldRule, here: str) -> Check:
 
 
 def _hold_at_once(values: Sequence[int], rule: FieldRule) -> bool:
-    """Return whether the elements of a long list hold: a prompt may have a million."""
+    """Tell whether all elements of a long list are valid: a prompt may have a million."""
     numbers = np.fromiter(values, np.uint64, len(values))
     low, high = _range(rule)
     if int(numbers.min()) < low or int(numbers.max()) > high:
@@ -183,7 +183,7 @@ def _nested(rule: FieldRule, path: str) -> Check | None:
 
 
 def _is_number(rule: FieldRule) -> bool:
-    """Return whether a field holds numbers, which enums are, and no more is to be known of them than a range."""
+    """Tell whether a field is one number or enum whose only bound is a range."""
     return not (rule.repeated or rule.message or rule.is_text or rule.is_bytes or rule.finite)
 
 

@@ -1,4 +1,4 @@
-"""Control frames to bytes and back, checked both ways against the bounds that the schema declares."""
+"""Control frames to bytes and back, checked both ways against the schema's bounds."""
 
 from typing import NamedTuple, TypeVar, cast
 
@@ -20,7 +20,7 @@ FRAMES: tuple[type[Message], ...] = (
     ServerFrame,
     RequestEvent,
 )
-"""The messages that are read and written here."""
+"""The messages that this module reads and writes."""
 
 _Frame = TypeVar("_Frame", bound=Message)
 
@@ -32,7 +32,7 @@ class _Rules(NamedTuple):
     max_bytes: int
     check: Check
     body: str
-    """The name of the oneof that holds what the frame says."""
+    """The name of the oneof with the frame's contents."""
     bodies: list[str]
 
 
@@ -61,14 +61,14 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
 
 
 def body_of(frame: type[Message], data: bytes) -> str | None:
-    """Return what a frame says by its name, as "hello", without reading it; None: its first fields do not tell."""
+    """Return the name of a frame's body, as "hello", from its first fields; None: they do not contain it."""
     fields = frame.DESCRIPTOR.fields_by_number
     number = first_of(data, [number for number, field in fields.items() if field.name in _rules_of(frame).bodies])
     return None if number is None else str(fields[number].name)
 
 
 def write_frame(message: Message) -> bytes:
-    """Return a frame as bytes, the same for the same frame, or raise the ContractError of the first bound it breaks."""
+    """Return the bytes of a frame, the same for equal frames; a ContractError says which bound it breaks first."""
     rules = _rules_of(type(message))
     rules.check(message)
     data = message.SerializeToString(deterministic=True)
@@ -78,7 +78,7 @@ def write_frame(message: Message) -> bytes:
 
 
 _RULES: dict[type[Message], _Rules] = {}
-"""Of the frames that this process has read or written: a process has but some kinds, and starts sooner so."""
+"""The rules of the kinds of frames that this process has used; making all of them would delay its start."""
 
 
 def _rules_of(frame: type[Message]) -> _Rules:

@@ -1,4 +1,4 @@
-"""What all rows of a batch have in common, as a plain tuple with names."""
+"""BatchHeader: the properties that all rows of a batch share."""
 
 from collections.abc import Sequence
 from operator import attrgetter, index, itemgetter
@@ -11,9 +11,9 @@ from tokenbus_contracts.schema import HEADER, MAJOR, MINOR
 
 
 class BatchHeader(NamedTuple):
-    """A batch's header; the fields are the schema's, and logprob_batch.proto says what each means.
+    """A batch's header; logprob_batch.proto documents its fields.
 
-    Where a newer minor's value has no name here, as `method` may, the field holds the bare number.
+    An enum field holds a bare number if only a newer minor version names the value, as `method` may.
 
     Example:
         header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=2)
@@ -43,7 +43,7 @@ class BatchHeader(NamedTuple):
 
 
 def to_wire(header: BatchHeader) -> bytes:
-    """Return the header's bytes, or a ContractError for a value that its field cannot hold."""
+    """Return the header's bytes; a ContractError names a value that does not fit its field."""
     fields: dict[str, Any] = dict(zip(_FIELDS, header, strict=True))
     try:
         return HeaderMessage(**fields).SerializeToString(deterministic=True)
@@ -52,12 +52,11 @@ def to_wire(header: BatchHeader) -> bytes:
 
 
 def from_message(message: HeaderMessage) -> BatchHeader:
-    """Return the header that the generated class read."""
     return _named([*_ATTRIBUTES(message)])
 
 
 def from_values(values: Sequence[int], worker_id: str) -> BatchHeader:
-    """Return the header whose values are given by the numbers of their fields, and its text."""
+    """Return the header with these values, which are indexed by field number, and this worker id."""
     return _named([worker_id, *_NUMBERED(values)])
 
 
@@ -80,7 +79,7 @@ _NAMES = [(_FIELDS.index(name), {int(value): value for value in enum}) for name,
 
 
 def misfit(header: BatchHeader) -> ContractError:
-    """Return the error for the first value that is not of its field's type."""
+    """Return the error for the first value that does not fit its field's type."""
     for name, value in header._asdict().items():
         wanted = _TYPES.get(name, "a whole number")
         try:

@@ -1,4 +1,4 @@
-"""Ragged columns: which elements of a column belong to which rows."""
+"""Layout: which elements of each column belong to which rows."""
 
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ _MASK_TOKENS = ColumnLength.COLUMN_LENGTH_MASK_TOKENS
 
 
 class Layout:
-    """Where each row's elements begin in each kind of column; a ContractError if a column is not as long as counted."""
+    """The start of each row's elements in each kind of column; a ContractError names a column of the wrong length."""
 
     __slots__ = ("_mask_starts", "_per_token", "starts")
 
@@ -40,7 +40,7 @@ class Layout:
         rows = batch.row_count
         _check_lengths(batch, {_ROWS: rows})
         counts = batch.token_counts.astype(np.intp)
-        # How many elements a token has in each kind of column, row by row.
+        # The elements of one token in each kind of column, for each row.
         self._per_token: dict[int, Index] = {
             _TOKENS: np.ones(rows, np.intp),
             _SCORED_TOKENS: (batch.scorings != Scoring.NONE).astype(np.intp),
@@ -81,13 +81,13 @@ class Layout:
         self.starts[_MASK_TOKENS] = self._mask_starts[masked]
 
     def elements(self, rows: Index) -> dict[int, Index]:
-        """Return where the elements of some rows are, in the order in which the rows are named, by kind of length."""
+        """Return the indexes of the elements of some rows, in the given order, by kind of length."""
         return {
             length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self.starts.items()
         }
 
     def elements_between(self, begins: Index, ends: Index) -> dict[int, Index]:
-        """Return where the elements of each row's tokens from one place to another are, by kind of length."""
+        """Return the indexes of the elements of some consecutive tokens of each row, by kind of length."""
         found = {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self.starts.items()}
         for length, each in self._per_token.items():
             found[length] = _ranges(self.starts[length][:-1] + begins * each, (ends - begins) * each)
@@ -115,5 +115,5 @@ def _starts_of(counts: npt.NDArray[np.unsignedinteger | np.signedinteger]) -> In
 
 
 def _ranges(begins: Index, lengths: Index) -> Index:
-    # Each row's run is a range of its own: shift one long range by where each row begins in both.
+    # One long range, shifted for each row from its begin in the result to its begin in the column.
     return np.arange(lengths.sum(), dtype=np.intp) + np.repeat(begins - _starts_of(lengths)[:-1], lengths)

@@ -9,10 +9,10 @@ from tokenbus_contracts.schema import COLUMN, MESSAGE_BOUNDS
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that a batch may hold.
+    """The limits of a batch.
 
-    `Limits.schema()` is what the schema allows, `Limits.default()` what a deployment enforces unless set
-    otherwise. Any other is made by hand; wider than the schema, or negative, is a ContractError.
+    `Limits.schema()` has the schema's bounds, and `Limits.default()` the defaults of a deployment. Other limits must
+    not exceed the schema's.
 
     Raises:
         ContractError: a limit is wider than the schema's, or negative.
@@ -32,7 +32,7 @@ class Limits:
     max_token_id: int
 
     def __post_init__(self) -> None:
-        """Refuse what is wider than the schema."""
+        """Refuse limits that are wider than the schema's, or negative."""
         for name, (_, most) in _schema_bounds().items():
             value = getattr(self, name)
             if type(value) is not int:
@@ -44,7 +44,7 @@ class Limits:
 
     @classmethod
     def schema(cls) -> "Limits":
-        """Return the widest limits there are: the schema's."""
+        """Return the widest limits: the schema's."""
         return cls(**{name: most for name, (_, most) in _schema_bounds().items()})
 
     @classmethod
@@ -55,7 +55,7 @@ class Limits:
 
 @cache
 def _schema_bounds() -> dict[str, tuple[int, int]]:
-    """Return each limit's default and its largest value, both read from the schema."""
+    """Return each limit's default and its largest value, from the schema."""
     bounds = {
         "max_message_bytes": (MESSAGE_BOUNDS.default_max_bytes, MESSAGE_BOUNDS.max_bytes),
         "max_rows": (COLUMN["request_ids"].default_max_items, COLUMN["request_ids"].max_items),

@@ -1,4 +1,4 @@
-"""Why some bytes are no message at all: for people, after the generated classes refused them."""
+"""Why some bytes are no message, for people, once the generated classes have refused them."""
 
 from collections.abc import Collection, Iterator
 
@@ -17,11 +17,11 @@ _ITEM_SIZES = {
 _VARINT_MAX_BYTES = 10
 _MOST_PEEKED = 8
 _MOST_FIELDS = 4096
-"""How many fields are looked at: enough for any message that was damaged, too few to be kept busy with."""
+"""The most fields to look at: enough for a damaged message, too few to keep a process busy."""
 
 
 class _BrokenError(Exception):
-    """The walk met something that no message has."""
+    """The walk found bytes that no message has."""
 
     def __init__(self, field: str, limit: str, actual: str) -> None:
         super().__init__(field, limit, actual)
@@ -29,31 +29,31 @@ class _BrokenError(Exception):
 
 
 def explain(data: bytes, message: Descriptor = BATCH) -> ContractError:
-    """Return the error that names the first place where a message's own fields do not add up."""
+    """Return the error that names a message's first malformed field."""
     try:
         _walk(data, message, "", iter(range(_MOST_FIELDS)))
     except _BrokenError as broken:
         return broken.error
-    # As far as it was looked at, all adds up: what the parser met lies deeper, or further on.
+    # All inspected fields are well-formed: the parser found a fault in a deeper or a later one.
     return ContractError("message", "fields that parse", "one with damaged contents", rule=Rule.MALFORMED)
 
 
 def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
-    """Return the number of the first field that a message's type does not have, or None; the message was parsed.
+    """Return the number of the first field that the type of a parsed message lacks, or None.
 
-    Fields that it has, though encoded as none of their type, are not unknown. Only the first fields are looked at.
+    A known field with a wrong encoding is not unknown. Only the first fields are looked at.
     """
     numbers = (number for number, *_ in _fields(data, 0, _MOST_FIELDS))
     return next((number for number in numbers if number not in message.fields_by_number), None)
 
 
 def first_of(data: bytes, numbers: Collection[int]) -> int | None:
-    """Return the number of the first field that is one of some, or None; few fields are looked at, none is read."""
+    """Return the number of the first field with one of these numbers, or None; it reads no contents, and few fields."""
     return next((number for number, *_ in _fields(data, 0, _MOST_PEEKED) if number in numbers), None)
 
 
 def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
-    """Return the offset of the field that an error names; where that is missing, of the message that should hold it."""
+    """Return the offset of the field that an error names; if it is missing, of the message that lacks it."""
     begin = place = 0
     for part in field.split("."):
         name, _, element = part.rstrip("]").partition("[")
@@ -73,9 +73,9 @@ def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
 
 
 def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each of the first fields: its number, and where it, its contents and the next one begin.
+    """Yield each of the first fields: its number, and the offsets of the field, its contents and the next field.
 
-    It ends at a group, which no field of ours is, and at what is broken.
+    It stops at a malformed field and at a group, which no field of the schema is.
     """
     for _ in range(most):
         if at >= len(data):
@@ -90,7 +90,7 @@ def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, in
 
 
 def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) -> None:
-    """Look at a message's fields one by one, and at what is nested in it, as long as some of `left` are left."""
+    """Check a message's fields one by one, and nested messages, until `left` is exhausted."""
     at = 0
     groups: list[str] = []
     while at < len(data):
@@ -121,7 +121,7 @@ def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) ->
 
 
 def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterator[int]) -> None:
-    """Find out what is wrong with a known field's contents, if anything is."""
+    """Raise the error of a known field whose contents are malformed."""
     if field.message_type is not None:
         _walk(contents, field.message_type, f"{name}.", left)
     elif field.type == FieldDescriptor.TYPE_STRING:
@@ -137,7 +137,7 @@ def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterato
 
 
 def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int]:
-    """Return where a field's contents begin, and where they should end; the field is no group."""
+    """Return the begin of a field's contents, and the end that it claims; the field is no group."""
     if wire_type == _VARINT:
         return at, _read_varint(data, at, name)[1]
     if wire_type == _LENGTH:

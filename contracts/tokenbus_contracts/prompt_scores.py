@@ -1,4 +1,4 @@
-"""PromptScores: what a model says of a prompt's tokens, as arrays, and in the chunks in which a stream carries it."""
+"""PromptScores: the logprobs of a prompt's tokens, as arrays, and as the chunks of a stream."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk
 Ids = npt.NDArray[np.uint32]
 Values = npt.NDArray[np.float32]
 _MOST_BYTES = 61_440
-"""Of a chunk's arrays, so that it fits into an event."""
+"""The most bytes of a chunk's arrays, so that the chunk fits into an event."""
 _ITEM_BYTES = 4
 _TOKEN_BYTES = 3 * _ITEM_BYTES
 _ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_logprobs", "alternative_token_ids")
@@ -22,7 +22,7 @@ _ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_logprobs", "alternativ
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """The scores of a prompt's tokens from a position on; from 1, as nothing stands before the first token.
+    """The scores of a prompt's tokens from a position on, at least 1: the first token has no score.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -36,21 +36,21 @@ class PromptScores:
     request_id: int
     position: int
     prompt_tokens: int
-    """How many tokens the prompt has."""
+    """The length of the prompt."""
     token_ids: Ids
-    """The prompt's own."""
+    """The prompt's tokens."""
     logprobs: Values
     ranks: Ids
     """From 1."""
     alternative_token_ids: Ids
-    """A line for each token: the most probable first, or those that the request named."""
+    """One line for each token: the most probable tokens in order, or the tokens that the request named."""
     alternative_logprobs: Values
     are_named: bool = False
     """Whether the request named the alternatives."""
 
     @property
     def end(self) -> int:
-        """The position behind the last token that is scored."""
+        """The position behind the last scored token."""
         return self.position + int(self.token_ids.size)
 
     @property
@@ -59,7 +59,7 @@ class PromptScores:
         return self.end >= self.prompt_tokens
 
     def chunks(self) -> Iterator[PromptScoresChunk]:
-        """Yield the messages that carry it; at least one, so that its end is said."""
+        """Yield its messages; at least one, because the last one announces the end."""
         alternatives = self.alternative_logprobs.shape[1]
         line = alternatives * _ITEM_BYTES
         once, each = (line, line) if self.are_named else (0, 2 * line)
@@ -82,7 +82,7 @@ class PromptScores:
 
     @classmethod
     def of(cls, message: PromptScoresChunk) -> "PromptScores":
-        """Return what a chunk carries; a ContractError says what is wrong with it."""
+        """Return the scores in a chunk; a ContractError names a value that breaks the contract."""
         count, alternatives = len(message.token_ids) // _ITEM_BYTES, message.alternatives
         lines = min(1, count) if message.alternatives_are_named else count
         ids = _array("alternative_token_ids", message.alternative_token_ids, "<u4", lines, alternatives)
@@ -117,7 +117,7 @@ class PromptScores:
         last = chunks[-1]
         names = _ARRAYS[:-1] if last.are_named else _ARRAYS
         whole: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in chunks]) for name in names}
-        if last.are_named:  # the same for each token, so they are there once
+        if last.are_named:  # one line for all tokens
             whole[_ARRAYS[-1]] = np.broadcast_to(last.alternative_token_ids[:1], whole["alternative_logprobs"].shape)
         return replace(chunks[0], **whole)
 

@@ -1,4 +1,4 @@
-"""Row: one request's share of a batch, made when it is asked for."""
+"""Row: one request's share of a batch, made on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
@@ -16,15 +16,15 @@ Array = npt.NDArray[Any]
 
 
 class Parts(Protocol):
-    """Each row's part of a column."""
+    """The parts of a column, one for each row."""
 
-    def __getitem__(self, row: int, /) -> Any: ...  # noqa: ANN401 - an array, as those of a list are too
+    def __getitem__(self, row: int, /) -> Any: ...  # noqa: ANN401 - an array
     def __iter__(self) -> Iterator[Any]: ...
 
 
 Cutter = Callable[[Array], Parts]
-"""Returns each row's part of a column."""
-_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # by value, of which none is left out
+"""Cuts a column into parts, one for each row."""
+_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # by value; the values are consecutive
 
 
 class Row(NamedTuple):
@@ -39,37 +39,37 @@ class Row(NamedTuple):
     key: int
     """The request's id."""
     batch_index: int
-    """Its place in the engine's batch."""
+    """Its index in the engine's batch."""
     position: int
-    """The place of its first token among the request's generated tokens, from 0."""
+    """The position of its first token among the request's generated tokens, from 0."""
     status: RowStatus
-    """Whether its request goes on, or how it ended."""
+    """The state of its request after the step."""
     draft_token_count: int
-    """How many draft tokens were verified in this step."""
+    """The number of draft tokens that the step verified."""
     scoring: Scoring
-    """Which values its tokens have."""
+    """The values of its tokens beyond their ids."""
     token_ids: npt.NDArray[np.uint32]
-    """Of each token that its request got in this step."""
+    """The ids of its tokens."""
     logprobs: npt.NDArray[np.float32]
-    """Of each token, or empty where the row is not scored."""
+    """The logprob of each token; empty if the row is not scored."""
     ranks: npt.NDArray[np.uint32]
-    """Of each token, by probability from 1, or empty as logprobs are."""
+    """The rank of each token by probability, from 1; empty if the row is not scored."""
     alternative_token_ids: npt.NDArray[np.uint32]
-    """A line for each token, the most probable first."""
+    """The alternatives' ids, with one line for each token, the most probable first."""
     alternative_logprobs: npt.NDArray[np.float32]
-    """As alternative_token_ids."""
+    """Their logprobs, in the same shape."""
     proposal_token_ids: npt.NDArray[np.uint32]
-    """The draft tokens that the next step verifies."""
+    """The draft tokens for the next step to verify."""
     stop: int
-    """Which of its request's own stops ended it, as the column `stops` has it; 0: none, or not known."""
+    """The request's own stop that ended it, as in the column `stops`; 0: none, or not known."""
     extras: Extras | None
-    """What its request asked for beyond that; None: nothing."""
+    """Further values that its request asked for; None: it asked for none."""
 
 
 class Rows:
-    """The rows of a batch whose columns are as long as its counts demand.
+    """The rows of a batch whose columns' lengths fit its counts.
 
-    None is kept once it was made: 256 rows that wait for each other leave the processor's cache before they are read.
+    Rows are not cached: 256 rows made in advance would leave the CPU's cache before they are read.
     """
 
     __slots__ = ("_count", "_numbers", "_parts")
@@ -80,12 +80,12 @@ class Rows:
         numbers: Callable[[str], Sequence[int]],
         extras: Sequence[Extras | None] | None,
     ) -> None:
-        """Cut the columns into the rows' parts.
+        """Cut the columns into parts, one for each row.
 
         Args:
             array: returns a column by its name.
-            numbers: returns an integer column's values by its name.
-            extras: those of each row, where any has some.
+            numbers: returns the values of an integer column by its name.
+            extras: the extras of each row; None: no row has any.
         """
         counts, top_ks = numbers("token_counts"), numbers("top_ks")
         statuses, scorings = numbers("statuses"), numbers("scorings")
@@ -114,7 +114,7 @@ class Rows:
         )
 
     def row(self, index: int) -> Row:
-        """Return one of them; IndexError: there is none."""
+        """Return one row; raises IndexError."""
         if not 0 <= index < self._count:
             raise IndexError(f"row {index} of a batch of {self._count}")
         keys, batch_indices, positions, statuses, draft_counts, scorings = self._numbers
@@ -138,7 +138,7 @@ class Rows:
         return tuple.__new__(Row, values)
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield them in order, a column at a time: that takes half as long as one row after the other."""
+        """Yield the rows in order; going column by column takes half the time of going row by row."""
         keys, batch_indices, positions, statuses, draft_counts, scorings = self._numbers
         named = (map(_STATUSES.__getitem__, statuses), draft_counts, map(_SCORINGS.__getitem__, scorings))
         columns = zip(keys, batch_indices, positions, *named, *self._parts, strict=True)
@@ -146,7 +146,7 @@ class Rows:
 
 
 class OnlyRow:
-    """The row of a message that has no other: for one, what `Rows` makes for many would cost more than the row."""
+    """The row of a message with a single row, which is cheaper than `Rows`."""
 
     __slots__ = ("_row",)
 
@@ -172,7 +172,7 @@ class OnlyRow:
         self._row = tuple.__new__(Row, values)
 
     def row(self, index: int) -> Row:
-        """Return it; IndexError: there is no other."""
+        """Return the row; raises IndexError."""
         if index:
             raise IndexError(f"row {index} of a batch of 1")
         return self._row
@@ -182,7 +182,7 @@ class OnlyRow:
 
 
 class _Ragged:
-    """A column in parts of different lengths."""
+    """A column, cut into parts of different lengths."""
 
     __slots__ = ("_column", "_places")
 
@@ -198,7 +198,7 @@ class _Ragged:
 
 
 class _Tables:
-    """Parts of different lengths, each with a line for each of its row's tokens."""
+    """Parts of different lengths, each a table with one line for each token of its row."""
 
     __slots__ = ("_parts", "_shapes")
 
@@ -215,19 +215,19 @@ class _Tables:
 
 
 def _cutter(counts: Sequence[int]) -> Cutter:
-    """Return what cuts a column into the rows' parts, which have so many elements each."""
+    """Return a function that cuts a column into parts with these numbers of elements."""
     rows = len(counts)
     if not rows or counts.count(counts[0]) != rows:
         ends = list(accumulate(counts))
         places = list(map(slice, [0, *ends], ends))
         return lambda column: _Ragged(column, places)
     if not counts[0]:
-        return lambda column: [column] * rows  # each part is as empty as the column
+        return lambda column: [column] * rows  # the column is empty, and so is each part
     return lambda column: column.reshape(rows, counts[0], *column.shape[1:])
 
 
 def _tables(column: Array, counts: Sequence[int], top_ks: Sequence[int], tokens: Cutter) -> Parts:
-    """Return each row's alternatives, a line for each of its tokens."""
+    """Return each row's alternatives, with one line for each token."""
     rows = len(counts)
     if rows and top_ks.count(top_ks[0]) != rows:
         return _Tables(_cutter(list(map(mul, counts, top_ks)))(column), list(zip(counts, top_ks, strict=True)))
@@ -238,7 +238,7 @@ def _tables(column: Array, counts: Sequence[int], top_ks: Sequence[int], tokens:
 
 
 def _stops(stops: Sequence[int], statuses: Sequence[int]) -> Sequence[int]:
-    """Return each row's stop: the column has those of the stopped rows alone, or none."""
+    """Return each row's stop: the column is empty, or has only those of stopped rows."""
     if not stops:
         return bytes(len(statuses))
     each = iter(stops)

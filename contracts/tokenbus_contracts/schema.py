@@ -1,6 +1,6 @@
-"""What the descriptor says of LogprobBatch, its columns and bounds, read once, at import; and of any other message.
+"""The columns of LogprobBatch and the bounds of every message, read from the descriptor.
 
-This is the only module that reads the schema's options; every number that the rest enforces comes from here.
+Only this module reads the schema's options; all bounds that other modules enforce come from here.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ BATCH = cast("Descriptor", logprob_batch_pb2.LogprobBatch.DESCRIPTOR)
 HEADER = cast("Descriptor", logprob_batch_pb2.BatchHeader.DESCRIPTOR)
 
 ONE_BYTE_VARINT_END = 128
-"""Values below this are one byte each when packed, so that a column of them is an array of bytes."""
+"""Values below this take one byte each when packed: a column of them is an array of bytes."""
 
 _WIRE_VARINT_MAX_BYTES = 10
 _DTYPES: dict[int, np.dtype[Any]] = {
@@ -39,10 +39,10 @@ _IMPLEMENTATION = api_implementation.Type()
 
 
 def check_implementation() -> None:
-    """Raise ImportError if messages of others would be read by protobuf's pure Python implementation.
+    """Raise ImportError if protobuf's pure Python implementation would read messages of other processes.
 
-    That implementation reads some encodings differently, and needs seconds for some messages. It writes the same bytes,
-    so a worker may use it: FastDeploy starts its workers with it.
+    It reads some encodings differently, and needs seconds for some messages. It writes the same bytes, so a worker may
+    use it: FastDeploy starts its workers with it.
     """
     if _IMPLEMENTATION != "upb":
         raise ImportError(
@@ -53,7 +53,7 @@ def check_implementation() -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, its array's type, its key on the wire and its bounds."""
+    """One column: its name, type, key on the wire and bounds."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -66,16 +66,16 @@ class Column:
     default_max: int
     default_max_items: int
     named: bool
-    """Whether only the values that the schema names are valid."""
+    """Whether only named values of the enum are valid."""
 
     @cached_property
     def is_bytes(self) -> bool:
-        """Whether a packed element is one byte in the shortest encoding."""
+        """Whether a packed element takes one byte in the shortest encoding."""
         return self.item_bytes == 1
 
     @cached_property
     def max_wire_items(self) -> int:
-        """The most elements that a packed field of this length can be taken for, were each as short as can be."""
+        """`max_items`, or for a varint column the most bytes that so many elements can take."""
         return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.is_bytes else 1)
 
     @cached_property
@@ -86,14 +86,14 @@ class Column:
 
 @dataclass(frozen=True)
 class FieldRule:
-    """What the schema demands of one field of any message."""
+    """The schema's rules for one field of any message."""
 
     name: str
     repeated: bool
     has_presence: bool
-    """Whether the field can be absent, which is another thing than its zero."""
+    """Whether the field distinguishes absent from zero."""
     message: Descriptor | None
-    """The type of a field that is a message."""
+    """The type of a message field."""
     is_text: bool
     is_bytes: bool
     is_unsigned: bool
@@ -109,22 +109,22 @@ class FieldRule:
 
 
 def fields_of(message: Descriptor) -> list[FieldDescriptor]:
-    """Return a message's fields in the order of their numbers, which is their order on the wire."""
+    """Return a message's fields by number, which is their order on the wire."""
     return cast("list[FieldDescriptor]", sorted(message.fields, key=lambda field: field.number))
 
 
 def bounds_in(options: FieldOptions) -> bounds_pb2.FieldBounds:
-    """Return what a field's options declare."""
+    """Return the bounds in a field's options."""
     return options.Extensions[bounds_pb2.bounds]  # type: ignore[index]
 
 
 def message_bounds_in(options: MessageOptions) -> bounds_pb2.MessageBounds:
-    """Return what a message's options declare."""
+    """Return the bounds in a message's options."""
     return options.Extensions[bounds_pb2.message_bounds]  # type: ignore[index]
 
 
 def status_rule_in(options: EnumValueOptions) -> bounds_pb2.StatusRule:
-    """Return what an enum value's options declare."""
+    """Return the rule in an enum value's options."""
     return options.Extensions[bounds_pb2.status_rule]  # type: ignore[index]
 
 
@@ -135,7 +135,7 @@ def _enum_of(field: FieldDescriptor) -> EnumDescriptor:
 
 
 def _range(field: FieldDescriptor) -> tuple[int, int]:
-    """Return a field's valid range, from its bounds, its enum's names, or its type."""
+    """Return a field's valid range, from its bounds, its enum or its type."""
     bounds = bounds_in(field.GetOptions())
     low = bounds.min if bounds.HasField("min") else 0
     if bounds.HasField("max"):
@@ -147,7 +147,7 @@ def _range(field: FieldDescriptor) -> tuple[int, int]:
 
 
 def _packed_key(field: FieldDescriptor) -> int:
-    """Return what announces a packed field on the wire: its number and wire type 2."""
+    """Return a packed field's key on the wire: its number and wire type 2."""
     return field.number << 3 | 2
 
 
@@ -178,12 +178,12 @@ COLUMN: dict[str, Column] = {column.name: column for column in COLUMNS}
 
 _EXTRAS_FROM = COLUMN["extras"].key
 BASE_COLUMNS = tuple(column for column in COLUMNS if column.key < _EXTRAS_FROM)
-"""The columns that most batches have alone."""
+"""The columns of every batch."""
 EXTRA_COLUMNS = tuple(column for column in COLUMNS if column.key >= _EXTRAS_FROM)
-"""Those that are there where some row asked for more."""
+"""The columns of a batch in which some row has extras."""
 
 NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column in BASE_COLUMNS}
-"""Those of every batch, without elements: what a reader begins with."""
+"""The base columns without elements, from which a reader starts."""
 
 HEADER_KEY = next(_packed_key(field) for field in fields_of(BATCH) if field.name == "header")
 
@@ -197,12 +197,12 @@ def _status_rules() -> dict[int, bounds_pb2.StatusRule]:
 
 
 STATUS_RULES = _status_rules()
-"""What rows of each status may carry; a status that is missing here is invalid."""
+"""The rule of each status; a status without a rule is invalid."""
 
 
 @cache
 def rules_of(message: Descriptor) -> list[FieldRule]:
-    """Return what the schema demands of a message's fields, in the order of their numbers."""
+    """Return the schema's rules for a message's fields, by number."""
     return [_field_rule(field) for field in fields_of(message)]
 
 
@@ -230,7 +230,7 @@ def _field_rule(field: FieldDescriptor) -> FieldRule:
 
 
 def _least(bounds: bounds_pb2.FieldBounds) -> int | None:
-    """Return the smallest valid value that a field's bounds declare; None: its type's."""
+    """Return the smallest valid value in a field's bounds; None: its type bounds it."""
     if bounds.HasField("least"):
         return bounds.least
     return bounds.min if bounds.HasField("min") else 0 if bounds.named else None
@@ -241,12 +241,12 @@ HEADER_RULES: dict[str, FieldRule] = {
     for field in fields_of(HEADER)
     for low, high in [_range(field)]
 }
-"""What the schema demands of each of the header's fields; a number without a bound has its type's range."""
+"""The schema's rules for the header's fields; a number without a bound has its type's range."""
 
 
 @cache
 def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
-    """Return the fields of each oneof that the schema has; what protoc makes of an optional field is none."""
+    """Return the fields of each oneof, without the oneofs that protoc makes for optional fields."""
     proto = DescriptorProto()
     message.CopyToProto(proto)
     optional = {field.name for field in proto.field if field.proto3_optional}
@@ -255,5 +255,5 @@ def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
 
 
 def max_bytes_of(message: Descriptor) -> int:
-    """Return how large an encoded message may be at most; zero if only what holds it is bounded."""
+    """Return the most bytes of an encoded message; zero: only the message around it is bounded."""
     return message_bounds_in(message.GetOptions()).max_bytes

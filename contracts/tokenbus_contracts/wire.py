@@ -1,7 +1,7 @@
-"""A batch's encodings. The plain one has each column packed and in one piece: it is read without copying anything.
+"""The encodings of a batch. In the plain encoding each column is packed and in one piece, and read without a copy.
 
-What is written is plain, and what the generated classes write, byte for byte. A plain message may have its fields in
-any order. The generated classes read every other encoding, so that it means what it means to them.
+Batches are written in the plain encoding, with the same bytes as by the generated classes. A plain message may have
+its fields in any order. The generated classes read all other encodings.
 """
 
 from collections.abc import Iterable
@@ -34,24 +34,24 @@ from tokenbus_contracts.schema import (
 )
 from tokenbus_contracts.validate.rows import unnamed
 
-# What the loops below need of each column, laid out flat: they run for every message.
+# The properties of each column, in flat tables for the loops below, which run for every message.
 _KEYS, _EXTRA_KEYS = ([column.key for column in each] for each in (BASE_COLUMNS, EXTRA_COLUMNS))
 _VALUES, _EXTRA_VALUES = (attrgetter(*(column.name for column in each)) for each in (BASE_COLUMNS, EXTRA_COLUMNS))
 _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
 _PREFIXES_KEPT = 4096
 _SHIFTS = range(7, 28, 7)
-"""Of a key's or a length's bytes after the first: parsers differ in how many more they would take."""
+"""The shifts of a varint's bytes after the first; parsers differ on longer varints."""
 _SMALL_BYTES = 4096
-"""Below this a copy costs less than a buffer handed on."""
+"""Below this size, a copy is cheaper than a buffer."""
 
 
 def write(batch: LogprobBatch, limits: Limits) -> bytes:
-    """Return a batch's bytes, unchecked, or a ContractError if they would be more than the limit."""
+    """Return a batch's bytes without checking it; raises ContractError if they exceed the limit."""
     header = to_wire(batch.header)
     pieces: list[Any] = [prefix_of(HEADER_KEY, len(header)), header]
     size, most = len(pieces[0]) + len(header), limits.max_message_bytes
-    message = batch._message  # noqa: SLF001 - its columns are written already
+    message = batch._message  # noqa: SLF001 - its columns are encoded already
     if message is not None:
         pieces.append(fields := message.fields())
         size += len(fields)
@@ -63,7 +63,7 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         if length:
             prefix = prefix_of(key, length)
             size += len(prefix) + length
-            # Nothing is copied from the column on that would not fit; the sizes of the others still count.
+            # The first column that does not fit, and those behind it, are only counted.
             if size <= most:
                 as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
                 pieces += (prefix, values if as_it_lies else values.tobytes())
@@ -73,9 +73,9 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
 
 
 def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -> list[bytes]:
-    """Return some rows of a batch as several messages under its header, each with those before its end among them.
+    """Return some rows of a batch as several messages under its header, each with the rows up to its end.
 
-    A message that is there is cut in one pass, whatever the number of parts. Unchecked, as in `write`.
+    A received message is cut in one pass, whatever the number of parts. Nothing is checked, as in `write`.
     """
     header = to_wire(batch.header)
     message = batch._message  # noqa: SLF001 - as above
@@ -90,14 +90,14 @@ def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -
     return cut
 
 
-def deal(  # noqa: PLR0913, PLR0917 - what the compiled pass takes
+def deal(  # noqa: PLR0913, PLR0917 - the compiled function's arguments
     batch: LogprobBatch, header: BatchHeader, slots: Index, requests: RequestColumns, stream: int, least: int
 ) -> tuple[Index, list[Share]] | None:
-    """Deal a batch's rows out to the shares of their requests, which are given by slot.
+    """Deal a batch's rows out to the shares of their requests, whose slots are given.
 
-    Returns the numbers of the rows, by share and then in batch order, and the shares, those from `least` on as messages
-    under the header, unchecked as in `write`. Returns None if the batch is not one received message, or if a row is not
-    the next of a request of the stream.
+    Returns the indexes of the rows, by share and then in batch order; and the shares, from `least` on as messages under
+    the header, unchecked as in `write`. Returns None if the batch is not one received message, or if a row is not the
+    next row of a request of the stream.
     """
     message = batch._message  # noqa: SLF001 - as above
     if message is None:
@@ -108,9 +108,9 @@ def deal(  # noqa: PLR0913, PLR0917 - what the compiled pass takes
 
 
 def read(data: bytes) -> LogprobBatch | None:
-    """Return the batch in a plain message, unchecked; None if the message is anything else.
+    """Return the batch in a plain message, unchecked; None: the message has another encoding.
 
-    A column too long to hold only as many elements as its bound is refused at its length, before it is read.
+    A column that is too long for its bound is refused by its length, before it is read.
     """
     header = None
     columns = NO_COLUMNS.copy()
@@ -129,7 +129,7 @@ def read(data: bytes) -> LogprobBatch | None:
             if key == HEADER_KEY:
                 if header is not None:
                     return None
-                # As a field of its message, so that what is nested in it may be as deep as it may be there.
+                # Parsed as a field, so that the parser's limit on nesting is the same as for the whole message.
                 header = from_message(BatchMessage.FromString(data[start:behind]).header)
             else:
                 name, dtype, item_bytes, max_wire_items = _TO_READ[key]
@@ -148,9 +148,9 @@ def read(data: bytes) -> LogprobBatch | None:
 
 
 def read_any(data: bytes) -> LogprobBatch:
-    """Return the batch in a message, unchecked but for what its columns' types cannot hold.
+    """Return the batch in a message; only the ranges of its columns' types are checked.
 
-    The parser takes at most a small multiple of the message's own size, and that has been checked.
+    The parser uses at most a small multiple of the message's size, which the caller has checked.
     """
     try:
         message = BatchMessage.FromString(data)
@@ -183,12 +183,12 @@ def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - 
 
 @lru_cache(_PREFIXES_KEPT)
 def prefix_of(key: int, length: int) -> bytes:
-    """Return what stands before a field's contents: its key and its length, as varints."""
+    """Return the prefix of a field: its key and its length, as varints."""
     return varint(key) + varint(length)
 
 
 def varint(value: int) -> bytes:
-    """Return a number in the shortest encoding that it has on the wire."""
+    """Return a number in its shortest encoding."""
     digits = bytearray()
     while value >= ONE_BYTE_VARINT_END:
         digits.append(value & 0x7F | 0x80)
@@ -198,7 +198,7 @@ def varint(value: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place and the place behind it; an IndexError if it is too long or not all there."""
+    """Return the varint at an offset and the offset behind it; an IndexError if it is too long or incomplete."""
     value = data[at]
     if value < ONE_BYTE_VARINT_END:
         return value, at + 1

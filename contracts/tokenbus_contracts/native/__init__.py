@@ -1,8 +1,8 @@
-"""The compiled code: whether a plain message keeps the contract, and some rows of one, each in one pass over it.
+"""The compiled code: it checks a message in the plain encoding, or selects rows from it, in one pass.
 
-It is optional. Where no C compiler was at hand when Tokenbus was installed, or TOKENBUS_PURE_PYTHON is 1, the
-checks in `validate` and the layout's indices do the same work with numpy, and the answers are the same: the tests run
-both. What the check does not accept goes to those, so that they alone decide what is refused, and for which reason.
+It is optional. If no C compiler was found when Tokenbus was installed, or if TOKENBUS_PURE_PYTHON is 1, the checks in
+`validate` and the indexes of the layout do the same with numpy. The tests run both. Messages that the compiled check
+does not accept go to `validate`, which alone refuses messages and names the reason.
 """
 
 import ctypes
@@ -32,26 +32,26 @@ Index = npt.NDArray[np.intp]
 
 _LIMITS_KEPT = 64
 _MOST_KEY_BYTES = 8
-"""As in accept.c: of a column's key and its length in bytes."""
+"""The most bytes of a column's key and length; as in accept.c."""
 _MOST_SHARES = 64
-"""To so many consumers a message is dealt out in one pass."""
+"""The most consumers to which one pass deals a message out."""
 
 
 class Share(NamedTuple):
-    """The rows of a message that one of those takes that it is dealt out to."""
+    """The rows of a message for one consumer."""
 
     number: int
     begin: int
-    """Its first row, among all of them in their new order."""
+    """Its first row, among all rows in their new order."""
     end: int
     message: bytes
-    """The rows as a message of their own; empty where none was asked for."""
+    """The rows as a message; empty if no message was wanted."""
     request_ids: bytes
-    """Their request ids, as the message has them."""
+    """The request ids as encoded in the message."""
 
 
 class RequestColumns(ctypes.Structure):
-    """Columns of requests by slot, which accept.c reads in place."""
+    """Columns of requests by slot, which accept.c reads without a copy."""
 
     _fields_ = (
         ("streams", ctypes.c_void_p),
@@ -82,18 +82,18 @@ class RequestColumns(ctypes.Structure):
 
 
 _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
-"""The limits of the last message, and their rules."""
+"""The limits and rules for the last message."""
 _BASE, _ALL = len(BASE_COLUMNS), len(COLUMNS)
 _OF_EXTRAS = f"{8 * (_ALL - _BASE)}x"
 _PLACES = {2 * _ALL: Struct(f"{2 * _ALL}q"), 2 * _BASE: Struct(2 * f"{_BASE}q{_OF_EXTRAS}")}
-"""What writes and reads columns' places, by how many there are: without extras, theirs are left out."""
+"""The formats of columns' places, by their number: without extras, only base columns have places."""
 _BASE_ALONE, _WITH_EXTRAS = 1, 2
-"""As in accept.c: what an accepted message has."""
+"""The kinds of accepted messages, as in accept.c."""
 _LAYOUTS = {
     _BASE_ALONE: Struct(f"16x{HEADER_NUMBERS}Q" + 2 * f"{_BASE}Q{_OF_EXTRAS}"),
     _WITH_EXTRAS: Struct(f"16x{HEADER_NUMBERS + 2 * _ALL}Q"),
 }
-"""A layout from the header's values on; ctypes takes three times as long to turn one into numbers."""
+"""The formats of a layout from the header's values on; ctypes would take three times as long to read it."""
 _TEXT_NUMBER = HEADER.fields_by_name["worker_id"].number
 
 
@@ -103,12 +103,12 @@ def available() -> bool:
 
 
 def accepts(data: bytes, limits: Limits) -> bool:
-    """Tell whether a message is known to be valid; False says nothing about it."""
+    """Tell whether a message is surely valid; if False, it may be valid or not."""
     return _accepts is not None and bool(_accepts(data, len(data), _rules(limits), Layout()))
 
 
 def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | None:
-    """Return the header and the columns' places in a message that is known to be valid; None says nothing about it."""
+    """Return the header and the columns' places of a message that is surely valid; None: it may be valid or not."""
     layout = Layout()
     found = 0 if _accepts is None else _accepts(data, len(data), _rules(limits), layout)
     if not found:
@@ -119,9 +119,9 @@ def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | Non
 
 
 def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequence[int]] | None:
-    """Return some rows of a message that was accepted: their columns' fields, and where in these each column lies.
+    """Return the encoded columns of some rows of an accepted message, and the place of each column in them.
 
-    None: a row is not there, or is named twice.
+    None: a row does not exist, or comes twice.
     """
     layout = _PLACES[len(places)]
     taken = np.empty(layout.size + len(data), np.uint8)
@@ -133,9 +133,9 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequ
 
 
 def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
-    """Return messages of rows of a message that was accepted: each has those before its end, behind the same header.
+    """Return messages of rows of an accepted message: each has the rows up to its end, behind the same header.
 
-    None: a row is not there, or is named twice, or the ends are not in order.
+    None: a row does not exist or comes twice, or the ends are not in order.
     """
     parts = len(ends)
     taken = np.empty(len(data) + parts * (len(head) + _MOST_KEY_BYTES * len(COLUMNS)), np.uint8)
@@ -175,7 +175,7 @@ def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
 
 
 def _rules(limits: Limits) -> Rules:
-    # Message after message has the same limits, and finding them by what they hold takes longer than to look at a row.
+    # Successive messages have the same limits, and hashing limits takes longer than checking a row.
     known, rules = _latest[0]
     if limits is not known:
         rules = _rules_of(limits)
@@ -194,7 +194,7 @@ def _schema_rules() -> Rules:
 
 
 def _load() -> tuple[Any, Any, Any, Any]:
-    """Return the check, and what selects rows, cuts a message into several, and deals one out; or None for each."""
+    """Return the C functions: check, select, cut and deal; or None for each."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
         return _NONE
     if not LIBRARY.exists():

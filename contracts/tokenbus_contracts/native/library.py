@@ -1,4 +1,4 @@
-"""Opens a compiled library, if it was compiled from the source beside it."""
+"""Opens a compiled library if its source file is unchanged."""
 
 import ctypes
 import zlib
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class LibraryError(Exception):
-    """The library cannot be used; the message says why."""
+    """The library cannot be used."""
 
 
 def open_library(library: Path, source: Path) -> ctypes.PyDLL:
     """Return the library, or raise a LibraryError.
 
-    Its functions are called with the GIL held: they take microseconds, and giving the GIL away and back costs as much.
+    Its functions hold the GIL: they take microseconds, and releasing the GIL would cost as much.
     """
     if not library.exists():
         raise LibraryError(f"there is no {library.name}: no C compiler was found when Tokenbus was installed")

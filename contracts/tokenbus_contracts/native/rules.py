@@ -1,4 +1,4 @@
-"""What the compiled check must know of the schema and of the limits: the structs of accept.c, filled from both."""
+"""The structs of accept.c, filled from the schema and the limits."""
 
 import ctypes
 
@@ -18,7 +18,7 @@ _COLUMNS = (
     *("mask_sizes", "mask_token_ids"),
 )
 FITS_THE_SCHEMA = tuple(column.name for column in COLUMNS) == _COLUMNS
-"""Whether the schema's columns are still those that accept.c was written for."""
+"""Whether accept.c was written for the columns of the schema."""
 _ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind", "draft_follows")
 _VARINT, _FIXED64, _TEXT = 1, 2, 3
 _TYPES = {FieldDescriptor.TYPE_FIXED64: _FIXED64, FieldDescriptor.TYPE_STRING: _TEXT}

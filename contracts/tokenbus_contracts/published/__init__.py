@@ -1,1 +1,1 @@
-"""The schema as other tools read it: .proto files, descriptors, JSON Schema, AsyncAPI, and what a change breaks."""
+"""The schema for other tools: .proto files, descriptors, JSON Schema, AsyncAPI, and comparisons of versions."""

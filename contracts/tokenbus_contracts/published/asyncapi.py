@@ -1,4 +1,4 @@
-"""An AsyncAPI 3 document of the protocols: channels, who sends what, and the payloads as JSON Schema."""
+"""An AsyncAPI 3 document of the protocols: channels, directions, and payloads as JSON Schema."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _PARTS = {
     ("ServerFrame", "outputs"): ["ServerFrame", "LogprobBatch (target)", "LogprobBatch (draft), if has_draft is set"],
     ("ServerFrame", "watched_item"): ["ServerFrame", "LogprobBatch or RequestEvent, as watched_item.payload_kind says"],
 }
-"""The parts of a transport message, where there are more than the frame."""
+"""The parts of the transport messages that have more parts than the frame."""
 _EXAMPLES = (
     "valid/one_row",
     "valid/two_rows_with_alternatives",
@@ -34,7 +34,7 @@ class Channel(NamedTuple):
     name: str
     listener: str
     setting: str
-    """Which setting has its address."""
+    """The setting with its address."""
     address: str
     received: str
     """The frame that its peers send."""
@@ -94,13 +94,13 @@ def asyncapi(schema: Schema) -> Document:
 
 
 def bodies_of(schema: Schema, frame: str) -> list[Field]:
-    """Return what a frame can say, one thing at a time."""
+    """Return the possible bodies of a frame."""
     (fields,) = schema.messages[frame].oneofs().values()
     return list(fields)
 
 
 def parts_of(frame: str, body: str) -> Sequence[str]:
-    """Return the parts of the transport message whose frame says this."""
+    """Return the parts of the transport message whose frame has this body."""
     return _PARTS.get((frame, body), [frame])
 
 

@@ -1,4 +1,4 @@
-"""What a change of the schema breaks, and for whom: two versions compared, each difference in a sentence."""
+"""A comparison of two versions of the schema: each difference, and the peers for which it breaks something."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ _LARGEST = ("max", "max_items", "max_bytes")
 _SMALLEST = ("min", "least", "min_bytes")
 _DEMANDS = ("finite", "unique", "named", "required", "length")
 _DEFAULTS = {"default_max": "max", "default_max_items": "max_items", "default_max_bytes": "max_bytes"}
-"""Each with the bound that holds where it is not set."""
+"""Each default with the bound that applies without it."""
 _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_ROWS,
     ColumnLength.COLUMN_LENGTH_TOKENS,
@@ -22,7 +22,7 @@ _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_ALTERNATIVES,
     ColumnLength.COLUMN_LENGTH_PROPOSALS,
 }
-"""The lengths of columns that a message with rows cannot do without."""
+"""The lengths of columns that every message with rows has."""
 _NUMBERS = (
     {
         FieldDescriptorProto.TYPE_BOOL: (0, 1),
@@ -40,7 +40,7 @@ _NUMBERS = (
         FieldDescriptorProto.TYPE_SFIXED64: (-(2**63), 2**63 - 1),
     },
 )
-"""The types of numbers that have the same bytes for what is in the range of both, with their ranges."""
+"""Types of numbers with their ranges, grouped by encoding: two types of a group encode common values alike."""
 
 
 class Change(NamedTuple):
@@ -51,24 +51,24 @@ class Change(NamedTuple):
     breaks: bool
     """Whether peers of the two versions cannot work together as they did."""
     sentence: str
-    """What is different, and for whom."""
+    """The difference, and the peers that notice it."""
 
 
 class _Sides(NamedTuple):
-    """Who writes a message, and who reads it."""
+    """The writers and the readers of a message."""
 
     writers: str
     readers: str
 
     def refusal(self, *, by_new: bool, without_limit: bool = False) -> str:
-        """Say that readers with one version of the schema refuse what writers with the other send."""
+        """Return a phrase: readers with one version of the schema refuse messages of writers with the other one."""
         refusing, writing = ("new", "old") if by_new else ("old", "new")
         readers = f"{self.readers} with the {refusing} schema" + " that set no limit of their own" * without_limit
         return f"{readers} refuse what {self.writers} with the {writing} one may send"
 
 
 def changes(old: Schema, new: Schema) -> list[Change]:
-    """Return the differences between two versions, by the names of what differs."""
+    """Return the differences between two versions, breaking ones first, sorted by subject."""
     found = [*_messages(old, new), *_enums(old, new)]
     return sorted(found, key=lambda change: (not change.breaks, change.subject))
 
@@ -85,7 +85,7 @@ def _messages(old: Schema, new: Schema) -> Iterator[Change]:
 
 
 def _sides(name: str, *schemas: Schema) -> _Sides:
-    """Return who writes and who reads a message, or what is in it."""
+    """Return the writers and the readers of a message or of one nested in it."""
     holders = [
         frame
         for frame in FRAMES
@@ -170,7 +170,7 @@ def _misread(was: Field, now: Field, sides: _Sides) -> str:
 
 
 def _are_read_alike(was: Field, now: Field) -> bool:
-    """Tell whether two types of a number have the same bytes for each value that both versions' bounds let be sent."""
+    """Tell whether two types of a number encode alike each value that both versions' bounds permit."""
     one, other = was.proto.type, now.proto.type
     is_same_form = was.is_repeated == now.is_repeated and was.proto.proto3_optional == now.proto.proto3_optional
     if not is_same_form or not any(one in kind and other in kind for kind in _NUMBERS):
@@ -188,7 +188,7 @@ def _are_read_alike(was: Field, now: Field) -> bool:
 
 
 def _wire(field: Field) -> tuple[bool, int]:
-    """Return what decides a field's bytes, but for what is in a message."""
+    """Return the properties that determine a field's encoding, apart from the contents of a message."""
     return field.is_repeated, field.proto.type
 
 
@@ -232,7 +232,7 @@ def _value(bounds: FieldBounds | MessageBounds, name: str) -> int | None:
 
 
 def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, is_upper: bool) -> Change:  # noqa: ANN401, PLR0913
-    """Say for whom a bound is narrower or wider than it was; none is as wide as can be."""
+    """Return the change of a bound that became narrower or wider; None means no bound."""
     is_narrower = after is not None and (before is None or (after < before if is_upper else after > before))
     text = (
         f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.refusal(by_new=is_narrower)} "
@@ -250,7 +250,7 @@ def _demanded(subject: str, demand: str, sides: _Sides, *, is_new: bool, is_othe
 def _default(
     subject: str, bound: str, was: FieldBounds | MessageBounds, now: FieldBounds | MessageBounds, sides: _Sides
 ) -> Change | None:
-    """Say what a deployment without limits of its own takes now; where no default is set, the bound itself holds."""
+    """Return the change of a default limit; without a default, the bound itself applies."""
     before, after = (_value(each, bound) or _value(each, _DEFAULTS[bound]) for each in (was, now))
     if before == after:
         return None

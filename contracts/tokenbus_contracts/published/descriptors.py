@@ -20,7 +20,7 @@ from tokenbus_contracts.schema import bounds_in, message_bounds_in
 
 PACKAGE = Path(__file__).parents[1]
 _MESSAGES, _ENUMS, _FIELDS, _NESTED, _NESTED_ENUMS, _VALUES = 4, 5, 2, 3, 4, 2
-"""Where comments are filed: the numbers of these lists in the descriptors."""
+"""The numbers of these lists in the descriptors, which lead to their comments."""
 _OURS = "tokenbus.v1."
 FRAMES = {
     "WorkerFrame": ("workers", "processors"),
@@ -30,7 +30,7 @@ FRAMES = {
     "LogprobBatch": ("workers", "processors and clients"),
     "RequestEvent": ("workers", "processors"),
 }
-"""What is sent as one part of a transport message: who writes it, and who reads it."""
+"""The messages that are parts of a transport message, each with its writers and readers."""
 
 
 class Field(NamedTuple):
@@ -41,24 +41,24 @@ class Field(NamedTuple):
 
     @property
     def bounds(self) -> bounds_pb2.FieldBounds:
-        """What its options declare."""
+        """The bounds in its options."""
         return bounds_in(self.proto.options)
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it holds any number of values."""
+        """Whether it is a repeated field."""
         return self.proto.label == FieldDescriptorProto.LABEL_REPEATED
 
     @property
     def must_be_set(self) -> bool:
-        """Whether a message without it is invalid: it is required, or its zero, which is left out, is refused."""
+        """Whether a message without it is invalid: it is required, or its zero, which is not encoded, is invalid."""
         bounds, proto = self.bounds, self.proto
         may_be_absent = self.is_repeated or proto.proto3_optional or proto.HasField("oneof_index")
         return bounds.required or (not may_be_absent and bool(bounds.min or bounds.min_bytes or bounds.least > 0))
 
     @property
     def type_name(self) -> str:
-        """The message or enum that it holds, without the package."""
+        """The name of its message or enum type, without the package."""
         return self.proto.type_name.removeprefix(f".{_OURS}")
 
 
@@ -72,7 +72,7 @@ class Message(NamedTuple):
 
     @property
     def bounds(self) -> bounds_pb2.MessageBounds:
-        """What its options declare."""
+        """The bounds in its options."""
         return message_bounds_in(self.proto.options)
 
     def oneofs(self) -> dict[str, list[Field]]:
@@ -90,14 +90,14 @@ class Enum(NamedTuple):
     name: str
     comment: str
     values: list[tuple[EnumValueDescriptorProto, str]]
-    """Each with its comment."""
+    """The values with their comments."""
 
 
 class Schema:
     """A version of the schema."""
 
     def __init__(self, files: FileDescriptorSet) -> None:
-        """Take the descriptors; those of other packages, as protobuf's own, are left out."""
+        """Keep the descriptors of Tokenbus's package."""
         self._files = [file for file in files.file if f"{file.package}." == _OURS]
 
     @classmethod
@@ -106,22 +106,22 @@ class Schema:
         return cls(FileDescriptorSet.FromString((PACKAGE / "generated" / "schema.binpb").read_bytes()))
 
     def descriptor_set(self) -> FileDescriptorSet:
-        """Return the descriptors with the file of protobuf's own that they import, as tools want them."""
+        """Return the descriptors, together with protobuf's own file that they import."""
         imported = FileDescriptorProto.FromString(descriptor_pb2.DESCRIPTOR.serialized_pb)
         return FileDescriptorSet(file=[imported, *self._files])
 
     @cached_property
     def messages(self) -> dict[str, Message]:
-        """Every message by its name without the package; a nested one as Outer.Inner."""
+        """Every message by its name without the package, as Outer.Inner if nested."""
         return {message.name: message for file in self._files for message in _described_messages(file)}
 
     @cached_property
     def enums(self) -> dict[str, Enum]:
-        """Every enum, likewise."""
+        """Every enum by its name, as for messages."""
         return {enum.name: enum for file in self._files for enum in _enums_in(file)}
 
     def reached_from(self, name: str) -> set[str]:
-        """Return the names of a message and of all that it holds, enums too."""
+        """Return the names of a message and of all messages and enums in it."""
         found, waiting = set[str](), [name]
         while waiting:
             each = waiting.pop()
@@ -133,20 +133,20 @@ class Schema:
 
 
 def proto_files() -> dict[str, str]:
-    """Return the text of each .proto file of the schema, by the path that others import it by."""
+    """Return the text of each .proto file of the schema, by its import path."""
     folder = next(each for each in (PACKAGE / "proto", PACKAGE.parents[1] / "proto") if each.is_dir())
     return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.proto"))}
 
 
 def comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
-    """Return the comment above each thing in a file, in one line, by the thing's path."""
+    """Return the leading comment of each descriptor in a file, on one line, by its path."""
     return {
         tuple(location.path): " ".join(location.leading_comments.split()) for location in file.source_code_info.location
     }
 
 
 def messages_in(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ...], DescriptorProto]]:
-    """Yield each message's name, its path among the comments, and itself; nested ones too, as Outer.Inner."""
+    """Yield the name, the path and the descriptor of each message, with nested ones as Outer.Inner."""
     waiting: list[tuple[str, tuple[int, ...], DescriptorProto]] = [
         (each.name, (_MESSAGES, place), each) for place, each in enumerate(file.message_type)
     ]

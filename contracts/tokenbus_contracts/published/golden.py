@@ -1,4 +1,4 @@
-"""The golden messages: what every reader of the contract must say of them."""
+"""The golden messages, with the result that every reader of the contract must have."""
 
 import json
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ from tokenbus_contracts.published.descriptors import PACKAGE
 
 
 class GoldenMessage(NamedTuple):
-    """A message of the contract's golden ones, and what a reader of it must say."""
+    """A golden message, and the result that every reader of the contract must have."""
 
     name: str
-    """As `valid/two_rows`."""
+    """Its name, as `valid/two_rows`."""
     data: bytes
     """The message."""
     expected: dict[str, Any]
-    """Of a valid one, its header and columns; of another, the field, rule, limit and value that it is refused for."""
+    """The header and columns of a valid message; the field, rule, limit and value of the error of an invalid one."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether a reader must take it."""
+        """Whether a reader must accept it."""
         return self.name.startswith("valid/")
 
 
@@ -38,5 +38,5 @@ def golden_messages() -> Iterator[GoldenMessage]:
 
 
 def _golden_folder() -> Path:
-    """Return where the golden messages are: in the package, or in a clone beside it."""
+    """Return the folder of the golden messages, in the package or in a clone."""
     return next(each for each in (PACKAGE / "vectors", PACKAGE.parent / "vectors" / "v1") if each.is_dir())

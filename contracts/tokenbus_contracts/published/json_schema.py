@@ -1,4 +1,4 @@
-"""JSON Schema of the messages in protobuf's own JSON form, with the bounds that the schema declares."""
+"""JSON Schema of the messages in protobuf's JSON form, with the schema's bounds."""
 
 import base64
 from typing import Any
@@ -18,9 +18,9 @@ _MOST = {True: 2**64 - 1, False: 2**32 - 1}
 
 
 def json_schema(schema: Schema, name: str = "LogprobBatch") -> Document:
-    """Return the JSON Schema of a message, with all that it holds beside it.
+    """Return the JSON Schema of a message and of all messages and enums in it.
 
-    What JSON Schema cannot say, as that a column has an element for each token, stands in the descriptions.
+    The descriptions state the rules that JSON Schema cannot express, such as the length of a column.
     """
     return {
         "$schema": _DIALECT,
@@ -31,14 +31,14 @@ def json_schema(schema: Schema, name: str = "LogprobBatch") -> Document:
 
 
 def definitions(schema: Schema, names: list[str], place: str) -> Document:
-    """Return the schema of each message and enum that these messages hold, by name; `place` is where they refer to."""
+    """Return the schema of these messages and of all in them, by name; `place` is the prefix of their references."""
     writer = _Writer(schema, place)
     reached = sorted(set().union(*map(schema.reached_from, names)))
     return {each: writer.message(each) if each in schema.messages else writer.enum(each) for each in reached}
 
 
 class _Writer:
-    """Writes the schema of messages and enums, which refer to each other at a place."""
+    """Writes the schemas of messages and enums, whose references begin with a prefix."""
 
     def __init__(self, schema: Schema, place: str) -> None:
         self._schema = schema
@@ -110,7 +110,7 @@ def _of_float(field: Field) -> Document:
 
 
 def _one_of(names: list[str]) -> Document:
-    """Demand at most one of some members; none: it is of a newer minor version."""
+    """Demand at most one of some members; a frame without any may be of a newer minor version."""
     each = [{"required": [name]} for name in names]
     return {"oneOf": [*each, {"not": {"anyOf": each}}]}
 
@@ -122,7 +122,7 @@ def _of_integer(field: Field) -> Document:
     if field.proto.type in _SIGNED and not bounds.HasField("least"):
         least, most = -(2**31), 2**31 - 1
     found: Document = {"type": "integer", "minimum": least, "maximum": most}
-    # Protobuf's JSON writes 64-bit numbers as text, since others hold numbers as doubles, and reads both.
+    # Protobuf's JSON writes 64-bit numbers as text, for readers with doubles, and reads both.
     digits = "^[1-9][0-9]*$" if least else "^[0-9]+$"
     return found | {"type": ["string", "integer"], "pattern": digits} if is_wide else found
 

@@ -1,7 +1,7 @@
-"""Whether a batch keeps the contract: every bound of the schema and every rule between columns.
+"""The checks of a batch: every bound of the schema, and every rule between columns.
 
-Each check first asks one question of a whole column, and looks for the element to name only when the answer
-is no. A valid batch of hundreds of rows is checked in some forty calls, whatever it holds.
+Each check tests a whole column at once, and searches for the wrong element only if the test fails. A valid batch of
+hundreds of rows takes about forty calls.
 """
 
 from typing import Any
@@ -31,9 +31,9 @@ _RANGES: list[tuple[int, Any, Any, FieldRule]] = [
 
 
 def check_batch(batch: LogprobBatch, limits: Limits) -> None:
-    """Raise the ContractError of the first rule that the batch breaks; return if it breaks none."""
+    """Raise the ContractError of the first rule that the batch breaks, if it breaks any."""
     check_header(batch.header)
-    with np.errstate(invalid="ignore"):  # some versions of numpy warn of a NaN that they compare
+    with np.errstate(invalid="ignore"):  # some versions of numpy warn when they compare NaN
         shape = check_rows(batch, limits)
         check_tokens(batch, limits, shape)
         if shape.alternatives:
@@ -43,7 +43,7 @@ def check_batch(batch: LogprobBatch, limits: Limits) -> None:
 
 
 def check_header(header: BatchHeader) -> None:
-    """Refuse another major version, values out of bounds or of another type, and a part that its step does not have."""
+    """Refuse another major version, values out of bounds or of a wrong type, and a part_index beyond part_count."""
     try:
         _check(header)
     except (TypeError, AttributeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Checks of what rows asked for beyond their logprobs: it is allowed, as long as counted, in bounds and in order."""
+"""Checks of the extra columns: whether rows may have them, their lengths, bounds and order."""
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ _SIZES = COLUMN["mask_sizes"]
 
 
 def check_extras(batch: LogprobBatch, limits: Limits) -> None:
-    """Check every column that is there only where some row asked for it."""
+    """Check every extra column."""
     rows = batch.row_count
     for name in _ROW_COLUMNS:
         if getattr(batch, name).size:
@@ -42,7 +42,7 @@ def check_extras(batch: LogprobBatch, limits: Limits) -> None:
         ("given_logprobs", -_LARGEST, ceiling(batch)),
     ):
         values = getattr(batch, name)
-        # A NaN is within no bounds.
+        # NaN fails both comparisons.
         if values.size and not (np.maximum.reduce(values) <= most and np.minimum.reduce(values) >= least):
             refuse_value(name, values, most, least)
     check_ids("given_token_ids", batch.given_token_ids, highest)
@@ -50,7 +50,7 @@ def check_extras(batch: LogprobBatch, limits: Limits) -> None:
 
 
 def _check_asked(batch: LogprobBatch, name: str, rows: int) -> None:
-    """Check a column of what each row asked for: its length, its bound, and that the row's scoring allows it."""
+    """Check one of `_ROW_COLUMNS`: its length, its bound, and that the row's scoring permits the value."""
     asked = getattr(batch, name)
     check_length(name, asked, rows, "one for each row, or none")
     if np.maximum.reduce(asked) > COLUMN[name].max:
@@ -64,7 +64,7 @@ def _check_asked(batch: LogprobBatch, name: str, rows: int) -> None:
 
 
 def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int) -> None:
-    """Check how many tokens each mask has, and the ids of those that are told; `bounds` has each mask's row's."""
+    """Check the sizes of masks and the listed ids; `bounds` has the mask_bound of each mask's row."""
     sizes, ids = batch.mask_sizes, batch.mask_token_ids
     most = batch.header.vocabulary_size or _SIZES.max
     if sizes.size:
@@ -78,7 +78,7 @@ def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int
     check_ids("mask_token_ids", ids, highest)
     rises = ids[1:] > ids[:-1]
     ends = np.add.accumulate(told)
-    rises[ends[(ends > 0) & (ends < ids.size)] - 1] = True  # what follows a mask's last id is another mask's first
+    rises[ends[(ends > 0) & (ends < ids.size)] - 1] = True  # the next id is another mask's first
     if not rises.all():
         element = int(rises.argmin()) + 1
         limit = f"above {int(ids[element - 1])}, the one before it"

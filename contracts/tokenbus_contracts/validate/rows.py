@@ -1,4 +1,4 @@
-"""Checks of the row columns, and of what their counts demand of the others."""
+"""Checks of the columns with one element for each row."""
 
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ _POSITION_MAX = COLUMN["positions"].max
 _STOP_MAX = COLUMN["stops"].max
 
 
-# Sets of byte values, in the form that bytes.translate deletes: a column has only members of the set when
-# nothing is left of it. For a few hundred bytes that is several times faster than any array operation.
+# Sets of byte values, for bytes.translate to delete: a column has only members of the set if nothing remains. For a
+# few hundred bytes that is several times faster than any array operation.
 _UP_TO = [bytes(range(most + 1)) for most in range(256)]
 _STATUSES = bytes(STATUS_RULES)
 _SCORINGS = bytes(scoring for scoring in Scoring if scoring)
@@ -32,18 +32,18 @@ _FORBIDS_TOKENS[[s for s, rule in STATUS_RULES.items() if rule.tokens == TokenRu
 
 
 class Shape(NamedTuple):
-    """The sizes that a batch's counts demand of its ragged columns."""
+    """The lengths of the ragged columns according to a batch's counts."""
 
     tokens: int
     scored_tokens: int
     alternatives: int
     proposals: int
     top_ks: npt.NDArray[np.intp]
-    """How many alternatives each scored token has."""
+    """The number of alternatives of each scored token."""
 
 
 def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
-    """Check every row column and return the sizes that the counts demand of the ragged columns."""
+    """Check every row column, and return the required lengths of the ragged columns."""
     rows = batch.request_ids.size
     if rows > limits.max_rows:
         raise ContractError("request_ids", limits.max_rows, rows, rule=Rule.ITEMS)
@@ -83,7 +83,7 @@ def _check_step_rows(batch: LogprobBatch, rows: int) -> None:
 
 
 def _check_values(batch: LogprobBatch, limits: Limits) -> None:
-    """Check the bounds of the columns that hold small values."""
+    """Check the bounds of the columns of small values."""
     if batch.statuses.tobytes().translate(None, _STATUSES):
         _refuse_unnamed("statuses", batch.statuses, _STATUSES)
     if batch.scorings.tobytes().translate(None, _SCORINGS):
@@ -102,7 +102,7 @@ def _check_values(batch: LogprobBatch, limits: Limits) -> None:
 
 
 def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, most: int) -> None:
-    """Check the range of values of which each row has another."""
+    """Check the range of values that must be unique."""
     in_order = np.sort(values)
     if in_order[0] < least:
         raise ContractError(f"{name}[{int(values.argmin())}]", least, int(in_order[0]), rule=Rule.MIN)
@@ -113,7 +113,7 @@ def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, 
 
 
 def _check_statuses(batch: LogprobBatch, rows: int) -> None:
-    """Check that each row's status, and the batch's kind, allow the counts that it carries."""
+    """Check that each row's status, and the batch's kind, permit its counts."""
     counts = batch.token_counts
     if batch.statuses.tobytes().count(RowStatus.ACTIVE) != rows or 0 in counts.tobytes():
         carries = counts != 0
@@ -136,7 +136,7 @@ def _check_statuses(batch: LogprobBatch, rows: int) -> None:
 
 
 def _check_stops(batch: LogprobBatch) -> None:
-    """Check that there is one for each row that may have one, and each by itself."""
+    """Check that each stopped row has a stop, and the bound of each stop."""
     stopped = batch.statuses.tobytes().count(RowStatus.FINISHED_STOP)
     if batch.stops.size != stopped:
         limit = f"{stopped} elements, one for each row that is FINISHED_STOP, or none"
@@ -146,7 +146,7 @@ def _check_stops(batch: LogprobBatch) -> None:
 
 
 def _check_scorings(batch: LogprobBatch, rows: int) -> None:
-    """Check that each row's scoring allows its top_k."""
+    """Check that each row's scoring permits its top_k."""
     scorings = batch.scorings.tobytes()
     if scorings.count(Scoring.NONE) != rows and batch.header.value_kind == ValueKind.UNSPECIFIED:
         limit = "a kind, because rows are scored"
@@ -160,7 +160,7 @@ def _check_scorings(batch: LogprobBatch, rows: int) -> None:
 
 
 def refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int) -> None:
-    """Raise the error for the first value above the largest valid one."""
+    """Raise the error for the first value above `most`."""
     element = int((values > most).argmax())
     raise ContractError(f"{name}[{element}]", most, int(values[element]), rule=Rule.MAX)
 
@@ -171,7 +171,7 @@ def _refuse_unnamed(name: str, values: npt.NDArray[np.uint8], named: bytes) -> N
 
 
 def unnamed(column: Column, element: int, value: int) -> ContractError:
-    """Return the error for an enum's value that is below the column's least, or that the schema does not name."""
+    """Return the error for an enum value below the column's bound, or without a name in the schema."""
     field = f"{column.name}[{element}]"
     if value < column.min:
         return ContractError(field, column.min, value, rule=Rule.MIN)

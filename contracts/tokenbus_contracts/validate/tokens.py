@@ -1,4 +1,4 @@
-"""Checks of the token columns, the proposals and the alternatives: lengths, values, order and agreement."""
+"""Checks of tokens, proposals and alternatives: lengths, values, order and agreement."""
 
 import math
 
@@ -36,18 +36,18 @@ def check_tokens(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
     if shape.scored_tokens:
         _check_ranks(batch.ranks, batch.header.vocabulary_size or _RANK_MAX)
         highest, lowest = np.maximum.reduce(batch.logprobs), np.minimum.reduce(batch.logprobs)
-        # A NaN anywhere makes both of them NaN, and no comparison with NaN holds.
+        # A NaN anywhere makes both NaN, and every comparison with NaN fails.
         if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
             refuse_value("logprobs", batch.logprobs, ceiling(batch))
 
 
 def ceiling(batch: LogprobBatch) -> float:
-    """Return the largest value that the batch's numbers may have."""
+    """Return the largest valid value of the batch's kind."""
     return _LARGEST if batch.header.value_kind in _LOGITS else 0.0
 
 
 def highest_token_id(batch: LogprobBatch, limits: Limits) -> int:
-    """Return the largest valid token id: below the vocabulary's size where that is known."""
+    """Return the largest valid token id: below the vocabulary's size if that is known."""
     vocabulary = batch.header.vocabulary_size
     return min(limits.max_token_id, vocabulary - 1) if vocabulary else limits.max_token_id
 
@@ -60,7 +60,7 @@ def check_ids(name: str, ids: npt.NDArray[np.uint32], most: int) -> None:
 
 
 def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least: float = -_LARGEST) -> None:
-    """Raise the error for the first value that is no finite number, or is out of bounds."""
+    """Raise the error for the first value that is not finite or out of bounds."""
     for element, value in enumerate(values.tolist()):
         if not math.isfinite(value):
             raise ContractError(f"{name}[{element}]", "a finite number", value, rule=Rule.FINITE)
@@ -71,7 +71,7 @@ def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least:
 
 
 def check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason: str) -> None:
-    """Refuse a column that has not as many elements as are wanted."""
+    """Refuse a column of another length."""
     if column.size != wanted:
         raise ContractError(name, f"{wanted} elements, {reason}", column.size, rule=Rule.LENGTH)
 
@@ -86,7 +86,7 @@ def _check_ranks(ranks: npt.NDArray[np.uint32], most: int) -> None:
 
 
 def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
-    """Check ids, values, order and agreement of all alternatives; there is at least one."""
+    """Check ids, values, order and agreement of the alternatives, of which there is at least one."""
     check_ids("alternative_token_ids", batch.alternative_token_ids, highest_token_id(batch, limits))
     sampled = _Sampled(batch, shape)
     _check_order(batch, sampled)
@@ -94,11 +94,11 @@ def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> Non
 
 
 class _Sampled:
-    """The sampled tokens that have alternatives, and where those begin and end."""
+    """The sampled tokens with alternatives, and the begin and end of these."""
 
     def __init__(self, batch: LogprobBatch, shape: Shape) -> None:
         self.places = np.flatnonzero(shape.top_ks)
-        """Where each stands in the columns of scored tokens."""
+        """Their indexes in the columns of scored tokens."""
         of_scored = batch.token_ids
         if of_scored.size != shape.scored_tokens:
             of_scored = of_scored[np.repeat(batch.scorings != Scoring.NONE, batch.token_counts)]
@@ -113,15 +113,15 @@ class _Sampled:
 
 def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
     values, ids = batch.alternative_logprobs, batch.alternative_token_ids
-    # In order, a token's first value is its largest and its last the smallest, so those two bound them all.
-    # A NaN is not less than its neighbour, nor is its neighbour less than it; where it has none it is the first.
+    # In order, a token's first value is its largest, and its last value its smallest: those two bound all of them.
+    # A NaN is neither below nor above its neighbour, so it counts as out of order; without a neighbour it is first.
     highest = np.maximum.reduce(values[sampled.starts])
     lowest = np.minimum.reduce(values[sampled.lasts])
     if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
         refuse_value("alternative_logprobs", values, ceiling(batch))
     descends = np.empty(values.size, np.bool_)
     np.less(values[1:], values[:-1], out=descends[:-1])
-    descends[sampled.lasts] = True  # what follows a token's last value is another token's first
+    descends[sampled.lasts] = True  # the next value is another token's first
     if np.count_nonzero(descends) == descends.size:
         return
     ties = np.flatnonzero(~descends)
@@ -142,20 +142,20 @@ def _refuse_order(batch: LogprobBatch, element: int) -> None:
 
 
 def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
-    """Check that a token's rank and value fit its alternatives."""
+    """Check that each token's rank and value fit its alternatives."""
     values, ids = batch.alternative_logprobs, batch.alternative_token_ids
     at_rank = np.minimum(sampled.ranks, sampled.top_ks)
     elements = sampled.starts + at_rank
     elements -= 1
     value_there = values[elements]
     same = value_there == sampled.logprobs
-    # A token has the value at its rank, or ranks behind all its alternatives.
+    # A token has the value at its rank, or a rank behind all of its alternatives.
     if np.count_nonzero(same) != same.size:
         right = same | ((sampled.ranks > sampled.top_ks) & (value_there > sampled.logprobs))
         if not right.all():
             _refuse_rank(sampled, int(right.argmin()), value_there, at_rank)
-    # A token that is among its alternatives has the same value there. Mostly it stands where its rank says, and
-    # was compared above; then counting is enough.
+    # A token among its alternatives has the same value there. Usually it is at its rank, where it was compared above:
+    # then counting is enough.
     own = np.repeat(sampled.ids, sampled.top_ks) == ids
     same &= ids[elements] == sampled.ids
     if np.count_nonzero(own) == np.count_nonzero(same):
