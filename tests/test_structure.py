@@ -4,10 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+
+from tokenbus.cli import _GROUPS
+from tokenbus.settings import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
@@ -76,6 +79,47 @@ def test_engines_alone_compute_on_cards() -> None:
         if "tokenbus_gpu_ops" in _imported(path)
     }
     assert users == {"engines", "__init__.py"}
+
+
+def _named(text: str) -> set[str]:
+    """Return the modules that a text imports or names in full, as `python -m`, entry points and tests do."""
+    found = set(re.findall(r"[\w.]*\w\.\w+|\"\w+\"", text))
+    for module, names in re.findall(r"^ *from ([\w.]+) import (\([^)]*\)|.*)", text, re.MULTILINE):
+        found |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))}
+    return found
+
+
+def test_no_file_is_dead() -> None:
+    """Every module is imported by another file, or named in full where programs and plugins are."""
+    folders = [*PACKAGES.values(), ROOT / "contracts" / "schema_tools", ROOT / "tests", ROOT / "benchmarks"]
+    modules = {
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if "generated" not in path.parts
+        and not (path.stem in {"__init__", "__main__", "conftest", "sitecustomize"} or path.name.startswith("test_"))
+    }
+    pages = [ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    others = {*pages, *(path for folder in folders for path in folder.rglob("*.py"))} - {*modules.values()}
+    named = Counter(name for path in {*modules.values(), *others} for name in _named(path.read_text()))
+    alive = {f"tokenbus.cli.{name.replace('-', '_')}" for group in _GROUPS.values() for name in group}
+    dead = [
+        name
+        for name, path in modules.items()
+        if not {name, path.name, f'"{path.stem}"'} & (named - Counter(_named(path.read_text()))).keys()
+    ]
+    assert not set(dead) - alive
+
+
+def test_no_setting_is_dead() -> None:
+    """Every setting is read outside the settings themselves."""
+    read = {
+        attribute
+        for path in _TOKENBUS.rglob("*.py")
+        if path.parent != _TOKENBUS / "settings"
+        for attribute in re.findall(r"\.(\w+)", path.read_text())
+    }
+    assert [key for key in ENTRIES if key.split(".")[1] not in read] == []
 
 
 _FUNCTION = re.compile(r"^( *)(?:async def|def|class) (\w+)\b(.*(?:\n(?:\1[ )].*)?)*)", re.MULTILINE)
