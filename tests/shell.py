@@ -52,7 +52,6 @@ def reserved_port() -> Iterator[int]:
 
 
 def variables(folder: Path, **settings: object) -> dict[str, str]:
-    """Return the environment of a shell that finds `tokenbus`, with settings of a test's own."""
     own = environment(folder, **settings)
     return own | {"PATH": f"{_BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
@@ -61,7 +60,6 @@ class Shell(Program):
     """A shell in a folder that runs some command lines, in a group of its own that is gone after `with`."""
 
     def __init__(self, commands: str, folder: Path, given: Mapping[str, str]) -> None:
-        """Start it; what it prints and what it logs come as one."""
         process = subprocess.Popen(
             ["bash", "-c", f"exec 2>&1\n{commands}\n"],  # noqa: S607 - whichever the documents' reader has
             cwd=folder,

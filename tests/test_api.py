@@ -24,7 +24,6 @@ MOST_SECONDS = 60
 
 
 def _own(folder: str) -> dict[str, str]:
-    """Return settings, as variables, of a bus in a folder."""
     return {
         "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
         "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",

@@ -58,7 +58,6 @@ _CLASS = re.compile(r"^class (\w+)(?:\((.*?)\))?:\n((?:(?: .*)?\n)*)", re.MULTIL
 
 
 def _has(classes: dict[str, str], name: str, member: str) -> bool:
-    """Return whether a class, or one that it derives from, defines a name, also of its instances."""
     text = classes.get(name, "")
     bases = re.findall(r"\w+", "".join(re.findall(r"^\((.*)\)$", text, re.MULTILINE)))
     return _defines(text, member) or any(_has(classes, base, member) for base in bases if base != name)

@@ -50,14 +50,12 @@ def _unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def configured(stream: io.StringIO | None = None, **values: Any) -> io.StringIO:  # noqa: ANN401 - of any setting
-    """Return the stream to which all is logged, with settings of the section `log`."""
     stream = stream or io.StringIO()
     configure(LogSettings(**values), stream)
     return stream
 
 
 def json_of(**values: object) -> dict[str, Any]:
-    """Return what one event with values comes to as JSON."""
     stream = configured(format="json")
     logger("part").info("happened", **values)
     (line,) = stream.getvalue().splitlines()

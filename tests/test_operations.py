@@ -33,7 +33,6 @@ THEIR_OWN = {"invalid_request", "duplicate_request", "unknown_request"}
 
 
 def section(title: str) -> str:
-    """Return what stands under a heading of the second level."""
     return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 

@@ -36,7 +36,6 @@ RUN_ENGINE = "from tokenbus.engines.synthetic import SyntheticEngine as MyEngine
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """Settings of a bus of this test's own."""
     with tempfile.TemporaryDirectory(prefix="tb") as folder:
         yield os.environ | {
             "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",

@@ -22,13 +22,11 @@ ORDER = list(PACKAGES)
 
 
 def _modules(path: Path) -> set[str]:
-    """Return the modules that a file imports, wherever in it; of `import a.b as c, d` the first."""
     code = re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
     return set(re.findall(r"^ *(?:from|import) ([\w.]+)(?: import| as|,|$)", code, re.MULTILINE))
 
 
 def _imported(path: Path) -> set[str]:
-    """Return the top-level names that a file imports."""
     return {name.split(".")[0] for name in _modules(path)}
 
 

@@ -28,7 +28,6 @@ _MUCH = 2**32
 
 
 def metadata(name: bytes, value: bytes) -> bytes:
-    """Return one property of a handshake."""
     return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
 
 

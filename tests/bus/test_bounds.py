@@ -114,7 +114,6 @@ class TimedBus(Bus):
     """A transport whose guard goes by a clock that the test sets, beside a peer that has introduced itself."""
 
     def __init__(self, kind: str, folder: Path, settings: BusSettings) -> None:
-        """Make the transport; no time passes."""
         self.clock = LookedAtClock()
         self.reasons: list[str] = []
         super().__init__(f"zeromq-{kind}", folder, settings)

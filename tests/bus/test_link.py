@@ -36,7 +36,6 @@ class Script:
         self.wait = 3600.0
 
     def receive(self, parts: list[bytes], now: float) -> None:
-        """Keep what came; some words have a meaning."""
         if parts == [b"wrong"]:
             raise ContractError("message", "right", "wrong")
         self.heard.append((parts, now))

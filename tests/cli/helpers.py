@@ -43,13 +43,11 @@ BATCH, EVENT = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, PayloadKind.PAYLOAD_KIND_
 
 
 def memory_settings(**overrides: object) -> Settings:
-    """Return settings for a bus within one event loop; two underscores in a name are a dot."""
     values: dict[str, object] = {"bus.workers_address": "memory://workers", "bus.clients_address": "memory://clients"}
     return settings_of(values | {key.replace("__", "."): overrides[key] for key in overrides})
 
 
 def generate(max_tokens: int, key: int = 11, **fields: Any) -> Generate:  # noqa: ANN401 - as the message has them
-    """Return a request for so many tokens, with logprobs and two alternatives."""
     sampling = SamplingParameters(max_tokens=max_tokens)
     return Generate(request_id=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2, **fields)
 
@@ -166,12 +164,10 @@ class Service(Program):
     """A subcommand whose log can be waited for."""
 
     def __init__(self, *arguments: str, **values: object) -> None:
-        """Start it; `values` are settings and constants, with a double underscore for the dot in a key."""
         variables = environment_of({key.replace("__", "."): values[key] for key in values})
         super().__init__(arguments[0], start([str(COMMAND), *arguments], {**os.environ, **variables}))
 
     def logged(self, event: str) -> dict[str, Any]:
-        """Return the first line of its log, of those that were not read yet, with an event."""
         while True:
             values: dict[str, Any] = json.loads(self.complaint(f'"{event}"'))
             if values["event"] == event:

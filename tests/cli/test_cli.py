@@ -66,7 +66,6 @@ def redirected(redirection: str, *arguments: str, unbuffered: str = "") -> subpr
 
 
 def message(worker_id: str = "worker-0", number: int = 1) -> bytes:
-    """Return a message without rows, from a worker of this name, whose 64-bit integers are all this number."""
     header = BatchHeader(worker_id, epoch=number, sequence=number, step=number, step_rows=0, vocabulary_size=8)
     return encode(LogprobBatch(header))
 

@@ -19,7 +19,6 @@ def truth() -> ExpectedRows:
 
 @pytest.fixture
 def answers(truth: ExpectedRows) -> list[Answer]:
-    """The answers of the same requests, as they come where nothing goes wrong."""
     return [answered(generate.request_id, truth[generate.request_id]) for generate in requests(6, 24)]
 
 

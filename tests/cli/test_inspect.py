@@ -29,7 +29,6 @@ Inspect = Callable[..., tuple[int, Values]]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A recording of three requests of nine tokens."""
     (tmp_path / "a").write_bytes(recording())
     return tmp_path / "a"
 

@@ -15,7 +15,6 @@ FILE = "keys/allowed.toml"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a folder of the test's own, with a umask that hides nothing by itself."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TOKENBUS_BUS_ALLOWED_KEYS", raising=False)
     before = os.umask(0)

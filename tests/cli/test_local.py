@@ -30,7 +30,6 @@ def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: A
 
 
 async def read(data: bytes) -> tuple[Child, list[ServiceEvent]]:
-    """Return a child that wrote some bytes, and the reported events."""
     events: list[ServiceEvent] = []
     child = Child(Service("mixed-0", ("worker",), {}, "connected", 1), events.append)
     output = asyncio.StreamReader()

@@ -31,7 +31,6 @@ class Peer:
         has_several: bool = False,
         window: Mapping[str, int] | None = None,
     ) -> None:
-        """Let at most so many rows of a request wait; with requests of another peer, both belong to one client."""
         self.requests = OpenRequests(most, patience=30.0, has_several=has_several) if requests is None else requests
         self.session = ClientSession(
             client_hello(**window or {}), self.requests, settings().limits, interval=INTERVAL, timeout=TIMEOUT
@@ -87,6 +86,5 @@ def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
 
 
 def code_of(tokens: RequestTokens) -> int:
-    """Return the code of the error that a request ended with."""
     assert tokens.error is not None
     return tokens.error.code

@@ -66,7 +66,6 @@ class Processor:
 
 
 async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor, Client, ManualClock]:
-    """Return a processor and a client that will find each other, and the client's clock."""
     chosen = settings({"bus.clients_address": ADDRESS} | (overrides or {}))
     transport, clock = MemoryTransport(chosen.bus), ManualClock()
     processor = Processor(await transport.listen(ADDRESS))

@@ -17,7 +17,6 @@ GRACE_MS = int(TIMEOUT * 1000)
 
 
 def admitted(key: int, deadline: int) -> Admitted:
-    """Return that a request was taken, with the moment that was settled."""
     return Admitted(request_id=key, worker_id="w", epoch=1, prompt_tokens=3, deadline_unix_ms=deadline)
 
 

@@ -34,7 +34,6 @@ ABORTED = RowStatus.ABORTED
 
 
 async def begun(processor: Processor, client: Client, key: int = 5) -> Generation:
-    """Return a generation that had one row of two tokens, and whose request goes on."""
     generation = client.generate(generate_of(key))
     await processor.body("generate")
     processor.rows(RowShape(key, 0, 2))

@@ -11,7 +11,6 @@ HERE, ELSEWHERE = 1, 2
 
 
 def progress_of(*keys: int, position: int = 5) -> Progress:
-    """Return the progress of requests that have come to a position, all from one session."""
     progress = Progress()
     for key in keys:
         progress.open(key, position, deque())

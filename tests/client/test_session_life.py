@@ -12,7 +12,6 @@ def test_hello_is_said_more_rarely_and_at_random_times() -> None:
     """Hellos that are not answered come apart: each waits for a random time, up to twice as long, and no longer."""
 
     def pauses() -> list[float]:
-        """Return how long a new session waits between its first hellos."""
         peer, found = Peer(), []
         for _ in range(8):
             assert peer.bodies() == ["hello"]

@@ -53,14 +53,12 @@ class Two:
 
 
 def error(peer: Peer, code: ErrorCode, key: int = 5, emitted: int = 0) -> None:
-    """Let a processor say how a request ended."""
     retry = 1000 if code in (FULL, NO_WORKER) else 0
     found = RequestError(request_id=key, code=code, message="so", emitted_tokens=emitted, retry_after_ms=retry)
     peer.numbered(error=found)
 
 
 def keys(peer: Peer, body: str) -> list[int]:
-    """Return the requests that frames of a kind are about, of those that are sent just now."""
     return [getattr(frame, body).request_id for frame in peer.says_all() if frame.HasField(body)]
 
 
@@ -73,7 +71,6 @@ def over(peer: Peer) -> set[int]:
 
 
 def begun(tokens: int = 2, policy: int = ANY) -> tuple[Two, Any]:
-    """Return a client with request 5 at `a`, which has had some tokens."""
     two = Two()
     two.room(two.a, any=9)
     source = two.requests.open(generate_of(5, continuation_policy=policy))

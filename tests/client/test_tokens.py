@@ -19,7 +19,6 @@ BROKEN = RequestError(request_id=KEY, code=ErrorCode.ERROR_CODE_GAP, message="lo
 
 
 def put(tokens: RequestTokens, position: int, count: int, **more: object) -> Step:
-    """Deliver a row, beside another request's, as a consumer's keeper does."""
     status = RowStatus.ACTIVE if count else RowStatus.IDLE
     row = RowShape(KEY, position, count, status)._replace(**more)  # type: ignore[arg-type]
     step = step_of(batch([RowShape(9, 77), row]))

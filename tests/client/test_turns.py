@@ -23,7 +23,6 @@ NO_WORKER, INVALID = ErrorCode.ERROR_CODE_NO_WORKER, ErrorCode.ERROR_CODE_INVALI
 
 
 def begun(tokens: int = 2, **fields: Any) -> tuple[Peer, RequestTokens]:  # noqa: ANN401 - as the message has them
-    """Return a processor and request 5, which has had some tokens."""
     peer = opened()
     source = peer.requests.open(generate_of(5, 9, **({"continuation_policy": ANY} | fields)))
     list(peer.says_all())
@@ -34,14 +33,12 @@ def begun(tokens: int = 2, **fields: Any) -> tuple[Peer, RequestTokens]:  # noqa
 
 
 def end(peer: Peer, code: ErrorCode, key: int = 5) -> list[ClientFrame]:
-    """End a turn with an error, and return the client's answer."""
     retry = 1000 if code == NO_WORKER else 0
     peer.numbered(error=RequestError(request_id=key, code=code, message="so it is", retry_after_ms=retry))
     return list(peer.says_all())
 
 
 def asked(frames: list[ClientFrame]) -> Generate:
-    """Return the only request among some frames."""
     (found,) = [frame.generate for frame in frames if frame.HasField("generate")]
     return found
 

@@ -82,7 +82,6 @@ BOMBS = (
 
 
 def _verdict(data: bytes) -> str:
-    """Return the rule that a message breaks, or "accepted"."""
     try:
         decode(data, Limits.schema())
     except ContractError as error:

@@ -37,7 +37,6 @@ _PATTERNS = tuple(
 
 
 def mutated(rng: Random) -> bytes:
-    """Return an encoding of a message of which a few fields were changed."""
     message = valid_message(rng)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         mutate(rng, message)
@@ -45,7 +44,6 @@ def mutated(rng: Random) -> bytes:
 
 
 def damaged(rng: Random) -> bytes:
-    """Return an encoding of a message of which a few bytes were changed."""
     data = _some_encoding(rng, valid_message(rng))
     other = canonical(valid_message(rng))
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -76,7 +74,6 @@ def mutate(rng: Random, message: pb.LogprobBatch) -> None:
 
 
 def _changed(rng: Random, field: Field, values: list[Any]) -> list[Any]:
-    """Return a column's values with one change."""
     some = rng.choice(_VALUES[field.type])
     if not values:
         return [some]

@@ -53,6 +53,5 @@ def _halves(rng: Random, message: Message, *, is_cut: bool) -> tuple[bytes, byte
 
 
 def _alone(message: Message, name: str, value: object) -> bytes:
-    """Return one field of a message, encoded."""
     kind: Callable[..., Message] = type(message)
     return kind(**{name: value}).SerializeToString()

@@ -14,7 +14,6 @@ def values_of(message: pb.LogprobBatch | pb.BatchHeader, skipped: int = 0) -> di
 
 
 def batch_of(message: pb.LogprobBatch) -> LogprobBatch:
-    """Return a message's values as a batch, made as a user would make it."""
     header = BatchHeader(**values_of(message.header))
     return LogprobBatch(header, **{name: list(column) for name, column in values_of(message, 1).items()})
 
@@ -37,7 +36,6 @@ class PlainExtras(NamedTuple):
 
 
 def plain_extras(extras: Extras | None) -> PlainExtras | None:
-    """Return a row's extras as Python numbers."""
     if extras is None:
         return None
     masks = zip(extras.mask_sizes.tolist(), extras.masks(), strict=True)

@@ -31,12 +31,10 @@ TWO_ROWS: dict[str, Any] = {
 
 
 def batch(**changed: Any) -> LogprobBatch:  # noqa: ANN401 - a test passes whatever a caller might
-    """Return an everyday batch, with some columns changed."""
     return LogprobBatch(HEADER, **(TWO_ROWS | changed))
 
 
 def refusal(**changed: Any) -> ContractError:  # noqa: ANN401
-    """Return the error that building and encoding such a batch raises."""
     with pytest.raises(ContractError) as refused:
         encode(batch(**changed))
     return refused.value

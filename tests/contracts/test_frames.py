@@ -109,7 +109,6 @@ BOUNDS: list[tuple[Message, str, object, object, Rule, str]] = [
 
 
 def changed(frame: Message, path: str, value: object) -> Message:
-    """Return a frame with one field set, or cleared."""
     made = type(frame)()
     made.CopyFrom(frame)
     *outer, name = path.split(".")
@@ -129,7 +128,6 @@ def changed(frame: Message, path: str, value: object) -> Message:
 
 
 def assert_refused(frame: Message, field: str, rule: Rule) -> None:
-    """Assert that a frame is neither read nor written, and why."""
     data = frame.SerializeToString(deterministic=True)
     for use in (lambda: read_frame(type(frame), data), lambda: write_frame(frame)):
         with pytest.raises(ContractError) as refused:

@@ -131,7 +131,6 @@ def _header(rng: Random, rows: int, sizes: Sizes) -> pb.BatchHeader:
 
 
 def _scoring(rng: Random, header: pb.BatchHeader, sizes: Sizes) -> tuple[Any, int]:
-    """Return a row's scoring and top_k."""
     if header.value_kind == pb.VALUE_KIND_UNSPECIFIED:
         return pb.SCORING_NONE, 0
     scoring = rng.choice((pb.SCORING_FULL, pb.SCORING_FULL, pb.SCORING_NONE, pb.SCORING_SHED))
@@ -187,7 +186,6 @@ def _add_extras(rng: Random, message: pb.LogprobBatch) -> None:
 
 
 def _palette(rng: Random, header: pb.BatchHeader) -> Sequence[float]:
-    """Return values that a token may have."""
     logits = header.value_kind in (pb.VALUE_KIND_RAW_LOGITS, pb.VALUE_KIND_PROCESSED_LOGITS)
     return rng.choice((_LOGITS if logits else _LOGPROBS, _GRID))
 

@@ -25,7 +25,6 @@ def asked(
     include_draft_logprobs: bool = False,
     **sampling: Any,  # noqa: ANN401 - any parameter
 ) -> Generate:
-    """Return a request for what follows a text, or some tokens."""
     fields: dict[str, Any] = {} if top_logprobs is None else {"top_logprobs": top_logprobs}
     if isinstance(prompt, str):
         fields["text"] = TextPrompt(text=prompt)
@@ -96,7 +95,6 @@ class Run:
         return tokens
 
     def step(self) -> list[LogprobBatch]:
-        """Compute a step; each of its batches keeps the contract."""
         arrays = list(self.engine.step())
         batches = [_published(made) for one in arrays for made in self._assembler.assemble(one)]
         for batch in batches:
@@ -108,7 +106,6 @@ class Run:
         return batches
 
     def to_the_end(self, most: int = 2000) -> "Run":
-        """Compute steps until there is nothing left to do."""
         for _ in range(most):
             if not self.engine.has_work:
                 return self
@@ -123,12 +120,10 @@ def _published(batch: LogprobBatch) -> LogprobBatch:
 
 
 def text_of(tokenizer: Tokenizer, token_ids: Iterable[int]) -> str:
-    """Return the text of some tokens."""
     return b"".join(map(tokenizer.token_bytes, token_ids)).decode(errors="replace")
 
 
 def tokens_alone(engine: BatchEngine[Any], generate: Generate) -> list[int]:
-    """Return what a request gets from an engine that has no other."""
     return Run(engine, [generate]).to_the_end().got[generate.request_id].tokens
 
 
@@ -137,5 +132,4 @@ def ngram(requests: Iterable[Generate] = (), /, **options: Any) -> Run:  # noqa:
 
 
 def paddle(requests: Iterable[Generate] = (), /, **options: Any) -> Run:  # noqa: ANN401 - as above
-    """Return a run of the paddle engine, with a small cache."""
     return Run(PaddleEngine(PaddleOptions(**{"context": 512, "max_running": 8} | options)), requests)

@@ -40,7 +40,6 @@ _KEYS = iter(range(1, 10_000))
 
 
 def with_sampling(sampling: SamplingParameters) -> Generate:
-    """Return a request of its own with these parameters."""
     return generate_of(next(_KEYS), sampling=sampling)
 
 
@@ -133,7 +132,6 @@ class Words:
         raise NotImplementedError
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return one of a few words."""
         return (b"one ", b"stop", b" now", b"!", b"")[token_id]
 
 

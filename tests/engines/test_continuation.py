@@ -17,7 +17,6 @@ REQUESTS = {
 
 
 def continued(generate: Generate, token_ids: list[int]) -> Generate:
-    """Return the next turn of a request that has had some tokens."""
     turn = Generate()
     turn.CopyFrom(generate)
     turn.request_id, turn.first_request_id = 99, generate.request_id
@@ -61,7 +60,6 @@ def handed_on(
     prefill: Run,
     **options: Any,  # noqa: ANN401 - the engine's
 ) -> dict[int, Got]:
-    """Return what requests got from a prefill engine that is done, and then from a decode engine."""
     decode = run(role="decode", **options)
     for generate in requests:
         before = prefill.got[generate.request_id]

@@ -63,7 +63,6 @@ def distribution(folder: Path, name: str, points: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install another distribution for this process, and return its folder."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "counting_engine.py").write_text(PLUGIN)

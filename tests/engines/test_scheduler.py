@@ -33,7 +33,6 @@ class Scheduled:
         return set(self.requests.places[self.slots(*keys)].tolist())
 
     def compute(self, plan: Plan, *ended: int) -> Plan:
-        """Do what an engine does with a plan whose step succeeded."""
         self.requests.positions[plan.decode] += 1
         self.requests.positions[plan.first] += 1
         gone = self.slots(*ended)

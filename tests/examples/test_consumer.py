@@ -32,7 +32,6 @@ class WaitingEngine(SyntheticEngine):
 
 @asynccontextmanager
 async def system(engine: SyntheticEngine) -> AsyncIterator[Processor]:
-    """Run a processor with a worker, over TCP."""
     with tempfile.TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder))
         async with processing(deployment) as (processor, addresses), working(deployment, engine, **addresses):
@@ -47,7 +46,6 @@ async def start(address: str, tokens: int) -> asyncio.subprocess.Process:
 
 
 async def check_end(consumer: asyncio.subprocess.Process, tokens: int) -> None:
-    """Check that a consumer ends by itself, with exactly the tokens of the request that it names."""
     printed, logged = await soon(consumer.communicate())
     assert consumer.returncode == 0, logged
     name, key, *_ = logged.decode().split()

@@ -29,7 +29,6 @@ def findings(kind: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def digest(name: str, elements: list[Any]) -> dict[str, object]:
-    """Return what stands for a long column in the JSON."""
     column = np.array([float(each) if COLUMN[name].dtype.kind == "f" else int(each) for each in elements])
     packed = column.astype(COLUMN[name].dtype).tobytes()
     return {"elements": len(elements), "sha256_of_little_endian": hashlib.sha256(packed).hexdigest()}

@@ -32,7 +32,6 @@ class App:
         self.asgi = Routes(gateway).app()
 
     def client(self, peer: str = "127.0.0.1", base_url: str = "http://localhost") -> httpx.AsyncClient:
-        """Return a client that calls the application from a machine's address."""
         transport = httpx.ASGITransport(self.asgi, client=(peer, 50_000))
         return httpx.AsyncClient(transport=transport, base_url=base_url, timeout=MOST)
 
@@ -41,7 +40,6 @@ class App:
         return AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=self._client2())
 
     def anthropic(self) -> AsyncAnthropic:
-        """Return Anthropic's client, which tries nothing twice."""
         return AsyncAnthropic(base_url="http://localhost", api_key="none", max_retries=0, http_client=self._client2())
 
     def _client2(self) -> httpx2.AsyncClient:

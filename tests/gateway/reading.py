@@ -25,7 +25,6 @@ SMALL: dict[str, object] = {"gateway.max_tokens": 12, "gateway.max_prompt_tokens
 
 
 def reading(vocabulary: str = "bytes", *, context: int = 0, given: dict[str, object] | None = None) -> Reader:
-    """Return a reader that knows a worker of the model m, which takes so many tokens (0: it does not say)."""
     reader = Reader(settings(given), vocabulary_of(vocabulary))
     reader.learn_models([WorkerStatus(model="m", max_model_tokens=context)])
     return reader

@@ -46,7 +46,6 @@ class Spelling:
 def three_steps(
     status: RowStatus = RowStatus.FINISHED_LENGTH, *, scoring: Scoring = Scoring.FULL, top_k: int = 0
 ) -> Steps:
-    """Return steps of one request, with one, three and two tokens; the last one has a status."""
     shapes = [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, status)]
     rows = [RowShape(3, *shape, scoring=scoring, top_k=top_k) for shape in shapes]
     return [(batch([row], step=step), None) for step, row in enumerate(rows, 1)]
@@ -100,7 +99,6 @@ async def said(  # noqa: PLR0913 - each has a name and a default
 
 
 def chunks(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream, which must end as streams do."""
     *events, done, rest = data.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     for event in events:
@@ -133,7 +131,6 @@ async def both(
 def begun(
     asked: CompletionRequest, form: Callable[[CompletionRequest, int], Format], given: dict[str, object] | None = None
 ) -> StreamedAnswer:
-    """Return a stream that has begun, of a gateway with some settings."""
     asked = replace(asked, is_streamed=True)
     answer = StreamedAnswer(asked, form(asked, 1), settings(given).gateway, Buffers(2**30))
     answer.begin(lambda: None)
@@ -157,5 +154,4 @@ def array(text: str, kind: str) -> npt.NDArray[Any]:
 
 
 def joined(parts: Iterable[Any], name: str) -> list[Any]:
-    """Return a list that came in several parts."""
     return [each for part in parts if part is not None for each in part[name] or ()]

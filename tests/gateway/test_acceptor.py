@@ -18,7 +18,6 @@ _PLACES = 2
 
 @contextmanager
 def pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
-    """Return so many connections, each with both of its ends."""
     with ExitStack() as stack:
         made = [socket.socketpair() for _ in range(count)]
         for ends in made:

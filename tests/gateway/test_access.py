@@ -40,7 +40,6 @@ class Keys:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
-    """Return an empty file of keys."""
     return Keys(tmp_path / "keys.json")
 
 

@@ -59,7 +59,6 @@ def _without_collections() -> Iterator[None]:
 
 
 def _step(position: int, choices: int, top_k: int) -> RenderedStep:
-    """Return a step of one token of each choice, with entropies."""
     status = RowStatus.FINISHED_LENGTH if position == ROWS - 1 else RowStatus.ACTIVE
     rows = batch([RowShape(key, position, 1, status, top_k=top_k) for key in range(1, choices + 1)], step=1)
     entropies = np.linspace(0, 1, rows.token_ids.size, dtype=np.float32)
@@ -129,7 +128,6 @@ async def _measured(make: Callable[[CompletionRequest, Buffers], Answer], reques
 
 
 async def _check(make: Callable[[CompletionRequest, Buffers], Answer], request: CompletionRequest) -> None:
-    """Hold the size of an answer to the memory that it takes; what is made once is in the first measurements alone."""
     tracemalloc.start()
     try:
         several = [await _measured(make, request) for _ in range(3)]

@@ -9,7 +9,6 @@ from tokenbus.gateway.buffers import Buffers, Sending, SendQueue
 
 
 async def _next(queue: SendQueue) -> Sending:
-    """Wait for something, and take it."""
     await queue.ready()
     return queue.take()
 

@@ -44,7 +44,6 @@ class _Listener:
         self.on_row = on_row
 
     def take(self, view: RenderedStep, place: int) -> bool:
-        """Count a row's tokens."""
         self.tokens = min(self.most, self.tokens + view.counts[place])
         self.seen.append(self.tokens)
         self.on_row()
@@ -59,7 +58,6 @@ class _Listener:
 
 @asynccontextmanager
 async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
-    """Run a dispatcher, whose processor the test plays."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     chosen = settings().gateway
     async with client:
@@ -202,12 +200,10 @@ class _Slow:
         return _Listener(on_row=lambda: self.spend(name))
 
     def spend(self, name: str) -> None:
-        """Note something that takes as long as a row."""
         self.order += name
         self._milliseconds += self._each
 
     async def watch(self) -> None:
-        """Note when other tasks run."""
         while True:
             self.order += "-" * (not self.order.endswith("-"))
             await asyncio.sleep(0)

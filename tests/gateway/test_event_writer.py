@@ -32,7 +32,6 @@ KEYS = (3, 4)
 
 @pytest.fixture(autouse=True)
 def _same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all envelopes be of one second."""
     monkeypatch.setattr(time, "time", lambda: 1000.5)
 
 
@@ -71,7 +70,6 @@ def _left(rows: Rows) -> dict[int, list[Left]]:
 
 
 def _events(steps: Sequence[RenderedStep]) -> bytes:
-    """Return the events of the first request, as they are without a socket."""
     writer, _ = _writer(KEYS[0])
     return b"".join(each.events or b"" for each in _left(Rows(writer, steps))[KEYS[0]])
 

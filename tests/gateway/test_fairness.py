@@ -75,7 +75,6 @@ class Bodies:
         self.let_go = asyncio.Event()
 
     async def hold(self, who: str, size: int) -> None:
-        """Hold a body of so many bytes."""
         async with self.room.hold(who) as held:
             for part in range(0, size + 1, max(1, size // 3)):
                 held.grow_to(part)

@@ -177,7 +177,6 @@ async def test_messages_are_the_same_without_it(stops: tuple[str, ...], monkeypa
     chunk = MessagesFormat.chunk
 
     def counted(self: MessagesFormat, choice: Choice, text: str, pieces: Any) -> bytes:  # noqa: ANN401
-        """Write down which texts come to Python."""
         written.append(text)
         return chunk(self, choice, text, pieces)
 

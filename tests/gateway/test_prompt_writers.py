@@ -111,7 +111,6 @@ OF_LONG = {
 
 
 def begun(**asked: Any) -> tuple[WholeAnswer, RenderedStep]:  # noqa: ANN401 - fields of a CompletionRequest
-    """Return an answer whose long prompt is scored, and the row that ends it."""
     request = CompletionRequest(model="m", prompts=[LONG], **asked)
     answer = WholeAnswer(request, Envelope(request, 1), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)

@@ -28,7 +28,6 @@ KEYS = (3, 4)
 
 
 def _steps(top_k: int = 2, scoring: Scoring = Scoring.FULL) -> list[tuple[LogprobBatch, LogprobBatch | None]]:
-    """Return three steps of two requests, with a neighbour that has other options, and drafts for the second one."""
     steps: list[tuple[LogprobBatch, LogprobBatch | None]] = []
     for step, (position, count, status) in enumerate(
         [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, RowStatus.FINISHED_LENGTH)], 1
@@ -51,7 +50,6 @@ def _truth(steps: list[tuple[LogprobBatch, LogprobBatch | None]], place: int, *,
 
 
 def _pairs(rows: list[Row]) -> list[list[tuple[int, float]]]:
-    """Return each token's alternatives."""
     return [
         list(zip(ids, logprobs, strict=True))
         for row in rows

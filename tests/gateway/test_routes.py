@@ -259,7 +259,6 @@ def _true_tops(key: int, k: int, count: int) -> list[list[tuple[int, float]]]:
 
 
 def _singles(values: Any) -> list[float]:  # noqa: ANN401 - numbers of JSON
-    """Return numbers as the ones of 32 bits that they stand for."""
     return np.array(values, np.float32).tolist()  # type: ignore[no-any-return]
 
 

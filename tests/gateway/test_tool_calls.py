@@ -42,12 +42,10 @@ ARGUMENTS = st.recursive(
 
 
 def read(**fields: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-    """Return what the gateway makes of a chat with these fields."""
     return READER.chat(CHAT | fields)
 
 
 def schema(request: CompletionRequest) -> Any:  # noqa: ANN401 - JSON
-    """Return the JSON Schema that a request's output has to hold."""
     return json.loads(request.generate(0).sampling.structured_output.json_schema.schema)
 
 
@@ -154,7 +152,6 @@ def test_half_of_a_pair_of_surrogates_stays_escaped() -> None:
 
 
 def written(text: str, status: RowStatus = RowStatus.FINISHED_STOP, top_k: int = 0) -> tuple[Steps, Vocabulary]:
-    """Return steps in which a model writes a text, some characters a token."""
     steps = three_steps(status, top_k=top_k)
     return steps, spelled(text, steps)
 
@@ -193,14 +190,12 @@ AUTO = CompletionRequest(model="m", prompts=[[1]], is_chat=True, auto=AutoCalls(
 
 
 async def answered(asked: CompletionRequest, steps: Steps, vocabulary: Vocabulary) -> tuple[Any, list[Any]]:
-    """Return the one choice of a whole answer, and those of a stream's chunks."""
     (whole,) = json.loads(await said(asked, steps, vocabulary))["choices"]
     streamed = await said(replace(asked, is_streamed=True), steps, vocabulary)
     return whole, [chunk["choices"][0] for chunk in chunks(streamed)]
 
 
 def calls_in(said: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return the names and arguments of calls, which have all that OpenAI's clients look at."""
     calls = [call for each in said for call in each.get("tool_calls", ())]
     assert all(call["type"] == "function" and call["id"][:14] == "chatcmpl-tool-" for call in calls)
     assert len({call["id"] for call in calls}) == len(calls)

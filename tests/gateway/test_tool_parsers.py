@@ -24,7 +24,6 @@ DEEP = "[" * 3000
 
 
 def taken(parser: str, texts: Sequence[str]) -> tuple[str, list[Call]]:
-    """Return the content and the calls of a text that comes in pieces."""
     made = PARSERS[parser]()
     found = [made.add(text) for text in texts] + [made.end()]
     assert made.held == 0

@@ -12,7 +12,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def rounded(values: Floats, dtype: str) -> Floats:
-    """Return the values as a type of logits holds them, still as float32."""
     if dtype == "float32":
         return values
     if dtype == "float16":
@@ -22,7 +21,6 @@ def rounded(values: Floats, dtype: str) -> Floats:
 
 
 def bits_of_bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
-    """Return the nearest bfloat16 of each number, ties to even, as its bits."""
     bits = values.view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -40,12 +38,10 @@ def peaked(rng: np.random.Generator, rows: int, width: int) -> Floats:
 
 
 def equal(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return rows whose logits are all the same."""
     return np.repeat(rng.normal(0, 3, (rows, 1)).astype(np.float32), width, axis=1)
 
 
 def masked(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return rows of which about a dozen tokens are allowed."""
     logits = random(rng, rows, width)
     logits[rng.random((rows, width)) > 12 / width] = -np.inf
     logits[np.arange(rows), rng.integers(0, width, rows)] = 1
@@ -53,7 +49,6 @@ def masked(rng: np.random.Generator, rows: int, width: int) -> Floats:
 
 
 def all_but_one(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return rows of which one token is allowed."""
     logits = np.full((rows, width), -np.inf, np.float32)
     logits[np.arange(rows), rng.integers(0, width, rows)] = 1
     return logits
@@ -65,7 +60,6 @@ def huge(rng: np.random.Generator, rows: int, width: int) -> Floats:
 
 
 def far_below(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return numbers of which even the largest is far below zero."""
     return (-(2.0 + rng.random((rows, width))) * 1e37).astype(np.float32)
 
 

@@ -47,7 +47,6 @@ class Produced:
 
 
 def given_as(dtype: str, logits: Floats) -> object:
-    """Return logits, which the type can hold, as an array of that type."""
     return Produced(bits_of_bfloat16(logits), code=4) if dtype == "bfloat16" else logits.astype(dtype)
 
 

@@ -48,7 +48,6 @@ def assert_right(
 
 
 def _assert_alternatives(ids: npt.NDArray[Any], got: npt.NDArray[Any], logits: Doubles, values: Doubles) -> None:
-    """Check ids and values of one token; where float32 has one number for two logits, the lower id comes first."""
     order = np.lexsort((np.arange(logits.size), -logits))[: ids.size]
     _assert_near(got, values[order])
     _assert_near(got, values[ids])
@@ -77,7 +76,6 @@ class Wanted(NamedTuple):
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, rows: int, vocabulary: int) -> "Wanted":
-        """Return requests of up to four tokens, of which each asks for some of it."""
         counts: list[int] = []
         while sum(counts) < rows:
             counts.append(min(int(rng.integers(0, 5)), rows - sum(counts)))
@@ -146,7 +144,6 @@ def assert_extras(  # noqa: PLR0913, PLR0917 - what a call is
 
 
 def entropy_of(logits: Doubles) -> float:
-    """Return one row's entropy in nats."""
     exponents = logits - logits.max()
     powers = np.exp(exponents)
     mean = (powers[powers > 0] * exponents[powers > 0]).sum() / powers.sum()

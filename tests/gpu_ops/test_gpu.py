@@ -33,7 +33,6 @@ def torch() -> Any:  # noqa: ANN401 - a module
 
 
 def on_card(torch: Any, logits: Floats, dtype: str) -> Any:  # noqa: ANN401
-    """Return logits, which the type can hold, as a tensor on the card."""
     return torch.from_numpy(np.ascontiguousarray(logits)).cuda().to(getattr(torch, dtype))
 
 

@@ -24,7 +24,6 @@ class Bench:
     """A core, and what it sent to each peer."""
 
     def __init__(self, overrides: dict[str, object] | None = None) -> None:
-        """Begin without peers; what the core defers runs at once."""
         self.settings = settings({"processor.id": "bench", "gateway.control": True} | (overrides or {}))
         self.clock = ManualClock()
         self.sent: defaultdict[bytes, deque[Message]] = defaultdict(deque)
@@ -93,7 +92,6 @@ class BenchWorker:
 
     @property
     def known(self) -> Worker:
-        """The processor's record of this worker."""
         return self.bench.core.workers.by_id[self.worker_id]
 
     def say(self, frame: WorkerFrame, *parts: bytes, epoch: int | None = None) -> None:
@@ -105,7 +103,6 @@ class BenchWorker:
         self.say(WorkerFrame(hello=hello_of(self.worker_id, **fields)))
 
     def beat(self, last_sequence: int | None = None, **more: Any) -> None:  # noqa: ANN401 - as the message has them
-        """Send a heartbeat: how far it is, and what else it says."""
         last = self.sequence if last_sequence is None else last_sequence
         self.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=last, **more)))
 
@@ -123,7 +120,6 @@ class BenchWorker:
         return made
 
     def admit(self, key: int, prompt_tokens: int = 3, cached_tokens: int | None = None) -> None:
-        """Publish the admission of a request."""
         admitted = Admitted(
             request_id=key,
             worker_id=self.worker_id,
@@ -134,30 +130,25 @@ class BenchWorker:
         self._event(RequestEvent(sequence=self.sequence + 1, admitted=admitted))
 
     def prefilled(self, key: int, state: bytes) -> None:
-        """Publish a request's transfer state."""
         prefilled = Prefilled(request_id=key, transfer_state=state)
         self._event(RequestEvent(sequence=self.sequence + 1, prefilled=prefilled))
 
     def fail(self, error: RequestError) -> None:
-        """Publish that a request ended with an error."""
         self._event(RequestEvent(sequence=self.sequence + 1, error=error))
 
     def _event(self, event: RequestEvent) -> None:
         self.item(write_frame(event), event.sequence, EVENT)
 
     def heard(self) -> list[ProcessorFrame]:
-        """Return what it was sent since the last time."""
         sent = self.bench.sent[self.peer]
         frames = [read_frame(ProcessorFrame, parts[0]) for parts in sent]
         sent.clear()
         return frames
 
     def refusals(self) -> list[int]:
-        """Return the reasons that it was refused for since the last time."""
         return [frame.refusal.reason for frame in self.heard() if frame.HasField("refusal")]
 
     def heard_bodies(self) -> list[str | None]:
-        """Return what kinds of frames it was sent since the last time."""
         return [frame.WhichOneof("body") for frame in self.heard()]
 
 
@@ -200,7 +191,6 @@ class BenchClient:
         self.say(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
 
     def heard(self) -> list[Heard]:
-        """Return what it was sent since the last time."""
         sent = self.bench.sent[self.peer]
         found = []
         for parts in sent:
@@ -215,11 +205,9 @@ class BenchClient:
         self.say(ClientFrame(generate=generate))
 
     def errors(self) -> dict[int, int]:
-        """Return which requests ended with which error since the last time."""
         return {heard.frame.error.request_id: heard.frame.error.code for heard in self.heard() if heard.body == "error"}
 
     def outputs(self) -> list[Heard]:
-        """Return the outputs that it was sent since the last time."""
         return [heard for heard in self.heard() if heard.body == "outputs"]
 
     def ack(self, through: int | None = None) -> None:

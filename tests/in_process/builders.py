@@ -30,7 +30,6 @@ EVENT = PayloadKind.PAYLOAD_KIND_REQUEST_EVENT
 
 
 def settings(overrides: dict[str, object] | None = None) -> Settings:
-    """Return settings from defaults and overrides alone."""
     return settings_of(overrides or {})
 
 
@@ -40,7 +39,6 @@ def row_values(row: Row) -> tuple[Any, ...]:
 
 
 def values_by_key(found: LogprobBatch) -> dict[int, tuple[Any, ...]]:
-    """Return each row's plain values by the request's key."""
     return {row.key: row_values(row) for row in found.rows()}
 
 
@@ -86,7 +84,6 @@ def item_of(payload: bytes, sequence: int, kind: int = BATCH, *, checksum: int |
 
 
 def encoded(wanted: Sequence[RowShape], sequence: int, **header: Any) -> bytes:  # noqa: ANN401 - as in `batch`
-    """Return an encoded batch whose step is its sequence, unless `header` says otherwise."""
     return encode(batch(wanted, **{"sequence": sequence, "step": sequence} | header))
 
 

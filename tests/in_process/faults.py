@@ -2,7 +2,6 @@
 
 
 def flipped(parts: list[bytes], number: int) -> list[bytes]:
-    """Return an item with one bit of its payload changed; what has no payload stays as it is."""
     if len(parts) < 2:
         return parts
     payload = bytearray(parts[1])

@@ -208,7 +208,6 @@ class HealingBus(LosslessBus):
 
     @rule(worker=_PLACES, place=_PLACES, to=_PLACES)
     def swap(self, worker: int, place: int, to: int) -> None:
-        """Let two messages change places."""
         if queue := self.sent(worker):
             one, other = place % len(queue), to % len(queue)
             queue[one], queue[other] = queue[other], queue[one]
@@ -237,7 +236,6 @@ class ContinuingBus(LosslessBus):
 
     @rule(worker=_PLACES)
     def fail(self, worker: int) -> None:
-        """Let an engine's next step fail."""
         engine = self.world.workers[worker % len(self.world.workers)].engine
         assert isinstance(engine, PrefixEngine)
         engine.fails_next = engine.has_work
@@ -314,7 +312,6 @@ class FaultyBus(LosslessBus):
 
     @rule(node=_PLACES, up=st.booleans(), place=_PLACES, to=_PLACES)
     def reorder(self, node: int, place: int, to: int, *, up: bool) -> None:
-        """Let two messages change places."""
         if queue := self.out_of_order(node, up=up):
             one, other = place % len(queue), to % len(queue)
             queue[one], queue[other] = queue[other], queue[one]

@@ -49,7 +49,6 @@ class Node:
         self._unsent: list[bytes] | None = None
 
     def pump(self) -> None:
-        """Send all that the session has to say, as far as the connection takes it."""
         while not self.is_paused:
             with self.lock:
                 message = self._unsent or self.session.next_message(self.clock.now())
@@ -61,7 +60,6 @@ class Node:
                 return
 
     def receive(self) -> bool:
-        """Take the next message that has arrived; False: there is none, or the node is paused."""
         if self.is_paused or not self.wire.down:
             return False
         try:
@@ -262,7 +260,6 @@ class AskingClient:
 
     @property
     def node(self) -> Node:
-        """Its connection to the first processor."""
         return self.nodes[0]
 
     def pump(self) -> None:

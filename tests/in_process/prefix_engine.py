@@ -14,7 +14,6 @@ _TOKENS_PER_STEP = 3
 
 
 def next_token(turn_id: int, prefix: Sequence[int]) -> int:
-    """Return the token that a turn gives after these."""
     told = turn_id.to_bytes(8, "big") + np.array(prefix, np.uint32).tobytes()
     return int.from_bytes(blake2b(told, digest_size=8).digest(), "big") % VOCABULARY_SIZE
 

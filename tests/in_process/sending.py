@@ -27,9 +27,7 @@ class Sending:
         return peer not in self.gone and (self._connected is None or peer in self._connected)
 
     def admit(self, peer: bytes) -> None:
-        """Remember a peer whose hello was accepted."""
         self.admitted.add(peer)
 
     def disconnect(self, peer: bytes) -> None:
-        """Remember a peer that was cut off."""
         self.cut.append(peer)

@@ -92,7 +92,6 @@ async def test_paused_engine_computes_nothing(bus: tokenbus.testing.Bus) -> None
 
 
 async def paused(bus: tokenbus.testing.Bus) -> set[tuple[str, bool]]:
-    """Return who paused the engines as the processor says, and whether it says since when."""
     await bus.advance(0.2)  # until a status is made anew
     status = await bus.until(bus.client.status())
     return {(each.paused_by, each.paused_since_unix_ms > 0) for each in status.workers}

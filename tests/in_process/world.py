@@ -87,14 +87,12 @@ class World:
 
     @property
     def processor(self) -> Core:
-        """The first processor."""
         core = self.sites[0].core
         assert core is not None
         return core
 
     @property
     def cores(self) -> list[Core]:
-        """The processors that run."""
         return [site.core for site in self.sites if site.core is not None]
 
     def _start(self, site: Site) -> None:
@@ -135,7 +133,6 @@ class World:
     # What people do.
 
     def ask(self, wish: Wish) -> None:
-        """Let a client ask for a new request."""
         generate = generate_of(
             next(self._keys), wish.max_tokens, top_logprobs=wish.top_logprobs, include_draft_logprobs=wish.drafts
         )
@@ -189,7 +186,6 @@ class World:
         return True
 
     def run_soon(self) -> None:
-        """Do what processors put off until their event loops' next turns."""
         for site in self.sites:
             for _ in range(len(site.soon)):
                 site.soon.popleft()()

@@ -53,7 +53,6 @@ class Bus:
 
     @asynccontextmanager
     async def running(self, seconds: float = MOST) -> AsyncIterator[None]:
-        """Run both for at most some seconds, and wait until the worker is known."""
         connected = asyncio.Event()
         self.processor.intake.stream_observers.append(lambda _worker: connected.set())
         async with asyncio.timeout(seconds), self.processor, self.client, self.publisher:

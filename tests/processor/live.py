@@ -41,7 +41,6 @@ class Worker:
                 return frame
 
     async def publish(self, wanted: Sequence[RowShape]) -> None:
-        """Send the next batch, and let it be taken."""
         self.sequence += 1
         payload = encoded(wanted, self.sequence)
         self.say(WorkerFrame(item=item_of(payload, self.sequence)), payload)

@@ -10,7 +10,6 @@ SERVED = {"clients.detached_timeout_ms": 10_000}
 
 
 def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient]:
-    """Return a worker with some requests, and the client that asked for them."""
     bench = Bench(SERVED | {name.replace("__", "."): value for name, value in overrides.items()})
     worker, client = bench.worker(), bench.client()
     for key in keys:
@@ -19,7 +18,6 @@ def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchC
 
 
 def places(client: BenchClient) -> list[tuple[int, int, int]]:
-    """Return key, position and length of the rows that a client got since the last time."""
     found = [row for heard in client.outputs() for row in heard.batches[0].rows()]
     return [(row.key, row.position, row.token_ids.size) for row in found]
 

@@ -35,7 +35,6 @@ def submit(bench: Bench, generate: Generate) -> RequestError | None:
 
 
 def keys(worker: BenchWorker) -> list[int]:
-    """Return the requests that a worker was handed since the last time."""
     return [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")]
 
 

@@ -22,7 +22,6 @@ GAP = ErrorCode.ERROR_CODE_GAP
 
 
 def asked(*keys: int, **processor: object) -> tuple[Bench, BenchWorker, BenchClient]:
-    """Return a worker that was handed some requests, and the client that asked for them."""
     bench = Bench({f"processor.{name}": value for name, value in processor.items()})
     worker, client = bench.worker(), bench.client()
     for key in keys:
@@ -33,7 +32,6 @@ def asked(*keys: int, **processor: object) -> tuple[Bench, BenchWorker, BenchCli
 
 
 def tokens(client: BenchClient) -> dict[int, int]:
-    """Return how many tokens of each request a client got since the last time."""
     found: dict[int, int] = {}
     for heard in client.outputs():
         for row in heard.batches[0].rows():
@@ -50,7 +48,6 @@ def release_all(steps: "asyncio.Queue[Step | None]") -> None:
 
 
 def gap(worker: BenchWorker, first: int, last: int, *keys: int) -> None:
-    """Let a worker say that items cannot be had."""
     lost = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION, request_ids=keys)
     worker.say(WorkerFrame(gap=lost))
 

@@ -25,7 +25,6 @@ def decode(bench: Bench, name: str = "d", **hello: Any) -> BenchWorker:  # noqa:
 
 
 def begun(generate: Generate | None = None) -> tuple[Bench, BenchClient, BenchWorker, BenchWorker]:
-    """Return a client whose request a prefill worker has, and a decode worker."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate or generate_of(1))
@@ -34,7 +33,6 @@ def begun(generate: Generate | None = None) -> tuple[Bench, BenchClient, BenchWo
 
 
 def given(worker: BenchWorker) -> list[Generate]:
-    """Return the requests that a worker was sent since the last time."""
     return [frame.generate for frame in worker.heard() if frame.HasField("generate")]
 
 

@@ -28,7 +28,6 @@ SCORES = PromptScoresChunk(request_id=1, position=1, prompt_tokens=2, token_ids=
 
 @pytest.fixture
 def lines() -> Lines:
-    """Return a function that returns the refusals in the log so far."""
     stream = io.StringIO()
     configure(LogSettings(format="json"), stream)
     return lambda: [line for line in map(json.loads, stream.getvalue().splitlines()) if "refused" in line["event"]]

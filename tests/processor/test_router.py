@@ -26,7 +26,6 @@ _step = st.tuples(st.integers(0, 2), st.lists(_row, max_size=5, unique_by=lambda
 
 
 def tokens_of(recorder: Recorder, key: int) -> list[int]:
-    """Return all tokens of a request that a consumer was given, one row after the other."""
     return [token for row in recorder.rows if row[0] == key for token in row[6]]
 
 

@@ -14,14 +14,12 @@ ASK = ClientFrame(status=StatusRequest())
 
 
 def statuses(client: BenchClient) -> list[ProcessorStatus]:
-    """Return the statuses that a client heard since the last time."""
     heard = [each.frame for each in client.heard() if each.body == "status"]
     assert not any(frame.number for frame in heard)
     return [frame.status for frame in heard]
 
 
 def answer_to(client: BenchClient) -> ProcessorStatus:
-    """Return the status that a client hears when it asks."""
     client.say(ASK)
     (status,) = statuses(client)
     return status

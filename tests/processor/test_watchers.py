@@ -16,7 +16,6 @@ def watching(bench: Bench, worker_id: str = "", session: int = 6, **hello: int) 
 
 
 def seen(client: BenchClient) -> list[str]:
-    """Return the watched streams and items that a client was shown since the last time."""
     found = []
     for heard in client.heard():
         if heard.body == "watched_stream":

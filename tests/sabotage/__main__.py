@@ -61,7 +61,6 @@ def _arguments() -> argparse.Namespace:
 
 
 def _fault_unbroken(copies: list[Copy], chosen: list[Line]) -> str:
-    """Run the tests of all lines on unbroken code; return what is printed where one fails."""
     tests = sorted({test for line in chosen for test in line.test.split()})
     shares = [tests[place :: len(copies)] for place in range(len(copies))]
     with ThreadPoolExecutor(len(copies)) as pool:

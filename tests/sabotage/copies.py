@@ -50,7 +50,6 @@ class Copy:
     """A copy of all files that git knows or does not ignore, and of the compiled libraries."""
 
     def __init__(self, folder: Path, seconds: float, options: Sequence[str] = ("-x",)) -> None:
-        """Make it in a folder, where each test may take some seconds; raises RuntimeError if other code runs."""
         self._options = options
         self._folder = folder
         self._seconds = seconds
@@ -100,7 +99,6 @@ class Copy:
         return compile_library(path, path.with_suffix(".so")) if path.suffix == ".c" else ""
 
     def _import_fault(self, path: Path) -> str:
-        """Return what is wrong with a module that does not start: it would fail every test, and show nothing."""
         if path.suffix != ".py":
             return ""
         module = ".".join(path.relative_to(self._folder).with_suffix("").parts[1:]).removesuffix(".__init__")

@@ -62,11 +62,9 @@ class Copy:
 
     @property
     def tree(self) -> Tree:
-        """The tree as it is now."""
         return Tree(self.root)
 
     def run(self, command: str) -> tuple[int, str]:
-        """Run one of the tools in the copy; return its exit status and what it printed."""
         with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
             status = main([command], self.root)
         return status, printed.getvalue()

@@ -74,7 +74,6 @@ def _with_added(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def write_model(folder: Path, tokenizer: Tokenizer, template: object = TEMPLATE) -> Path:
-    """Write a model's folder, without weights; return it."""
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"eos_token": {"content": END}, "bos_token": None, "model_max_length": 10**30}

@@ -17,7 +17,6 @@ class NatsServer:
     """One nats-server process, which can be killed and started again at its port."""
 
     def __init__(self, folder: Path, config: str = "", disk: SmallDisk | None = None) -> None:
-        """Start it; `config` is what its configuration file says besides its port."""
         self.folder = folder
         self.disk = disk
         self._config = config
@@ -32,7 +31,6 @@ class NatsServer:
 
     @property
     def log_address(self) -> str:
-        """The address of the log that a test has there."""
         return self.address(self.log)
 
     def address(self, name: str, scheme: str = "nats") -> str:

@@ -68,7 +68,6 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit status."""
         if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         with self._receiving:

@@ -14,7 +14,6 @@ _TOO_MUCH = 1.5
 
 
 def folder_of(test: str) -> str:
-    """Return the longest listed folder that holds a test, or "." for the modules beside the folders."""
     parts = test.split("::", maxsplit=1)[0].removeprefix("tests/").split("/")[:-1]
     names = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((name for name in names if name in SHARES), ".")

@@ -13,7 +13,6 @@ from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generat
 def wanted(
     tokens: int | None, model: str = "", key: int = 0, top_logprobs: int = 2, *, is_continued: bool = True
 ) -> Generate:
-    """Return a request for so many tokens, or for all that there will ever be."""
     return Generate(
         request_id=key,
         model=model,
@@ -41,7 +40,6 @@ class Asked:
         return self.audit
 
     async def begun(self) -> None:
-        """Wait until it has had some tokens."""
         await until(lambda: self.audit.position or self.task.done())
         assert not self.task.done(), self.audit
 
@@ -57,13 +55,11 @@ def ask(  # noqa: PLR0913 - each has a name and a default
 
 
 async def begun(asked: Iterable[Asked]) -> None:
-    """Wait until each request has had some tokens."""
     for each in asked:
         await each.begun()
 
 
 async def all_exact(asked: Iterable[Asked], tokens: int) -> None:
-    """Wait for the requests' ends, and fail unless each got exactly its true tokens, and all of them."""
     for each in asked:
         audit = await each.ended()
         assert audit.error is None, audit.error

@@ -27,7 +27,6 @@ class Audit:
     _true: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def take(self, row: Row) -> None:
-        """Compare the next row that came."""
         self.lost += max(0, row.position - self.position)
         self.repeated += max(0, self.position - row.position)
         end = row.position + row.token_ids.size

@@ -33,13 +33,11 @@ async def serving(
 
 @asynccontextmanager
 async def alone(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
-    """Run a gateway in this process, whose processor is not there."""
     async with serve_gateway(deployment.settings(**GATEWAY | overrides, client__drain_timeout_ms=0)) as served:
         yield served
 
 
 async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a new connection to an address or a URL."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
@@ -57,14 +55,12 @@ async def sent(served: Serving, *pieces: bytes) -> bytes:
 
 
 def asked(**fields: object) -> bytes:
-    """Return a request for a completion as it goes over the wire."""
     body = json.dumps({"model": "tokenbus", "prompt": "a", **fields}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def not_reading(address: str, room: int = 4096, wanted: bytes = b"", ending: bytes = b"") -> socket.socket:
-    """Return a client's socket that has asked an address or a URL for something, has little room, and does not read."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     stalled = socket.socket()
     stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)

@@ -21,7 +21,6 @@ _MAC = 16
 
 
 def _sodium() -> ctypes.CDLL:
-    """Return the libsodium that libzmq uses for its own CURVE."""
     zmq.Context.instance()
     mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines())
     return ctypes.CDLL(next(path for path in mapped if "libsodium" in path))
@@ -83,11 +82,9 @@ class CurvePeer(RawPeer):
         self._frame(b"\7MESSAGE" + nonce + sealed, 0)
 
     def begin_part(self, size: int) -> None:
-        """Announce a part, and send nothing of it."""
         self.socket.sendall(struct.pack(">BQ", _LARGE, size))
 
     def receive(self) -> bytes:
-        """Return the next part that the other side sends."""
         body = self._body()
         assert body.startswith(b"\7MESSAGE"), body
         return self._box.open(body[16:], b"CurveZMQMESSAGES" + body[8:16])[1:]

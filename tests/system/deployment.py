@@ -41,7 +41,6 @@ class Deployment:
         return settings_of({**self.overrides, **_keys(overrides)})
 
     def environment(self, **overrides: object) -> dict[str, str]:
-        """Return the settings as a process takes them."""
         ours = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
         return ours | environment_of({**self.overrides, **_keys(overrides)})
 

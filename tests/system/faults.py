@@ -81,7 +81,6 @@ class Worker:
 
     @property
     def publisher(self) -> int:
-        """The process id of the publisher that was there last; 0: there was none."""
         lines = self.program.lines('{"publisher"')
         return int(json.loads(lines[-1])["publisher"]) if lines else 0
 

@@ -16,7 +16,6 @@ _Self = TypeVar("_Self", bound="Program")
 
 
 def tell(line: str) -> None:
-    """Write a line for the test that started this process, at once: the process may be killed next."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -42,7 +41,6 @@ class Lines:
             self.news.notify_all()
 
     def having(self, text: str) -> list[str]:
-        """Return the lines in which a text appears."""
         with self.news:
             return [line for line in self._all if text in line]
 
@@ -72,7 +70,6 @@ class Program:
     """A process that ends with the test, and what it has written."""
 
     def __init__(self, name: str, process: "subprocess.Popen[str]", patience: float = MOST) -> None:
-        """Read what it writes; the name is for the message of a failure, which comes after so many seconds."""
         self.name = name
         self._patience = patience
         self._printed, self._complaints = Lines(), Lines()
@@ -98,11 +95,9 @@ class Program:
 
     @property
     def output(self) -> str:
-        """The last lines that it wrote."""
         return "\n".join(self.lines(""))
 
     def lines(self, text: str) -> list[str]:
-        """Return the lines so far in which a text appears."""
         return self._printed.having(text)
 
     def wait_for(self, text: str, times: int = 1) -> str:
@@ -116,7 +111,6 @@ class Program:
         raise AssertionError(f"{self.name} did not write {text!r} {times} times; it wrote:\n{self.output}")
 
     def line(self, text: str) -> str:
-        """Return the next line that it prints with a text in it; fail if it ends before."""
         return self._next(self._printed, text)
 
     def complaint(self, text: str) -> str:
@@ -128,7 +122,6 @@ class Program:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
         self.signal(signal.SIGKILL)
         self.wait()
 
@@ -136,11 +129,9 @@ class Program:
         self.signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it run again."""
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> int:
-        """Ask it to end, and return its exit status."""
         self.signal(signal.SIGTERM)
         return self.wait()
 

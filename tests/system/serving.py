@@ -24,7 +24,6 @@ class Served:
     """A deployment with a gateway."""
 
     def __init__(self, deployment: Deployment, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
-        """Start a processor and a gateway; workers come when they are asked for."""
         self.deployment = deployment
         self.processor = deployment.start_processor(processor__metrics_address="127.0.0.1:0", **overrides)
         (found,) = _ADDRESS.findall(self.processor.wait_for('"serving metrics"'))
@@ -56,14 +55,12 @@ def served(**overrides: object) -> Iterator[Served]:
 
 @asynccontextmanager
 async def asking(url: str) -> AsyncIterator[AsyncOpenAI]:
-    """Return OpenAI's client, which tries nothing twice."""
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=MOST) as client:
         yield client
 
 
 @asynccontextmanager
 async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Return a client of plain HTTP."""
     async with httpx.AsyncClient(base_url=url, timeout=MOST) as client:
         yield client
 

@@ -23,7 +23,6 @@ class Several:
     """The processors of a deployment, each at addresses of its own."""
 
     def __init__(self, deployment: Deployment) -> None:
-        """Choose addresses; the processors are started one by one."""
         self._deployment = deployment
         folder = deployment.folder
         self._places = [[f"ipc://{folder}/{place}{kind}" for kind in "wc"] for place in range(2)]
@@ -58,14 +57,12 @@ class Several:
         return self._deployment.start_worker(name, *arguments, **own, **SHORT, worker__model=model, **more)
 
     def gateway(self) -> tuple[Program, str]:
-        """Start a gateway that knows all of them, and return it with where it serves."""
         own = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 30_000}
         program = self._deployment.start("gateway", [COMMAND, "gateway"], **self._all, **SHORT, **own)
         program.wait_for('"connected"', len(self.processors))
         return program, str(json.loads(program.wait_for('"listening"'))["address"])
 
     def tap(self, *arguments: str) -> Program:
-        """Start a `tokenbus tap` that watches all of them."""
         return self._deployment.start("tap", [COMMAND, "tap", *arguments], **self._all, **SHORT)
 
     def settings(self, **overrides: object) -> Settings:
@@ -90,5 +87,4 @@ class Several:
 
 
 def is_open(session: ClientSession) -> bool:
-    """Tell whether a processor is connected."""
     return session.state is SessionState.OPEN

@@ -30,7 +30,6 @@ def worker_hello() -> bytes:
 
 
 def client_hello() -> bytes:
-    """Return a client's first message."""
     hello = ClientHello(schema_major=1, name="stranger", window_frames=8, window_bytes=65536, session=7)
     return ClientFrame(hello=hello).SerializeToString()
 
@@ -40,7 +39,6 @@ HELLOS: dict[str, Callable[[], bytes]] = {"workers": worker_hello, "clients": cl
 
 
 def peak_mib(pid: int) -> int:
-    """Return the most memory that a process has had, in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) // 1024
 

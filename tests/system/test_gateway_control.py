@@ -20,7 +20,6 @@ LONG: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1_000_000, "stream": Tru
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[Served]:
-    """Run a system whose clients may control it."""
     with served(gateway__control="true", gateway__tokenizer="numbers") as made_:
         made_.start_worker("worker-0", "--steps-per-second", "50")
         made_.start_worker("worker-1", "--steps-per-second", "50")

@@ -35,7 +35,6 @@ CONFIG = SchemathesisConfig.from_dict({"checks": {"negative_data_rejection": {"e
 
 @pytest.fixture(scope="module")
 def document() -> Iterator[BaseSchema]:
-    """Run a gateway in a thread, and return its document, whose bounds see to it that answers are short."""
     url: Future[str] = Future()
     over = threading.Event()
 

@@ -62,7 +62,6 @@ def _fork_server(served: Serving) -> int:
 
 
 def _seconds_of(process: int) -> float:
-    """Return the processor time that a process has used; 0: it is gone."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -36,7 +36,6 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Run two gateways, and a worker."""
     shared = {"gateway__reuse_port": True, "gateway__control": True, "gateway__tokenizer": "numbers"}
     own = {"gateway__metrics_address": "127.0.0.1:0", "gateway__drain_timeout_ms": round(MOST * 1000)}
     with served(**shared, **own) as system:
@@ -77,7 +76,6 @@ async def _abort(client: httpx.AsyncClient, *names: str) -> None:
 
 
 async def _check_rest(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> None:
-    """Check that a stream was aborted, and has its true tokens up to there."""
     chunks = [first] + [chunk async for chunk in rest]
     assert chunks[-1]["choices"][0]["finish_reason"] == "abort"
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)

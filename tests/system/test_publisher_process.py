@@ -44,7 +44,6 @@ def is_there(pid: int) -> bool:
 
 @contextmanager
 def many_open_files() -> Iterator[None]:
-    """Have more files open than `select` can wait for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]

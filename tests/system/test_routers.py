@@ -33,14 +33,12 @@ ROUTERS = {
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[Served]:
-    """Run a gateway with a worker whose tokens a test can compute again."""
     with served(gateway__tokenizer="numbers") as system:
         system.start_worker()
         yield system
 
 
 def start_router(system: Served, name: str, arguments: Sequence[str]) -> str:
-    """Start a router in front of the gateway; return where it listens."""
     port, metrics = free_ports(2)
     command = [
         *(sys.executable, "-m", *arguments, "--host", "127.0.0.1", "--port", str(port)),

@@ -32,7 +32,6 @@ class Load:
         self.failures: list[str] = []
 
     async def add(self, url: str) -> None:
-        """Send requests to a gateway from now on, too."""
         self._gateways[url] = await self._cleanup.enter_async_context(plainly(url))
 
     async def remove(self, url: str) -> None:

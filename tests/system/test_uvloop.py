@@ -16,7 +16,6 @@ def test_application_may_run_under_uvloop(deployment: Deployment) -> None:
     """A processor, a publisher and a client of many tasks on uvloop: rows, tokens, columns, an abort, an end."""
 
     async def run() -> None:
-        """Run all three until everything has come."""
         async with trio(deployment) as made:
             await all_exact(ask(made.client, 64, 40), 40)
             generation = made.client.generate(wanted(20, key=9))

@@ -95,7 +95,6 @@ class Looped(Generic[E]):
         self.loop = EngineLoop(engine, self.engine_publisher, unix_ms=self.clock.unix_ms)
 
     def turn(self, *requests: Generate | Abort) -> None:
-        """Take these requests, and compute a step."""
         for request in requests:
             self.publisher.incoming.put(request)
         self.loop.serve(Once())

@@ -32,7 +32,6 @@ def leaves_after(peer: Peer) -> float:
 
 
 def abandoned() -> tuple[Peer, list[int]]:
-    """Return a worker whose requests 5 and 6 were given up for the other processor, and the aborts that it heard."""
     peer, aborts = peer_of(), []
     for key in (5, 6):
         peer.hear(generate=generate_of(key))

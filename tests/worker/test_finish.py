@@ -26,7 +26,6 @@ class Timed(Engine):
 
 
 def finished(engine: Timed, seconds: float = 100) -> int:
-    """Let an engine finish, and return how many steps it has left."""
     EngineLoop(engine, EnginePublisher(engine.publisher, engine.vocabulary_size)).finish(seconds, engine.clock.now)
     return len(engine.steps)
 

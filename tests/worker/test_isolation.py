@@ -49,7 +49,6 @@ class PoisonedEngine(SyntheticEngine):
 
 
 def worker(error: Callable[[], Exception]) -> Looped[PoisonedEngine]:
-    """Return a worker with two requests under way."""
     made = Looped(PoisonedEngine(error))
     made.turn(generate_of(1, 30), generate_of(2, 31))
     return made

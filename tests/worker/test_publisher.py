@@ -281,7 +281,6 @@ def test_step_of_long_ago_is_refused_where_it_can_be_mended() -> None:
 
 
 def abandoned() -> Bare:
-    """Return a publisher that has given up request 1, and was asked for request 2 since."""
     publisher = Bare(addresses="memory://a,memory://b")
     publisher.connect()
     publisher.hear(generate=generate_of(1))

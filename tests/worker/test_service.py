@@ -17,7 +17,6 @@ from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 
 
 def serve(publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
-    """Run the engine's loop until `stop` is set."""
     EngineLoop(engine, EnginePublisher(publisher, engine.vocabulary_size)).serve(stop, pace)
 
 

@@ -26,7 +26,6 @@ MOST_SECONDS = 20.0
 
 
 def settings_in(folder: Path, **overrides: object) -> Settings:
-    """Return settings with addresses in a folder; the bus is shown what is saved there, too."""
     usual = {"worker.id": "fastdeploy-1", "limits.max_rows": 1024, "processor.request_timeout_ms": 86_400_000}
     return publishing_in(folder, usual, overrides)
 
@@ -96,7 +95,6 @@ class Beside:
         self._expected = {op: stained(op) for op in set(GETS.values())}
 
     def save(self, op: str, given: Mapping[str, Any], message_id: int = 1) -> None:
-        """Save on both sides; the environment has the message id."""
         save(op, given, tensors=self._tensors)
         self.kernel.save(op, given, message_id)
 
@@ -141,7 +139,6 @@ class Beside:
             same_bytes(op, at, found, expected, undefined)
 
     def get_all(self) -> None:
-        """Get all that was saved, and assert that nothing is left."""
         while len(self.kernel):
             self.get()
         assert is_empty()

@@ -58,7 +58,6 @@ def _get_some(draw: np.random.Generator, both: Beside) -> None:
 
 
 def _get(draw: np.random.Generator, both: Beside, head: Saved) -> None:
-    """Get a queue's head as one of its readers does."""
     op, how = GETS[head.op], draw.random()
     if how < 0.05 and op in _SCORED_QUEUE:
         both.get_another_kind(head, str(draw.choice([other for other in _SCORED_QUEUE if other != op])))

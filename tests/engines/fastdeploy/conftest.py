@@ -16,7 +16,6 @@ from tokenbus.engines import fastdeploy
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short path, as the addresses of sockets must be."""
     with tempfile.TemporaryDirectory(prefix="tb") as made:
         yield Path(made)
 
@@ -29,7 +28,6 @@ def bus(folder: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def beside(bus: Path) -> Iterator[Beside]:
-    """The drop-in and the kernel's own queue, beside each other."""
     assert bus.exists()
     with kernel.queue() as queue:
         yield Beside(queue)

@@ -42,7 +42,6 @@ class Tensor:
 
 
 def outputs(op: str) -> list[Array]:
-    """Return the tensors that the engine's token processor makes for a get op, filled as it fills them."""
     sizes = {
         "speculate_get_output_topk": (3 + SLOTS + SLOTS * TOKENS * COLUMNS, SLOTS * TOKENS * COLUMNS, SLOTS * TOKENS),
         "get_output_topk": (2 + SLOTS * COLUMNS, SLOTS * COLUMNS, SLOTS),
@@ -182,7 +181,6 @@ class Steps:
 
 
 def _named(scored: dict[str, Array]) -> dict[str, Array]:
-    """Return columns by the names under which the ops take them."""
     names = {
         "ids": ("logprob_token_ids",),
         "logprobs": ("logprob_scores", "logprobs"),
@@ -192,7 +190,6 @@ def _named(scored: dict[str, Array]) -> dict[str, Array]:
 
 
 def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:
-    """Return a step whose slots have so many tokens each: none is preempted, prefilling or the last."""
     steps, slots, numbers = Steps(6), len(counts), np.array(counts, np.int32)
     given = steps.drawn(op, slots, columns)
     scored = steps.scored(sum(counts) if "token_num_per_batch" in given else slots, columns)
@@ -213,7 +210,6 @@ def whole(op: str, *counts: int, columns: int = 3) -> dict[str, Any]:
 
 
 def message(flag: int, *counts: int, computed: int = 9, is_running: bool = True, **changes: object) -> Message:
-    """Return a scored target or draft whose slots have so many tokens, with ids from 0, but for some changes."""
     tokens = np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1)
     found = Message(
         kind=Kind.SPECULATED_SCORED,

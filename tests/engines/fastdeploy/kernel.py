@@ -69,7 +69,6 @@ class KernelQueue:
         return sorted((waiting[0] for waiting in self._waiting.values() if waiting), key=lambda saved: saved.number)
 
     def save(self, op: str, given: Given, message_id: int = 1) -> None:
-        """Do what a save op does with its arguments by name."""
         if self.ops.save(op, given, message_id=message_id, is_flat=is_flat(given)):
             self._saved += 1
             self._waiting[self.ops.queues.of(op).identity].append(Saved(self._saved, op, dict(given)))

@@ -105,7 +105,6 @@ FLAG_READ = "columns = field >> 8\n"
 
 
 def install(folder: Path, version: str, reader: str) -> None:
-    """Lay out a FastDeploy as its wheel does: its version, and its token processor."""
     package = folder / "fastdeploy"
     (package / "output").mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('it is only looked at')\n")

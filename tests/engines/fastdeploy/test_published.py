@@ -35,7 +35,6 @@ TARGET, DRAFT = 3, 4
 
 
 def scored(ids: list[list[int]], scores: list[list[float]], ranks: list[int], *counts: int) -> Message:
-    """Return a target with these columns."""
     return message(
         TARGET,
         *(counts or (1,) * len(ids)),
@@ -139,7 +138,6 @@ def test_first_tokens_come_with_proposals() -> None:
 
 
 def published(given: Message) -> LogprobBatch:
-    """Return a message's batch, which must keep the contract."""
     (arrays,) = Steps(Options()).of(given)
     (batch,) = StepAssembler(Limits.default()).assemble(arrays)
     encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns))

@@ -78,7 +78,6 @@ def receiver(folder: Path) -> Iterator[QueueReceiver]:
 
 
 def send(sender: QueueSender, given: Message, stamp: int) -> None:
-    """Send a message that was saved at a time."""
     sender.send(lambda _, sequence: (packed(given, sequence, stamp), 0))
 
 

@@ -46,7 +46,6 @@ NO_SWITCH = "a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH"
 
 @pytest.fixture
 def importing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """FastDeploy's package in a folder, to be imported here."""
     stand_in.install(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
@@ -63,7 +62,6 @@ def switch(monkeypatch: pytest.MonkeyPatch, value: str = "on") -> None:
 
 
 def refusal(name: str) -> str:
-    """Return why a module is not imported."""
     with pytest.raises(ImportError) as refused:
         importlib.import_module(name)
     return str(refused.value)
@@ -145,7 +143,6 @@ def test_finder_of_an_old_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def loaded() -> Iterator[ModuleType]:
-    """A module with ops, as FastDeploy has just loaded it."""
     module = ModuleType(f"{OPS}.test")
     for op in (*stand_in.OPS, "static_op_save_output", "get_output_dynamic", "get_output_kv_signal"):
         setattr(module, op, lambda *_: None)
@@ -224,12 +221,10 @@ class Machine:
         return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
     def serve(self, how: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run FastDeploy's server, without the command."""
         return self.run("python", *SERVER, how, str(STEPS), "0", **variables)
 
 
 def make_environment(folder: Path, *, with_switch: bool = True) -> Path:
-    """Make a Python environment in which Tokenbus is installed as `make setup` does; return its folder of programs."""
     venv.create(folder, symlinks=True)
     programs, (packages,) = folder / "bin", folder.glob("lib/*/site-packages")
     ours = [ROOT / "contracts", ROOT / "gpu_ops", ROOT / "services", Path(np.__file__).parents[1]]
@@ -282,8 +277,6 @@ Command = Callable[..., Started]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`tokenbus fastdeploy`, on a machine."""
-
     def run(machine: Machine, *given: str, **variables: str) -> Started:
         taken: list[Any] = []
 

@@ -99,7 +99,6 @@ class Theirs:
         self._library = library
 
     def save(self, op: str, given: Mapping[str, Any], *, message_id: int = 1, is_flat: bool = False) -> bool:
-        """Save what an op is given, by name; return whether this rank sends it."""
         return self.saving(op, given, message_id=message_id, is_flat=is_flat)()
 
     def saving(
@@ -128,7 +127,6 @@ class Theirs:
         return self.getting(op, outputs, k, **how)()
 
     def getting(self, op: str, outputs: list[Array], k: int = 20, **how: int) -> Callable[[], int]:
-        """Return a function that gets the next message into a get op's outputs."""
         places = [output.ctypes.data for output in outputs]
         request = _Request(k=k, **how, **dict(zip(("tokens", "scores", "ranks"), places, strict=False)))
         queue = self.queues.of(op).identity
@@ -166,7 +164,6 @@ def _step(given: Mapping[str, Any], *, message_id: int, is_flat: bool) -> tuple[
 
 @cache
 def compiled() -> tuple[ctypes.CDLL | None, str]:
-    """Return the compiled ops, or the reason why there are none; compiles the source if its cache lacks it."""
     text = _SOURCE.read_bytes() + " ".join(_COMPILE).encode()
     library = _CACHE / f"theirs-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not library.exists():

@@ -97,7 +97,6 @@ def _tokens_beyond(counts: Array) -> Array:
 
 
 def entries(counts: Array) -> tuple[Array, Array]:
-    """Return the slot and the place of each token."""
     own = np.maximum(counts, 0)
     slots = np.repeat(np.arange(own.size), own)
     return slots, np.arange(slots.size) - np.repeat(np.cumsum(own) - own, own)

@@ -39,7 +39,6 @@ def context_of(tokens: Sequence[int], longest: int = LONGEST) -> Context:
 
 
 def logprobs_after(tokens: Sequence[int], longest: int = LONGEST) -> Logprobs:
-    """Return the logprob of every token of the vocabulary after a text."""
     probabilities = np.zeros(default_tokenizer().vocabulary_size)
     for token, share in plain().line(context_of(tokens, longest)):
         probabilities[token] = share
@@ -61,7 +60,6 @@ def rank(logprobs: Logprobs, token: int) -> int:
 
 
 def chosen_from(logprobs: Logprobs, choice: Choice) -> Floats:
-    """Return the probability that each token is chosen with, after temperature, top-k and top-p."""
     order = ordered(logprobs)
     if choice.temperature == 0:
         return np.asarray(np.arange(logprobs.size) == order[0], np.float64)

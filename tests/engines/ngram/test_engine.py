@@ -19,7 +19,6 @@ STOPPED, LENGTH = RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH
 
 
 def outcome(options: dict[str, int] | None = None, **wanted: Any) -> Got:  # noqa: ANN401 - any parameter
-    """Return what a request gets that is alone."""
     return ngram([asked(1, **wanted)], **options or {}).to_the_end().got[1]
 
 
@@ -235,7 +234,6 @@ SAMPLINGS = st.fixed_dictionaries(
 
 @st.composite
 def requests(draw: st.DrawFn) -> Generate:
-    """Draw a request; its key is given later."""
     sampling: dict[str, Any] = draw(SAMPLINGS)
     top_logprobs = draw(st.none() | st.integers(0, 20))
     wants_drafts = draw(st.booleans())

@@ -26,13 +26,11 @@ CHOICES = {
 
 
 def params_of(choice: Choice, rows: int = ROWS) -> SamplingParams:
-    """Return one choice for rows whose seeds differ."""
     numbers = (np.full(rows, choice.temperature), np.full(rows, choice.top_k), np.full(rows, choice.top_p))
     return SamplingParams(*numbers, np.arange(rows, dtype=np.uint64))
 
 
 def drafted(text: str, choice: Choice, count: int, rows: int = ROWS) -> Drafted:
-    """Return drafts after a text, for requests that differ in their seeds alone."""
     context = default_model().context_of(default_tokenizer().encode(text))
     return propose(default_model(), np.full(rows, context), params_of(choice, rows), np.full(rows, 3), count)
 

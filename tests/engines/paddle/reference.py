@@ -29,7 +29,6 @@ class Reference:
         self._states: dict[tuple[int, ...], Array] = {}
 
     def states(self, tokens: Sequence[int]) -> Array:
-        """Return what describes each position of a text."""
         text = tuple(tokens)
         if text not in self._states:
             self._states[text] = self._computed(text)
@@ -58,7 +57,6 @@ class Reference:
         return self._norm("norm", x)
 
     def logprobs(self, states: Array) -> Array:
-        """Return the logprobs of every token after each position."""
         logits = states @ self._arrays["embedding.weight"].T
         logits -= logits.max(axis=-1, keepdims=True)
         found: Array = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

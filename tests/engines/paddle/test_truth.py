@@ -91,7 +91,6 @@ def asking(key: int, scoring: dict[str, Any], **sampling: Any) -> Generate:  # n
 
 
 def joined(rows: Sequence[Extras]) -> Extras:
-    """Return the extras of one request's rows, one after the other."""
     names = ("other_logprobs", "entropies", "given_logprobs", "mask_sizes", "mask_token_ids")
     whole: dict[str, Any] = {name: np.concatenate([getattr(row, name) for row in rows]) for name in names}
     return rows[0]._replace(**whole)

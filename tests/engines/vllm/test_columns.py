@@ -65,7 +65,6 @@ def batch_of(rows: list[Row], logprobs: Any, vocabulary: int = VOCABULARY) -> Lo
 
 
 def batch_of_arrays(arrays: StepArrays, vocabulary: int = VOCABULARY) -> LogprobBatch:
-    """Return a step as its publisher sends it, checked."""
     (batch,) = StepAssembler(Limits.schema(), vocabulary).assemble(arrays)
     header = batch.header._replace(worker_id="w")
     encode(LogprobBatch.of_views(header, batch.columns), Limits.schema())

@@ -145,7 +145,6 @@ def test_ranks_of_a_mixture_of_experts_are_refused() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder that looks like an adapter's."""
     made = tmp_path / "ada"
     made.mkdir()
     (made / "adapter_config.json").write_text("{}")

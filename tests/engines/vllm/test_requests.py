@@ -143,7 +143,6 @@ class Core:
         return [name for name in self.names if self.chance.random() < share]
 
     def step(self, *, is_ordinary: bool) -> Step:
-        """Return a step; an ordinary one gives each request a token, and no other than the stop strings ends one."""
         chance, rare = self.chance, 0.0 if is_ordinary else 0.1
         preempted = set(self.some(rare))
         in_step = [name for name in self.names if name not in preempted]

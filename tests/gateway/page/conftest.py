@@ -24,7 +24,6 @@ def chromium() -> str | None:
 # A package's, not the session's: while Playwright runs, no test of this process can run an event loop of its own.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Start the browser that is installed here."""
     found = chromium()
     if found is None:
         if os.environ.get("CI"):
@@ -45,14 +44,12 @@ def running_gateway() -> Iterator[ScriptedGateway]:
 
 @pytest.fixture
 def gateway(running_gateway: ScriptedGateway) -> ScriptedGateway:
-    """Return the gateway as it is at its start, whatever the test before it scripted."""
     running_gateway.reset()
     return running_gateway
 
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
-    """Return a function that opens a page; at the end none of them may have complained or asked another host."""
     contexts = []
     complaints: list[str] = []
 
@@ -73,7 +70,6 @@ def open_page(browser: Browser) -> Iterator[Open]:
         page.on("console", heard)
 
         def asked(request: Request) -> None:
-            """Keep what goes anywhere else."""
             if not request.url.startswith(f"{url}/"):
                 complaints.append(request.url)
 
@@ -90,5 +86,4 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
 @pytest.fixture
 def page(open_page: Open, gateway: ScriptedGateway) -> Page:
-    """Return the page in a window of desktop size."""
     return open_page(gateway.url)

@@ -35,7 +35,6 @@ def told_story(page: Page, gateway: ScriptedGateway) -> Stream:
 
 
 def ended(page: Page, stream: Stream, reason: str = "stop", count: int = STORY_TOKENS) -> None:
-    """End an answer and wait until the page knows."""
     stream.send("end", {"reason": reason, "tokens": count})
     stream.finish()
     wait_for(page, "done")
@@ -54,5 +53,4 @@ def token_at(page: Page, index: int) -> Locator:
 
 
 def panel(page: Page) -> Locator:
-    """Return the panel of the token that is looked at."""
     return page.locator("#panel")

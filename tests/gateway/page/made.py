@@ -58,7 +58,6 @@ def long_story(rows: int) -> list[dict[str, Any]]:
 
 
 def worker(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a field has any value
-    """Return a worker as the bus describes it."""
     plain = {
         "role": "mixed",
         "model": "made",

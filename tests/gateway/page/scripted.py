@@ -42,15 +42,12 @@ class Stream:
         self._loop.call_soon_threadsafe(self.parts.put_nowait, part)
 
     def finish(self) -> None:
-        """End the answer, whatever was said."""
         self.write(b"")
 
     def close(self) -> None:
-        """Note that the page went away, or that all is said."""
         self._closed.set()
 
     def wait_until_closed(self) -> bool:
-        """Wait for the end of the connection; return whether it came."""
         return self._closed.wait(MOST)
 
 
@@ -74,7 +71,6 @@ class ScriptedGateway:
         self._server = uvicorn.Server(config)
 
     def reset(self) -> None:
-        """Forget all that was scripted and asked for."""
         self.bus: dict[str, Any] = {"workers": [], "processor": {}, "clients": 0, "at": 0}
         self.bus_status = 200
         self.refusal: Response | None = None
@@ -92,16 +88,13 @@ class ScriptedGateway:
             self._socket.close()
 
     def refuse(self, status: int, message: str, *, headers: Mapping[str, str] | None = None, **fields: str) -> None:
-        """Answer the next requests with an error of OpenAI's shape."""
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None, **fields}
         self.refusal = JSONResponse({"error": error}, status, headers)
 
     def next_stream(self) -> Stream:
-        """Return the next request that the page makes."""
         return self._streams.get(timeout=MOST)
 
     def opened(self, stream: Stream) -> None:
-        """Hand a request to the test."""
         self._streams.put(stream)
 
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def card(page: Page, name: str) -> Locator:
-    """Return one worker's part of the page."""
     return page.locator(f'[data-worker="{name}"]')
 
 

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def problem(page: Page) -> str:
-    """Return the message that the page shows."""
     wait_for(page, "failed")
     return " ".join(page.get_by_role("alert").inner_text().split())
 

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def plain(found: Locator) -> list[str]:
-    """Return what each element says, in a line."""
     return [" ".join(each.split()) for each in found.all_inner_texts()]
 
 

@@ -49,7 +49,6 @@ def servers(settings: Settings, *hosts: str) -> Servers:
 
 
 async def refusal_of(stream: LogStream) -> str:
-    """Return why the first try to connect failed."""
     untried = stream.reason
     connecting = asyncio.create_task(stream.connect())
     await until(lambda: stream.reason != untried)

@@ -42,7 +42,6 @@ class Apart:
     async def start_publisher(
         self, meanwhile: Callable[[], object] = lambda: None, stores: "Stores | None" = None
     ) -> None:
-        """Start a publisher as the engine's process would, which does something meanwhile; `stores` may end it."""
         mine, self._bell = socket.socketpair()
         for each in (mine, self._bell):
             each.settimeout(0)
@@ -70,7 +69,6 @@ class Apart:
         await self.bus.settle()
 
     async def lose_publisher(self) -> None:
-        """End the publisher as SIGKILL does: nothing is said, and nothing more is done."""
         self.line.is_dead = True
         assert self.serving is not None
         self.serving.cancel()
@@ -78,7 +76,6 @@ class Apart:
         self._bell.close()
 
     def lose_engine(self) -> None:
-        """End the engine's process as SIGKILL does."""
         assert self.publisher.bell is not None
         self.publisher.bell.close()
 

@@ -26,7 +26,6 @@ TOKENS = 40
 
 
 async def _stores(dies_at: int | None) -> Stores:
-    """Have requests whose publisher dies before one of its stores; return those that it made."""
     stores = Stores(dies_at)
     async with apart(drafts=True) as worker:
         requests = await asked(worker)

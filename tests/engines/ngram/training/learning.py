@@ -19,7 +19,6 @@ Context = tuple[int, ...]
 
 
 def documents() -> list[str]:
-    """Return the texts beside this module, short prose and talk written for it: a line for each paragraph."""
     sources = sorted(Path(__file__).with_name("text").glob("*.txt"))
     texts = [part for source in sources for part in source.read_text("utf-8").split("\n---\n")]
     return ["\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")) for text in texts]
@@ -113,7 +112,6 @@ def _by_mass(item: tuple[int, float]) -> tuple[float, int]:
 
 
 def save(path: Path, tokenizer: Tokenizer, tables: Tables) -> None:
-    """Write a model's tables and its tokenizer."""
     pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.end_token)]
     small = tables._replace(ids=tables.ids.astype(np.int16), parents=tables.parents.astype(np.int32))
     np.savez_compressed(

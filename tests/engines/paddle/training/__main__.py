@@ -105,7 +105,6 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _save(path: Path, network: Network) -> None:
-    """Write a network's weights."""
     from safetensors.numpy import save_file  # noqa: PLC0415 - of the extra, as paddle is
 
     arrays = {name: each.numpy().astype(STORED) for name, each in network.layers.state_dict().items()}

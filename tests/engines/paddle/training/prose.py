@@ -84,5 +84,4 @@ def stories(seed: int, *, held_out: bool) -> Iterator[str]:
 
 
 def tokens_of(text: str) -> list[int]:
-    """Return a story's tokens, from its beginning to its end."""
     return [*ByteTokenizer().encode(text), END]

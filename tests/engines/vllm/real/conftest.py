@@ -48,7 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def is_installed() -> None:
-    """Skip without vLLM, or fail where it is required."""
     if _IS_INSTALLED:
         return
     if os.environ.get("TOKENBUS_NEEDS_VLLM"):
@@ -58,7 +57,6 @@ def is_installed() -> None:
 
 @pytest.fixture(scope="session")
 def host(is_installed: None) -> Iterator[Host]:  # noqa: ARG001 - it comes first
-    """A process that has imported vLLM, and has no engine."""
     with closing(Host()) as made:
         yield made
 
@@ -70,7 +68,6 @@ def model(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapters(host: Host, model: Path) -> list[Path]:
-    """The folders of two LoRA adapters of the model."""
     return [host(make_adapter, model.parent / name, seed) for seed, name in enumerate(("ada", "bob"))]
 
 
@@ -95,7 +92,6 @@ def engine_with_adapters(engine_of: Callable[..., EngineHost], adapters: Sequenc
 
 @pytest.fixture(scope="session")
 def servers(host: Host, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Servers]":
-    """Run vLLM's own server and ours, with one model that has a chat template."""
     from tests.engines.vllm.real.servers import CONTEXT, running  # noqa: PLC0415 - only where they are run
 
     folder = tmp_path_factory.mktemp("models")

@@ -34,7 +34,6 @@ class Host:
         self._calls = Connection(ours.detach())
 
     def __call__(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Return a function's result; what it raises fails the test with the traceback."""
         self._calls.send((function, arguments))
         has_failed, result = self._calls.recv()
         assert not has_failed, result

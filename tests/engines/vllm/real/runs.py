@@ -227,7 +227,6 @@ def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 
 
 
 def _formed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of vLLM's SamplingParams, with the form of an output as vLLM's own object."""
     from vllm.sampling_params import StructuredOutputsParams
 
     form = given.get("structured_outputs")

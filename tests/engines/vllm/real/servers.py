@@ -74,7 +74,6 @@ class Servers(NamedTuple):
 
 @contextmanager
 def deployed(**overrides: object) -> Iterator[Deployment]:
-    """Yield a deployment whose processes may take long, in a folder with a short path."""
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         made = Deployment(Path(folder), {name.replace("__", "."): value for name, value in overrides.items()}, MOST)
         try:
@@ -113,7 +112,6 @@ def command_of_page(model: Path) -> list[str]:
 
 
 def below(pid: int) -> list[int]:
-    """Return the ids of a process's own processes."""
     mine = [int(child) for found in Path(f"/proc/{pid}/task").glob("*/children") for child in found.read_text().split()]
     return mine + [each for child in mine for each in below(child)]
 
@@ -147,12 +145,10 @@ Api = Callable[[openai.OpenAI], Any]
 
 
 def answers(server: Server, api: Api, **given: Any) -> Answer:  # noqa: ANN401 - any parameter
-    """Ask once for a whole answer."""
     return answer_of(api(server.openai).create(**given).model_dump())
 
 
 def answer_of(whole: dict[str, Any]) -> Answer:
-    """Return a whole answer, as JSON has it."""
     choices = {each["index"]: joined([(each, whole)]) for each in whole["choices"]}
     return Answer(whole["object"], whole["model"], used(whole), choices)
 
@@ -177,7 +173,6 @@ def used(answer: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def joined(parts: list[tuple[dict[str, Any], dict[str, Any]]]) -> Choice:
-    """Return a choice from its parts, each beside the answer or chunk that it came in."""
     text = ""
     ends: tuple[Any, ...] = ()
     calls: list[tuple[str, str]] = []
@@ -217,7 +212,6 @@ def joined(parts: list[tuple[dict[str, Any], dict[str, Any]]]) -> Choice:
 
 
 def single(value: float | None) -> float:
-    """Return a number as the one of 32 bits that it stands for, as vLLM writes more digits; 1: there is none."""
     return 1.0 if value is None else float(np.float32(value))
 
 

@@ -26,7 +26,6 @@ from tokenbus.gateway.metrics import VLLM
 
 
 def completions(client: openai.OpenAI) -> Any:  # noqa: ANN401 - OpenAI's
-    """Return the API of texts."""
     return client.completions
 
 
@@ -59,7 +58,6 @@ SEVERAL = COMPACT | {",": 2, "w": 100}
 
 
 def seeded(seed: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - any parameter
-    """Return the parameters of a random request."""
     return {"temperature": 1.0, "seed": seed, **others}
 
 
@@ -228,7 +226,6 @@ def test_same_chats(servers: Servers, name: str, ask: Any) -> None:  # noqa: ANN
 
 
 def _token(servers: Servers, text: str) -> str:
-    """Return the id of a token as a key of JSON."""
     (token,) = servers.theirs.plain.post("/tokenize", json={"model": servers.model, "prompt": text}).json()["tokens"]
     return str(token)
 
@@ -611,7 +608,6 @@ TO_GENERATE: dict[str, dict[str, Any]] = {
 
 
 def _generated(server: Server, body: dict[str, Any]) -> dict[str, Any]:
-    """Return what an answer of /inference/v1/generate says, whole or joined from its chunks."""
     if body["stream"]:
         options = {"stream_options": {"include_usage": True}}
         chunks = list(_events(server, "/inference/v1/generate", body | options))

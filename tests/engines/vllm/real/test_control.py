@@ -18,7 +18,6 @@ _CASES = [Case([5, 6, 7, 8] * 10, {"temperature": 0.0, "ignore_end_token": True,
 
 
 def make_other(model: Path, folder: Path) -> Path:
-    """Write the model with other weights."""
     import torch
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - only where vLLM is
 
@@ -39,7 +38,6 @@ def other(host: Host, model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(other: Path) -> list[Answer]:
-    """Return what vLLM answers with the other weights."""
     ((_, answers),) = reference(other, LORA, _CASES)
     return answers
 
@@ -187,7 +185,6 @@ def test_wrong_weights_change_nothing(engine: VllmEngine, model: Path, tmp_path:
 
 
 def _write(file: Path, model: Path, change: str) -> None:
-    """Write the model's weights with something wrong."""
     from safetensors.torch import load_file, save_file  # noqa: PLC0415 - only where vLLM is
 
     tensors = load_file(model / "model.safetensors")

@@ -56,7 +56,6 @@ SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_ma
 
 
 def compare(mine: list[Answer], theirs: list[Answer], cases: list[Case]) -> None:
-    """Hold all answers to vLLM's own."""
     for case, ours, others in zip(cases, mine, theirs, strict=True):
         check(case, ours, others)
 
@@ -133,7 +132,6 @@ def test_engine_survives(engine_of: Callable[..., EngineHost]) -> None:
 
 
 def survives(engine: VllmEngine) -> None:
-    """Refuse, abort and fail requests of an engine, and get the right answers from it afterwards."""
     case = Case(SHORT[0], {**GREEDY, "max_tokens": 5}, 2)
     (before,) = answered(engine, [case])
     for wrong, line in (
@@ -233,7 +231,6 @@ def test_same_answers_with_speculation(model: Path, engine_of: Callable[..., Eng
 
 
 def refused_at_start(model: Path, arguments: Sequence[str], overrides: Mapping[str, object] | None = None) -> str:
-    """Return the line by which an engine is refused."""
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the caller compares it
         VllmEngine(model, arguments, Settings.load(environment={}, overrides=overrides or {}))
     return str(raised.value)

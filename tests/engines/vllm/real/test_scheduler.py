@@ -51,7 +51,6 @@ class Audit:
 
 @pytest.fixture
 def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    """Return a deployment whose settings processes of this one find too."""
     monkeypatch.setattr(waiting, "MOST", MOST)
     with deployed(worker__top_logprobs=TOP_K, bus__heartbeat_timeout_ms=60_000) as made:
         monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)  # it would be a setting that there is not

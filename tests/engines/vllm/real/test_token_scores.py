@@ -62,7 +62,6 @@ class Found(Answer):
 
 
 def ours(engine: VllmEngine, asked: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]) -> list[Found]:
-    """Return what an engine says of requests that it computes together."""
     found = {key: Found() for key in range(1, len(asked) + 1)}
     for key, (sampling, scoring) in enumerate(asked, 1):
         generate = Case(PROMPT, sampling, 4).generate(key)

@@ -43,7 +43,6 @@ def test_worker_names_the_text_that_differs(folder: Path, host: Host) -> None:
 
 
 def described(folder: Path) -> tuple[int, Sequence[int], Mapping[str, object]]:
-    """Return what an engine says of its tokenizer, and the fields of its warning."""
     with mock.patch.object(configuration, "_log") as log:
         engine = VllmEngine(folder, arguments(SHARED))
     log.warning.assert_called_once()

@@ -50,7 +50,6 @@ def test_loop_on_the_page_trains(model: Path) -> None:
 
 
 def looped(model: Path, clients_address: str) -> str:
-    """Run the page's loop, and return what it prints."""
     os.environ.pop("TOKENBUS_NEEDS_VLLM", None)  # of the tests, and no setting
     os.environ["TOKENBUS_BUS_CLIENTS_ADDRESS"] = clients_address
     loop: Any = module_of(LOOP, "loop")
@@ -91,7 +90,6 @@ class Trained(NamedTuple):
 
 
 def train(url: str, folder: Path) -> list[Mapping[str, float]]:
-    """Run the page's trainer as on a machine without a card, and return what it logged of each step."""
     import torch
     from datasets import Dataset  # noqa: PLC0415
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: PLC0415
@@ -121,7 +119,6 @@ def train(url: str, folder: Path) -> list[Mapping[str, float]]:
 
 @pytest.fixture(scope="module")
 def trained(host: Host) -> Iterator[Trained]:
-    """Train with a system of ours, whose stream is recorded."""
     from trl.chat_template_utils import qwen2_5_chat_template  # noqa: PLC0415 - only where vLLM is
 
     with deployed() as deployment:

@@ -107,7 +107,6 @@ def _serve_theirs(model: str, arguments: list[str]) -> None:
 
 
 def _serve_ours(folder: Path, model: Path, arguments: list[str]) -> None:
-    """Run processor, worker and gateway until one of them ends."""
     from tokenbus.gateway.api_keys import digest, made, write_keys  # noqa: PLC0415 - in the process that it is for
 
     options = dict(_grouped(arguments))
@@ -136,7 +135,6 @@ def _serve_ours(folder: Path, model: Path, arguments: list[str]) -> None:
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each option with its values."""
     starts = [place for place, each in enumerate(arguments) if each.startswith("--")]
     for start, end in zip(starts, [*starts[1:], len(arguments)], strict=True):
         name, equals, value = arguments[start].partition("=")
