@@ -1,4 +1,4 @@
-"""Kill and stop one process after another, before the last one is back, and compare all that was delivered.
+"""Kill and stop one process after another, and compare all that was delivered with the truth.
 
 There are two processors with keys, a client whose requests follow each other, and prefill, decode and mixed workers
 that draft tokens, with publishers in processes of their own.
@@ -12,8 +12,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -21,25 +21,29 @@ from typing import Any
 
 from tests.bus.keyed import Keyring
 from tests.support.ports import free_ports
+from tests.support.waiting import until
 from tests.system.audit import Audit
-from tests.system.deployment import COMMAND, Deployment
+from tests.system.client_program import taken
+from tests.system.deployment import COMMAND, Deployment, Overrides
 from tests.system.programs import Program
-from tokenbus.client import Client
+from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import code_name
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
-_ROLES = ("prefill", "prefill", "decode", "decode", "mixed", "mixed")
-_PACE_SECONDS = "0.02"
-_MOST_STOPPED, _MOST_SECONDS = 4.0, 60.0
-_MOST_TOKENS, _MOST_PROMPT = 1500, 1000
-_USUAL = {
+ROLES = ("prefill", "prefill", "decode", "decode", "mixed", "mixed")
+USUAL: Overrides = {
     "bus.heartbeat_ms": 1000,
     "bus.heartbeat_timeout_ms": 3000,
     "bus.reconnect_ms": 100,
     "bus.reconnect_max_ms": 500,
 }
 """The settings' own times: a deployment of the tests has others."""
+_PACE_SECONDS = "0.02"
+_MOST_STOPPED, _MOST_SECONDS = 4.0, 60.0
+_MOST_TOKENS, _MOST_PROMPT = 1500, 1000
+_RESUMED, _RESUMED_TOKENS = 4, 300
+_LIFE_TOKENS = 500
 
 
 @dataclass(slots=True)
@@ -50,6 +54,10 @@ class Figures:
     requests: int = 0
     tokens: int = 0
     turns: int = 0
+    resumed: int = 0
+    """Requests of clients that died."""
+    handshakes: int = 0
+    """How often the client met a processor."""
     wrong: list[Audit] = field(default_factory=list)
     """Requests with lost, repeated or wrong tokens."""
     errors: Counter[str] = field(default_factory=Counter)
@@ -81,6 +89,7 @@ class Worker:
 
     @property
     def publisher(self) -> int:
+        """The process id of the last publisher; 0: there was none."""
         lines = self.program.lines('{"publisher"')
         return int(json.loads(lines[-1])["publisher"]) if lines else 0
 
@@ -89,10 +98,12 @@ class Worker:
 
 
 class Faults:
-    """A campaign: faults follow each other at an interval, and a process that died is started again at once."""
+    """A campaign of faults. A process that died is started again at once."""
 
-    def __init__(self, deployment: Deployment, folder: Path, seed: int, requests: int) -> None:
-        self._deployment, self._requests = deployment, requests
+    def __init__(
+        self, deployment: Deployment, folder: Path, requests: int, roles: Sequence[str] = ROLES, seed: int = 0
+    ) -> None:
+        self._deployment, self._requests, self._roles = deployment, requests, roles
         self._random = random.Random(seed)  # noqa: S311 - faults can be had again
         self._keys = Keyring(folder)
         self._keys.make("peer")
@@ -101,42 +112,53 @@ class Faults:
         self._places = [
             {"bus.workers_address": ports[place], "bus.clients_address": ports[2 + place]} for place in (0, 1)
         ]
-        deployment.overrides.update(_USUAL)
         deployment.overrides |= {"bus.workers_address": ",".join(ports[:2]), "bus.clients_address": ",".join(ports[2:])}
         self._numbers = count()
         self._over = asyncio.Event()
+        self._bag: list[Worker] = []
+        """Workers whose engine is killed before any other's a second time."""
         self.figures = Figures()
 
-    async def run(self, seconds: float, every: float) -> Figures:
-        self._processors = [self._processor(place) for place in (0, 1)]
-        self._workers = [Worker(lambda role=role: self._worker(role)) for role in _ROLES]  # type: ignore[misc]
-        for worker in self._workers:
-            await asyncio.to_thread(worker.program.wait_for, '"connected"')
-        faults: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            self._kill_processor,
-            self._stop_processor,
-            self._kill_publisher,
-            self._stop_publisher,
-            self._kill_engine,
-            self._stop_engine,
-            self._kill_worker,
-        ]
-        async with Client(self._deployment.settings(**self._keyed())) as self._client:
-            asking = [asyncio.create_task(self._ask_on()) for _ in range(self._requests)]
-            doing: list[asyncio.Task[None]] = []
+    async def one_by_one(self, faults: Sequence[str]) -> Figures:
+        """Let each fault follow some tokens."""
+        async with self._running():
+            for name in faults:
+                least = self.figures.tokens + _LIFE_TOKENS
+                await until(lambda: self.figures.tokens >= least)  # noqa: B023 - it is awaited here
+                await self._begin(name)
+        return self.figures
+
+    async def at_random(self, faults: Sequence[str], seconds: float, every: float) -> Figures:
+        """Let faults follow each other at an interval, some before the last one is over."""
+        async with self._running():
             end = time.monotonic() + seconds
+            doing = []
             while time.monotonic() < end:
-                fault = self._random.choice(faults)
-                self.figures.faults[fault.__name__.removeprefix("_")] += 1
-                doing.append(asyncio.create_task(fault()))
+                doing.append(asyncio.create_task(self._begin(self._random.choice(faults))))
                 await asyncio.sleep(every)
             await asyncio.gather(*doing)
+        return self.figures
+
+    async def _begin(self, name: str) -> None:
+        self.figures.faults[name] += 1
+        await getattr(self, f"_{name}")()
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        """Run the processes, and requests that follow each other until the faults are over."""
+        self._processors = [self._processor(place) for place in (0, 1)]
+        self._workers = [Worker(lambda role=role: self._worker(role)) for role in self._roles]  # type: ignore[misc]
+        for worker in self._workers:
+            await asyncio.to_thread(worker.program.wait_for, '"connected"')
+        async with Client(self._deployment.settings(**self._keyed())) as self._client:
+            asking = [asyncio.create_task(self._ask_on()) for _ in range(self._requests)]
+            yield
             self._over.set()
             _, pending = await asyncio.wait(asking, timeout=_MOST_SECONDS)
             self.figures.unfinished = len(pending)
             for task in pending:
                 task.cancel()
-        return self.figures
+        self.figures.handshakes = sum(each.handshakes for each in self._client.sessions)
 
     # Processes.
 
@@ -168,13 +190,16 @@ class Faults:
         await self._stop(self._random.choice(self._processors).pid)
 
     async def _kill_publisher(self) -> None:
-        self._signal(self._random.choice(self._workers).publisher, signal.SIGKILL)
+        publishers = [pid for worker in self._workers if (pid := worker.publisher)]
+        self._signal(self._random.choice(publishers), signal.SIGKILL)
 
     async def _stop_publisher(self) -> None:
         await self._stop(self._random.choice(self._workers).publisher)
 
     async def _kill_engine(self, *, with_publisher: bool = False) -> None:
-        worker = self._random.choice(self._workers)
+        if not self._bag:
+            self._bag = self._random.sample(self._workers, len(self._workers))
+        worker = self._bag.pop()
         if with_publisher:
             self._signal(worker.publisher, signal.SIGKILL)
         worker.program.signal(signal.SIGKILL)
@@ -185,6 +210,17 @@ class Faults:
 
     async def _stop_engine(self) -> None:
         await self._stop(self._random.choice(self._workers).program.pid)
+
+    async def _kill_client(self) -> None:
+        """Kill a client in a process of its own, and resume its requests from what it had taken."""
+        command = [sys.executable, "-m", "tests.system.client_program", str(_RESUMED_TOKENS), str(_RESUMED)]
+        program = self._deployment.start("client", command, **self._keyed())
+        await asyncio.to_thread(program.wait_for, "token", 10 * _RESUMED)
+        await asyncio.to_thread(program.kill)
+        places = taken(program.lines("token "))
+        self.figures.resumed += len(places)
+        resumed = [(self._client.resume(*place), Audit(key, place.position)) for key, place in places.items()]
+        await asyncio.gather(*(self._take(generation, audit) for generation, audit in resumed))
 
     async def _stop(self, process: int) -> None:
         self._signal(process, signal.SIGSTOP)
@@ -209,17 +245,20 @@ class Faults:
                     include_draft_logprobs=self._random.random() < 0.5,
                 )
             )
-            figures, audit, last, pause = self.figures, Audit(generation.request_id), 0.0, 0.0
-            figures.requests += 1
-            try:
-                async for row in generation.rows():
-                    audit.take(row)
-                    now = time.monotonic()
-                    pause, last = max(pause, now - (last or now)), now
-            except RequestFailedError as error:
-                figures.errors[code_name(error.code)] += 1
-            figures.pauses.append(pause)
-            figures.tokens += audit.position
-            figures.turns += len(generation.turns)
-            if not audit.is_exact:
-                figures.wrong.append(audit)
+            await self._take(generation, Audit(generation.request_id))
+
+    async def _take(self, generation: Generation, audit: Audit) -> None:
+        figures, last, pause = self.figures, 0.0, 0.0
+        figures.requests += 1
+        try:
+            async for row in generation.rows():
+                audit.take(row)
+                figures.tokens += row.token_ids.size
+                now = time.monotonic()
+                pause, last = max(pause, now - (last or now)), now
+        except RequestFailedError as error:
+            figures.errors[code_name(error.code)] += 1
+        figures.pauses.append(pause)
+        figures.turns += len(generation.turns)
+        if not audit.is_exact:
+            figures.wrong.append(audit)

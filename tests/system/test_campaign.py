@@ -6,32 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.campaign import VICTIMS, Campaign
 from tests.system.deployment import Deployment
-from tests.system.faults import Faults
+from tests.system.faults import USUAL, Faults
 from tests.system.programs import tell
 
+KILLS = ("kill_processor", "kill_publisher", "kill_engine", "kill_worker")
+STOPS = ("stop_processor", "stop_publisher", "stop_engine")
 
-async def test_nothing_is_lost_or_repeated_whichever_process_is_killed(deployment: Deployment) -> None:
-    """Processor, publisher, engine, worker and client are killed: each request has its tokens once and in order.
 
-    A client's requests are resumed from what it had taken. Those of a dead engine are continued by the next one.
+async def test_nothing_is_lost_or_repeated_whichever_process_is_killed(deployment: Deployment, tmp_path: Path) -> None:
+    """Processors, publishers, engines, workers and a client are killed: each request has its tokens once and in order.
+
+    A client's requests are resumed from what it had taken. Those of a dead engine are continued by another one.
     """
-    victims = [*VICTIMS, "processor"]
-    random.Random(0).shuffle(victims)  # noqa: S311 - a campaign can be run again
-    figures = await Campaign(deployment, 0, requests=8).run(victims)
-    assert figures.is_clean, figures
+    kills = [*KILLS, "kill_engine", "kill_processor", "kill_client"]
+    random.Random(0).shuffle(kills)  # noqa: S311 - a campaign can be run again
+    figures = await Faults(deployment, tmp_path, requests=8, roles=("prefill", "decode", "mixed")).one_by_one(kills)
+    assert not figures.wrong, figures
+    assert figures.finished == figures.requests, figures
     assert figures.resumed == 4
-    assert figures.continued >= 2
-    assert figures.client_handshakes >= 3
-    assert figures.tokens > 4000
+    assert figures.turns >= figures.requests + 2
+    assert figures.handshakes >= 3
 
 
 @pytest.mark.nightly
 async def test_requests_go_on_through_faults_that_overlap(deployment: Deployment, tmp_path: Path) -> None:
     """Processors, engines and publishers are killed and stopped: no token is wrong, and 99 % of the requests finish."""
+    deployment.overrides.update(USUAL)
     seconds = float(os.environ.get("CAMPAIGN_SECONDS") or 60)
-    figures = await Faults(deployment, tmp_path, seed=0, requests=32).run(seconds, every=1.5)
+    figures = await Faults(deployment, tmp_path, requests=32).at_random(KILLS + STOPS, seconds, every=1.5)
     tell(str(figures))
     assert not figures.wrong, figures
     assert figures.finished >= 0.99 * figures.requests, figures

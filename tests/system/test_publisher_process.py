@@ -1,7 +1,6 @@
 """A publisher's process of its own: how it starts and ends, whatever else the engine's process does."""
 
 import asyncio
-import json
 import os
 import resource
 import signal
@@ -16,9 +15,8 @@ import pytest
 
 from tests.support.ports import free_ports
 from tests.support.waiting import MOST, soon, until, wait_until
-from tests.system.asking import all_exact, all_exact_so_far, all_failed, ask, begun
+from tests.system.asking import all_exact, all_failed, ask, begun
 from tests.system.deployment import Deployment, Overrides
-from tests.system.programs import Program
 from tokenbus.bus import AddressError, ZeroMQTransport
 from tokenbus.cli import main
 from tokenbus.client import Client
@@ -27,7 +25,6 @@ from tokenbus.worker.process.client import PublisherProcess
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 LONG = 600_000  # tokens that no test waits for
-_SLOW_SECONDS = "0.03"  # between steps: a busy machine takes what sixteen requests get
 
 
 def step(key: int) -> StepArrays:
@@ -103,42 +100,6 @@ async def test_engine_that_is_stopped_is_lost_until_it_goes_on(deployment: Deplo
         worker.go_on()
         await asyncio.to_thread(worker.wait_for, '"connected"', 2)
         await all_exact(ask(client, 4, 300), 300)
-
-
-async def test_requests_go_on_where_prefill_and_decode_workers_are_killed(deployment: Deployment) -> None:
-    """Each worker publishes in a process of its own; engines and publishers are killed, and no token is wrong."""
-    times: Overrides = {
-        "bus__heartbeat_timeout_ms": 2000,
-        "worker__drain_timeout_ms": 0,
-        # On a busy machine the rows before an aborted request's last one take seconds.
-        "processor__abort_timeout_ms": 60_000,
-    }
-    deployment.start_processor(**times)
-    workers = [
-        deployment.start_module(
-            "handing_worker", _SLOW_SECONDS, worker__id=f"{role}-{number}", worker__role=role, **times
-        )
-        for number in range(2)
-        for role in ("prefill", "decode")
-    ]
-    for worker in workers:
-        await asyncio.to_thread(worker.wait_for, '"connected"')
-    prefill, decode, _, other = workers
-
-    async def kill_publisher_of(worker: Program) -> None:
-        line = await asyncio.to_thread(worker.wait_for, '{"publisher"')
-        os.kill(int(json.loads(line)["publisher"]), signal.SIGKILL)
-
-    async with Client(deployment.settings(**times)) as client:
-        asked = ask(client, 16, LONG)
-        await begun(asked)
-        await kill_publisher_of(other)
-        decode.signal(signal.SIGKILL)
-        await kill_publisher_of(prefill)
-        prefill.signal(signal.SIGKILL)
-        more = ask(client, 16, 100)
-        await all_exact(more, 100)
-        await all_exact_so_far(client, asked)
 
 
 async def test_engine_that_died_is_noticed_though_a_child_holds_its_files(deployment: Deployment) -> None:
