@@ -1,4 +1,4 @@
-"""Routers from PyPI in front of the gateway: each adds fields to bodies, and clients hear what the gateway says."""
+"""Nightly: routers from PyPI before the gateway: each adds fields to bodies, and clients hear what the gateway says."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -63,10 +63,8 @@ def check(key: str, ids: Sequence[str], logprobs: Sequence[float]) -> None:
     assert np.array(logprobs, np.float32).tobytes() == true.logprobs.tobytes()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["smg", *(pytest.param(name, marks=pytest.mark.nightly) for name in ROUTERS if name != "smg")],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ROUTERS)
 async def test_answers_come_through_a_router(system: Served, name: str) -> None:
     url = start_router(system, name, ROUTERS[name])
     async with plainly(url) as plain, asking(url) as client:
