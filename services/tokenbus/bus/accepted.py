@@ -113,11 +113,9 @@ class AcceptedConnection:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the duplicate."""
         self.connection.close()
 
     def was_closed_by_peer(self) -> bool:
-        """Return whether the peer ended the connection."""
         poll = select.poll()
         poll.register(self.connection, select.POLLRDHUP)  # not a read: much may still be unread
         return bool(poll.poll(0))

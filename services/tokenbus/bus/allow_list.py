@@ -134,7 +134,6 @@ def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) 
 
 
 def is_key(text: bytes) -> bool:
-    """Return whether a text is a key in Z85."""
     try:
         return len(text) == KEY_LENGTH and len(z85.decode(text)) == KEY_BYTES
     except (ValueError, KeyError):

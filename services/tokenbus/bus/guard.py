@@ -75,7 +75,6 @@ class Guard:
         self._thread.start()
 
     async def close(self) -> None:
-        """Stop the thread."""
         self._closed = True
         os.eventfd_write(self._wake, 1)
         await asyncio.to_thread(self._thread.join)
@@ -84,14 +83,12 @@ class Guard:
                 os.close(descriptor)
 
     def watch(self, watched: WatchedSocket) -> None:
-        """Bound a listening socket's connections."""
         with self.lock:
             self._watched.append(watched)
             self._poll.register(watched.descriptor, select.POLLIN)
         os.eventfd_write(self._wake, 1)
 
     def release(self, watched: WatchedSocket) -> None:
-        """Stop bounding a listening socket's connections."""
         with self.lock:
             self._watched.remove(watched)
             self._poll.unregister(watched.descriptor)
@@ -156,7 +153,6 @@ class Guard:
     # Cutting off.
 
     def cut(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
-        """Cut a connection off, and report why."""
         if not connection.is_cut:
             self.cut_off[kind] += 1
             connection.report(connection, f"cut off: {reason}")

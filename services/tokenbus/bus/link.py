@@ -190,7 +190,6 @@ class ReconnectingSession(ABC):
         return now >= self._leaves_at
 
     def move(self, now: float) -> None:
-        """Move to the next processor."""
         self.address_index = (self.address_index + 1) % self._processors
         self._tries += 1
         self._leaves_at = inf
@@ -293,14 +292,11 @@ class Link:
         self._wake = asyncio.Event()
         self._woken = False
         self._wakes_at = 0.0
-        """The time until which the sending task waits."""
         self._stopping = asyncio.Event()
         self.progress = asyncio.Event()
-        """Set after each message that was handled."""
         self._drain_seconds = 0.0
         self._repeated_log = DeduplicatedLog()
         self._warns_at: float | None = None
-        """The time of the next warning that no processor answers."""
         self._connections = 0
         self.thread_id = 0
         self.refused_frames = 0

@@ -37,7 +37,6 @@ class MemoryTransport:
 
     @property
     def messages(self) -> int:
-        """Number of messages that were sent in both directions."""
         return sum(meeting.messages for meeting in self._meetings.values())
 
     def crash(self, address: str) -> None:
@@ -69,7 +68,6 @@ def share(transport: MemoryTransport, *addresses: str) -> None:
 
 
 def unshare(*addresses: str) -> None:
-    """Undo `share`."""
     for address in addresses:
         _SHARED.pop(address, None)
 
@@ -90,7 +88,6 @@ class _Meeting:
         self.messages = 0
 
     def introduce(self, connection: "MemoryConnection") -> None:
-        """Make a connection a new peer of the listener, if there is one."""
         if self.listener is not None:
             connection.peer = b"peer-%d" % next(self.ids)
             self.listener.peers[connection.peer] = connection
@@ -172,7 +169,6 @@ class MemoryListener:
                 connection.lost()
 
     def crash(self) -> None:
-        """Lose every peer without a close."""
         lost = list(self.peers.values())
         self.peers.clear()
         self._ready.clear()
@@ -181,7 +177,6 @@ class MemoryListener:
             connection.lost()
 
     def notice(self, connection: "MemoryConnection") -> None:
-        """Queue a connection that has a message to read."""
         self._ready.append(connection)
         self._readable.set()
 

@@ -63,7 +63,6 @@ class Monitor:
         self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
-        """Readable when events of connections wait."""
         self._listening = sockets.socket(fileno=os.dup(listening))
         self._local_address = local_address_of(self._listening)
         self._with_curve = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
@@ -124,11 +123,9 @@ class Monitor:
         return (connection and self._allowed.find(connection.public)) or _NO_RIGHTS
 
     def is_connected(self, peer: bytes) -> bool:
-        """Return whether the connection of a peer's last message still exists."""
         return peer in self._by_peer
 
     def cut_revoked(self) -> None:
-        """Cut off the peers whose keys are no longer allowed."""
         if self._allowed is None:
             return
         self._allowed.refresh()
@@ -144,7 +141,6 @@ class Monitor:
             self.guard.cut(connection, "key", "its key was revoked")
 
     def admit(self, peer: bytes) -> None:
-        """Mark a peer as introduced."""
         if (connection := self._by_peer.get(peer)) is not None:
             connection.is_admitted = True
 
@@ -172,7 +168,6 @@ class Monitor:
     # Events of libzmq.
 
     def catch_up(self) -> None:
-        """Read all events that wait."""
         with self.guard.lock:
             events: list[tuple[int, int]] = []
             with contextlib.suppress(zmq.Again):
@@ -232,7 +227,6 @@ class Monitor:
             self.report(connection, reason)
 
     def report(self, connection: AcceptedConnection | None, reason: str) -> None:
-        """Report why a connection was cut off or refused."""
         if not self._silenced:
             name = "a peer" if connection is None else str(connection)
             # On the loop, so that an error of the callback does not look like one of the monitor.

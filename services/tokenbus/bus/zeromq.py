@@ -141,9 +141,7 @@ class ZeroMQTransport:
         socket.setsockopt(zmq.IPV6, int(isinstance(endpoint, TcpEndpoint) and endpoint.is_v6))
         if keys is not None:
             use_key(socket, *keys)
-        connected = LoopSocket(socket, f"connection to {address}")
-        reconnector = Reconnector(socket, connected, address, self._settings, lost, self.connected)
-        connection = ZeroMQConnection(connected, reconnector, self._settings, self._connecting)
+        connection = ZeroMQConnection(socket, address, self._settings, self._connecting, lost, self.connected)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -255,16 +253,36 @@ class ZeroMQListener:
 
 
 class ZeroMQConnection:
-    """A connecting DEALER."""
+    """A connecting DEALER, which reports broken connections, and reconnects when libzmq does not.
 
-    def __init__(
-        self, socket: LoopSocket, reconnector: "Reconnector", settings: BusSettings, context: SharedContext
+    libzmq never reconnects after invalid bytes or a part that is too large: a worker that once reached another server
+    would be mute until its restart.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - `connect` makes it
+        self,
+        socket: "zmq.Socket[bytes]",
+        address: str,
+        settings: BusSettings,
+        context: SharedContext,
+        lost: Callable[[], None],
+        connected: Callable[[int], None],
     ) -> None:
-        self._socket = socket
-        self._reconnector = reconnector
+        """Monitor a socket that does not connect yet.
+
+        `connected` is called with the descriptor of each accepted connection, and `lost` when one broke.
+        """
+        self._watched, self._address, self._context = socket, address, context
+        self._lost, self._connected = lost, connected
         self._max_part_bytes = settings.max_part_bytes
-        self._context = context
-        self._closed = False
+        self._reconnect_seconds = settings.reconnect_max_ms / 1000
+        self._socket = LoopSocket(socket, f"connection to {address}")
+        self._events = LoopSocket(socket.get_monitor_socket(_EVENTS), f"monitor of {address}")
+        self._descriptor = -1
+        self._is_accepted = self._has_ended = self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._repeated_log = DeduplicatedLog()
+        self._watching = asyncio.create_task(self._watch())
 
     async def receive(self) -> list[bytes]:
         return await self._socket.receive()
@@ -281,71 +299,33 @@ class ZeroMQConnection:
         if not self._closed:
             self._closed = True
             self._socket.stop()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._watched.disable_monitor()
+            self._events.close()
             try:
-                await self._reconnector.close()
+                await self._watching
             finally:
                 self._socket.close()
                 await self._context.leave()
-
-
-class Reconnector:
-    """Reports broken connections, and reconnects a socket when libzmq does not.
-
-    libzmq never reconnects after invalid bytes or a part that is too large: a worker that once reached another server
-    would be mute until its restart.
-    """
-
-    def __init__(  # noqa: PLR0913, PLR0917 - `connect` makes them
-        self,
-        watched: "zmq.Socket[bytes]",
-        connection: LoopSocket,
-        address: str,
-        settings: BusSettings,
-        lost: Callable[[], None],
-        connected: Callable[[int], None],
-    ) -> None:
-        """Monitor a socket that does not connect yet.
-
-        `connected` is called with the descriptor of each accepted connection, and `lost` when one broke.
-        """
-        self._lost, self._connected = lost, connected
-        self._descriptor = -1
-        self._is_accepted = False
-        self._watched = watched
-        self._connection = connection
-        self._address = address
-        self._seconds = settings.reconnect_max_ms / 1000
-        self._socket = LoopSocket(watched.get_monitor_socket(_EVENTS), "reconnector")
-        self._ended = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._repeated_log = DeduplicatedLog()
-        self._task = asyncio.create_task(self._watch())
-
-    async def close(self) -> None:
-        """Stop reconnecting."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._watched.disable_monitor()
-        self._socket.close()
-        await self._task
 
     async def _watch(self) -> None:
         with contextlib.suppress(ClosedError):
             while True:
                 self._catch_up()
-                if self._ended and self._timer is None:
-                    self._timer = asyncio.get_running_loop().call_later(self._seconds, self._reconnect)
-                await self._socket.wait()
+                if self._has_ended and self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(self._reconnect_seconds, self._reconnect)
+                await self._events.wait()
 
     def _catch_up(self) -> None:
         """Read the events of libzmq: if it retries a connection, that event follows the end at once."""
-        while (parts := self._socket.receive_now()) is not None:
+        while (parts := self._events.receive_now()) is not None:
             message = parse_monitor_message(parts)
             event = zmq.Event(message["event"])
             reason = _FAILURES.get(event)
             if reason is None:
-                self._ended = event == zmq.EVENT_DISCONNECTED
-                if self._ended and self._is_accepted:
+                self._has_ended = event == zmq.EVENT_DISCONNECTED
+                if self._has_ended and self._is_accepted:
                     self._lost()
                 self._is_accepted = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 if event == zmq.EVENT_CONNECTED:
@@ -358,6 +338,6 @@ class Reconnector:
     def _reconnect(self) -> None:
         self._timer = None
         self._catch_up()
-        if self._ended:
-            self._ended = False
-            self._connection.connect_anew(self._address)
+        if self._has_ended:
+            self._has_ended = False
+            self._socket.connect_anew(self._address)

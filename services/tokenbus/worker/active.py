@@ -21,7 +21,6 @@ class ActiveRequests:
         """A lower bound of all deadlines."""
 
     def add(self, generate: Generate) -> None:
-        """Add a request that the engine admitted."""
         with self._lock:
             deadline = generate.deadline_unix_ms or math.inf
             self._deadlines[generate.request_id] = deadline
@@ -34,7 +33,6 @@ class ActiveRequests:
 
     @property
     def request_ids(self) -> list[int]:
-        """The ids of all active requests."""
         with self._lock:
             return sorted(self._deadlines)
 

@@ -80,7 +80,6 @@ class CommandRunner:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a command waits until the engine has no work left."""
         return self._begun is not None
 
     def take(self, controls: Iterable[Control]) -> None:

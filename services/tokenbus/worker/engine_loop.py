@@ -23,6 +23,7 @@ from tokenbus.worker.publishing import PublisherClient
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import (
+    Abort,
     ContinuationPolicy,
     ErrorCode,
     Generate,
@@ -74,6 +75,7 @@ class EngineLoop:
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
         """The requests admitted since the last step that succeeded."""
+        self._is_finishing = False
         self._failed_in_a_row = 0
         self._failed: dict[int, None] = {}
         """The requests that ended with an error here, oldest first, until the engine's last row of each."""
@@ -108,10 +110,13 @@ class EngineLoop:
         """
         deadline = now() + seconds
         with contextlib.suppress(NotRunningError), self._ending_requests_if_broken():
-            self._refuse_new()
+            self._is_finishing = True
+            self._take_requests(0)
+            self._run_commands()
             while self._engine.has_work and now() < deadline:
                 self.compute()
-                self._refuse_new()
+                self._take_requests(0)
+                self._run_commands()
 
     def compute(self) -> None:
         """Compute one step and publish its batches."""
@@ -144,6 +149,9 @@ class EngineLoop:
 
     def _run_commands(self) -> None:
         self._commands.take(self._client.take_controls())
+        if self._is_finishing:
+            self._commands.refuse_all(_STOPPING)
+            return
         self._client.counts.commands = 1
         try:
             self._commands.turn()
@@ -152,10 +160,12 @@ class EngineLoop:
 
     def _take_requests(self, seconds: float) -> None:
         for request in self._client.take_requests(seconds):
-            if isinstance(request, Generate):
-                self._admit(request)
-            else:
+            if isinstance(request, Abort):
                 self._abort(request.request_id)
+            elif self._is_finishing:
+                self._out.failed(request.request_id, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
+            else:
+                self._admit(request)
         self._end_aborted_and_overdue()
 
     def _admit(self, generate: Generate) -> None:
@@ -233,16 +243,6 @@ class EngineLoop:
             (method, kind), _log.error, "engine error", doing=method, request_id=request_id, reason=error
         )
         return f"the engine failed: {kind}: {error}"
-
-    def _refuse_new(self) -> None:
-        for request in self._client.take_requests():
-            if isinstance(request, Generate):
-                self._out.failed(request.request_id, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
-            else:
-                self._abort(request.request_id)
-        self._commands.take(self._client.take_controls())
-        self._commands.refuse_all(_STOPPING)
-        self._end_aborted_and_overdue()
 
     def _end_aborted_and_overdue(self) -> None:
         for request_id in self._client.take_aborts():

@@ -23,7 +23,6 @@ class EngineOutput(ABC):
         self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
 
     def failed(self, request_id: int, code: ErrorCode, message: str) -> None:
-        """Publish that a request ended with an error."""
         self.publish_event(error_event(request_id, code, message))
 
 

@@ -50,7 +50,6 @@ class EnginePublisher(EngineOutput):
 
     @property
     def is_running(self) -> bool:
-        """Whether batches can be published."""
         return self.publisher.is_running
 
     def take_aborts(self) -> list[int]:

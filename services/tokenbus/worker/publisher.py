@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -153,9 +152,7 @@ class Publisher:
         self._thread, _ = start_loop_thread(f"tokenbus-{self.worker_id}", self._run)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         self._close(error)
         if self._thread is not None:
             self._thread.join()
@@ -164,9 +161,7 @@ class Publisher:
         self._task = await self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         self._close(error)
         if self._task is not None:
             await self._task

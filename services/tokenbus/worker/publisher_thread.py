@@ -54,7 +54,6 @@ class PublisherThread(EngineOutput):
         done.wait(seconds)
 
     def publish_event(self, event: RequestEvent) -> None:
-        """Queue an event."""
         self._put(lambda: self._publisher.publish_event(event))
 
     def emit(self, arrays: StepArrays) -> None:

@@ -62,7 +62,6 @@ class Ragged:
         self.given = counts
         """Number of tokens that the engine returned for each row."""
         self.tokens = int(counts.sum(dtype=np.intp))
-        """Number of tokens of all rows."""
         self.counts = counts
         """Number of kept tokens of each row."""
         self.kept: npt.NDArray[np.bool_] | None = None

@@ -22,10 +22,8 @@ class RequestQueue:
         self._arrived = threading.Condition()
         self._is_open = False
         self.on_arrival: Callable[[], None] = lambda: None
-        """Called after each arrival."""
 
     def __len__(self) -> int:
-        """Return the number of requests and aborts that wait."""
         return len(self._requests)
 
     def open(self) -> None:
@@ -80,7 +78,6 @@ class RequestQueue:
             return taken
 
     def take_controls(self) -> list[Control]:
-        """Return all commands."""
         with self._arrived:
             taken = list(self._controls)
             self._controls.clear()

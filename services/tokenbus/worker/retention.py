@@ -19,14 +19,11 @@ class Retained:
     kind: PayloadKind
     payload: bytes
     has_checksum: bool
-    _checksum: int | None = None
 
     @property
     def checksum(self) -> int | None:
-        """The payload's CRC-32, computed at the first send: not on the engine's thread."""
-        if self._checksum is None and self.has_checksum:
-            self._checksum = crc32(self.payload)
-        return self._checksum
+        """The payload's CRC-32, computed when it is sent: not on the engine's thread."""
+        return crc32(self.payload) if self.has_checksum else None
 
     @property
     def last_sequence(self) -> int:

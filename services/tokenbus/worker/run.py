@@ -196,7 +196,6 @@ class EngineThread:
         self.close()
 
     def run(self, call: Callable[[], T]) -> "Future[T]":
-        """Call a function on the thread, after earlier calls have returned."""
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()
         self._calls.put((call, done))

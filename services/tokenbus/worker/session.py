@@ -75,9 +75,7 @@ class WorkerSession(ReconnectingSession):
         self.stalled_ms: Callable[[float], int] = lambda _: 0
         """Returns how long, at a time, the engine has had requests and made no progress."""
         self.kv_cache: Callable[[], int] = lambda: 0
-        """Returns `WorkerCounts.kv_cache`."""
         self._was_stalled = False
-        """Whether the engine was stalled at the last heartbeat."""
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
         self._sent_bytes = 0
@@ -115,7 +113,6 @@ class WorkerSession(ReconnectingSession):
         self._takes_no_more = self._is_news = True
 
     def add_request(self, generate: Generate) -> None:
-        """Add a request of the worker, with its owner."""
         self.requests.add(generate.request_id)
         self._owners[generate.request_id] = generate.owner
         if generate.first_request_id:

@@ -12,7 +12,6 @@ import time
 import weakref
 from dataclasses import asdict
 from math import inf
-from types import TracebackType
 from typing import IO, cast
 
 from tokenbus.bus import AddressError
@@ -92,9 +91,7 @@ class PublisherProcess(SharedMemoryPublisher):
         self._watching.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         if os.getpid() != self._owner:
             return  # the child of a fork
         seconds = _ERROR_SECONDS
@@ -114,7 +111,6 @@ class PublisherProcess(SharedMemoryPublisher):
 
     @property
     def pid(self) -> int:
-        """The id of the publisher's process."""
         return self._process.pid if self._process is not None else 0
 
     def let_go(self) -> None:

@@ -54,7 +54,6 @@ class Ring:
         self._fence = threading.Lock()
         self._fence.acquire()
         self._begin = 0
-        """Begin of the record that is being filled."""
         self._position = self._words[_HEAD]
         # In this order: the other side may take records meanwhile.
         self._written = max([*(record.number for record in self.waiting()), self.taken])
@@ -122,12 +121,10 @@ class Ring:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no record waits."""
         return self._words[_HEAD] == self._words[_TAIL] or self.next() is None
 
     @property
     def waiting_count(self) -> int:
-        """Number of records that wait."""
         return self._words[_WRITTEN] - self._words[_TAKEN]
 
     def next(self) -> Record | None:

@@ -66,7 +66,6 @@ class Introduction:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Introduction":
-        """Return the introduction in a JSON document."""
         sections = {name: maker(**given["settings"][name]) for name, maker in SECTIONS.items()}
         description = EngineDescription(**given["description"])
         proof = bytes.fromhex(given["proof"])
@@ -192,7 +191,6 @@ class PublisherServer:
         self._clock = self.publisher.clock
         self._engine_publisher = EnginePublisher(self.publisher, given.vocabulary_size)
         self._ended: deque[int] = deque()
-        """The requests that ended here, until the engine is told."""
         self._leaves = given.leaves
         self._engine = given.engine
         self._waits_since: float | None = None

@@ -44,10 +44,8 @@ class SharedMemoryPublisher(EngineOutput):
         self.active = ActiveRequests()
         self.counts = SharedCounts(memory.words)
         self.bell: socket.socket | None = None
-        """The socket to the current publisher."""
         self.has_publisher = threading.Event()
         self.is_running = False
-        """Whether steps and events can be written."""
         self._steps, self._requests = memory.steps, memory.requests
         self._lock = threading.Lock()
         """Guards writes to the ring, and the requests that the next publisher must know."""
