@@ -22,7 +22,7 @@ def take(to: Stream, *sequences: int, checksum: bool = True) -> list[ItemOutcome
     """Let items come, and return what became of each."""
     made = {sequence: payload(sequence) for sequence in sequences}
     items = [item_of(made[n], n, checksum=crc32(made[n]) if checksum else None) for n in sequences]
-    return [to.take(item, made[item.sequence]) for item in items]
+    return [to.receive(item, made[item.sequence]) for item in items]
 
 
 def come(to: Stream) -> list[int | tuple[int, int]]:

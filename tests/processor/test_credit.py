@@ -54,8 +54,8 @@ def test_bytes_that_were_taken_are_granted_again() -> None:
     made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
     made.open_connection()
     taken, refused = payload(1, size=20), b"not a batch" * 60
-    made.take(item_of(taken, 1), taken)
-    made.take(item_of(refused, 2, checksum=crc32(refused)), refused)
+    made.receive(item_of(taken, 1), taken)
+    made.receive(item_of(refused, 2, checksum=crc32(refused)), refused)
     come(made)
     assert made.is_credit_due
     made.grant()

@@ -369,7 +369,7 @@ def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> N
     def look() -> int:
         nonlocal looks
         looks = 0
-        bench.core.dispatch.hand_out_waiting()
+        bench.core.dispatch.dispatch_waiting()
         return looks
 
     bench.core.workers.by_id = Workers(bench.core.workers.by_id)

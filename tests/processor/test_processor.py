@@ -33,7 +33,7 @@ async def test_defect_in_one_message_or_tick_ends_nothing(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patched:
-            patched.setattr(made.processor.worker_connections, "_take", fail)
+            patched.setattr(made.processor.worker_connections, "_handle", fail)
             await made.worker.publish(row_shapes([1]))
         with monkeypatch.context() as patched:
             patched.setattr(made.processor.registry, "expire", fail)

@@ -38,18 +38,18 @@ def test_duplicate_with_other_bytes_is_divergent() -> None:
     made = stream(credit_items=2)
     take(made, 1, 2)
     other = payload(1, size=2)
-    assert made.take(item_of(other, 1, checksum=crc32(other)), other) is ItemOutcome.DIVERGENT
+    assert made.receive(item_of(other, 1, checksum=crc32(other)), other) is ItemOutcome.DIVERGENT
     come(made)
     made.grant()
     take(made, 3)
-    assert made.take(item_of(other, 1, checksum=crc32(other)), other) is ItemOutcome.DUPLICATE
+    assert made.receive(item_of(other, 1, checksum=crc32(other)), other) is ItemOutcome.DUPLICATE
     assert made.counts.divergences == 1
 
 
 def test_damaged_item_is_asked_for_again() -> None:
     made = stream()
     data = payload(1)
-    assert made.take(item_of(data, 1, checksum=crc32(data) ^ 1), data) is ItemOutcome.DAMAGED
+    assert made.receive(item_of(data, 1, checksum=crc32(data) ^ 1), data) is ItemOutcome.DAMAGED
     assert come(made) == []
     assert made.missing(0.0) == (1, 1)
     assert take(made, 1) == [ItemOutcome.TAKEN]
@@ -59,7 +59,7 @@ def test_damaged_item_is_asked_for_again() -> None:
 
 def test_checksum_of_zero_is_a_checksum() -> None:
     made = stream()
-    assert made.take(item_of(payload(1), 1, checksum=0), payload(1)) is ItemOutcome.DAMAGED
+    assert made.receive(item_of(payload(1), 1, checksum=0), payload(1)) is ItemOutcome.DAMAGED
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_checksum_of_zero_is_a_checksum() -> None:
 def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> None:
     made = stream()
     data = encoded(row_shapes([5]), **{"sequence": 1} | header)
-    assert made.take(item_of(data, 1, checksum=crc32(data)), data) is ItemOutcome.REFUSED
+    assert made.receive(item_of(data, 1, checksum=crc32(data)), data) is ItemOutcome.REFUSED
     (lost,) = order(made)
     assert isinstance(lost, LostItems)
     assert (lost.reason, lost.request_ids, lost.size) == (REFUSED, frozenset({5}), len(data))
@@ -81,17 +81,17 @@ def test_event_of_another_number_is_refused() -> None:
     data = write_frame(
         RequestEvent(sequence=2, admitted=Admitted(request_id=1, worker_id="w", epoch=1, prompt_tokens=1))
     )
-    assert made.take(item_of(data, 1, EVENT, checksum=crc32(data)), data) is ItemOutcome.REFUSED
+    assert made.receive(item_of(data, 1, EVENT, checksum=crc32(data)), data) is ItemOutcome.REFUSED
     assert "1, as its item, got 2" in str(made.refusal)
 
 
 def test_refused_item_without_a_checksum_gets_one_more_try() -> None:
     made = stream()
     data = payload(1)[:-1]
-    assert made.take(item_of(data, 1), data) is ItemOutcome.REFUSED
+    assert made.receive(item_of(data, 1), data) is ItemOutcome.REFUSED
     assert come(made) == []
     assert made.missing(0.0) == (1, 1)
-    assert made.take(item_of(data, 1), data) is ItemOutcome.REFUSED
+    assert made.receive(item_of(data, 1), data) is ItemOutcome.REFUSED
     assert come(made) == [(1, 1)]
 
 
@@ -149,11 +149,11 @@ def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> No
     for header, keys in ((whole, {5, 6}), (whole | {"part": (0, 2), "step_rows": 3}, set())):
         made = stream()
         data = encoded([RowShape(5), RowShape(6)], 1, **header)
-        made.take(item_of(data, 1, checksum=crc32(data)), data)
+        made.receive(item_of(data, 1, checksum=crc32(data)), data)
         (lost,) = order(made)
         assert isinstance(lost, LostItems)
         assert lost.request_ids == keys
     made = stream()
-    made.take(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
-    made.take(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
+    made.receive(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
+    made.receive(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
     assert [entry.request_ids for entry in order(made) if isinstance(entry, LostItems)] == [NO_REQUESTS] * 2

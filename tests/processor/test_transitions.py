@@ -23,7 +23,7 @@ OPENING: dict[str, tuple[Callable[[RequestTable], Request], State]] = {
 CHANGES: dict[str, tuple[Change, dict[State, State]]] = {
     "dispatch": (lambda table, request: table.dispatch(request, 1), {QUEUED: RUNNING}),
     "requeue": (lambda table, request: table.requeue(request), {RUNNING: QUEUED}),
-    "go on": (lambda table, request: table.go_on(request, 2), {QUEUED: RUNNING, RESUMED: RUNNING}),
+    "assign": (lambda table, request: table.assign(request, 2), {QUEUED: RUNNING, RESUMED: RUNNING}),
     "end": (lambda table, request: table.end(request, None), {RUNNING: ENDED}),
     "close": (lambda table, request: table.close(request, None), dict.fromkeys(set(State) - {CLOSED}, CLOSED)),
 }  # fmt: skip
@@ -60,5 +60,5 @@ def test_request_that_is_closed_cannot_change() -> None:
     again = open_one(table)
     assert again.slot == request.slot
     with pytest.raises(TransitionError, match="request 0000000000000007: running does not follow closed"):
-        table.go_on(request, 0)
+        table.assign(request, 0)
     assert table.state_of(again) is RUNNING

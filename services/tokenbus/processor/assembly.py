@@ -145,7 +145,7 @@ class Assembler:
             or now - max(step.opened_at, self._renewed_at) >= self._settings.step_timeout_ms / 1000
         )
 
-    def keeps(self, pending_ack: PendingAck) -> bool:
+    def has_open(self, pending_ack: PendingAck) -> bool:
         """Tell whether a pending ack belongs to an open step, which only the worker can complete."""
         return any(step.pending_ack is pending_ack for step in self._open.values())
 

@@ -93,7 +93,7 @@ class ClientConnections(Connections[Session]):
             request_id = getattr(getattr(parsed, body), "request_id", 0) if body else 0
         known.put_error(request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)))
 
-    def _take(self, peer: bytes, known: Session | None, parts: list[bytes], now: float) -> None:
+    def _handle(self, peer: bytes, known: Session | None, parts: list[bytes], now: float) -> None:
         if len(parts) != 1:
             raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
         frame = read_frame(ClientFrame, parts[0])
@@ -237,8 +237,8 @@ class ClientConnections(Connections[Session]):
 
         A client beyond the limit is not refused: during a stall of the processor, it repeats its hello many times.
         """
-        passed = (now - session.shaken_at) / self._interval
-        session.handshakes, session.shaken_at = max(0.0, session.handshakes - passed), now
+        passed = (now - session.handshakes_at) / self._interval
+        session.handshakes, session.handshakes_at = max(0.0, session.handshakes - passed), now
         if session.handshakes + 1 > _MOST_HANDSHAKES:
             limit = f"at most {_MOST_HANDSHAKES} at once, then one in {self._interval:g} s"
             self._warn_once(("hello", session.id), "hello not answered", session, limit=limit)
@@ -322,21 +322,21 @@ class ClientConnections(Connections[Session]):
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
 
-    def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:
+    def evict(self, pending_ack: PendingAck, *, even_small: bool) -> None:
         """End requests of the clients that have not acknowledged a step, beginning with the fullest send queue.
 
-        A client with a small share of the consumers' buffer is spared unless `even_little` is set.
+        A client with a small share of the consumers' buffer is spared unless `even_small` is set.
         """
         queues = {id(queue) for queue in pending_ack.holders}
         slow = [
             session
             for session in self.sessions.values()
-            if id(session.send_queue) in queues and (even_little or self._holds_much(session, pending_ack.stream))
+            if id(session.send_queue) in queues and (even_small or self._has_large_share(session, pending_ack.stream))
         ]
         for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
             self._end_slow(session)
 
-    def _holds_much(self, session: Session, stream: AckTracker | None) -> bool:
+    def _has_large_share(self, session: Session, stream: AckTracker | None) -> bool:
         items, size = (0, 0) if stream is None else session.send_queue.held_of(stream)
         most = self._settings.processor
         return max(items / most.pending_items, size / most.pending_bytes) > _LARGE_SHARE

@@ -133,7 +133,7 @@ class Connections(ABC, Generic[P]):
         self.failed_ticks = 0
 
     @abstractmethod
-    def _take(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
+    def _handle(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
         """Handle one message. Raises a ContractError to refuse the frame, or a RefusedError to refuse the peer."""
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Connections(ABC, Generic[P]):
         if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, frame, now)):
             return
         try:
-            self._take(peer, known, parts, now)
+            self._handle(peer, known, parts, now)
         except (RefusedError, ContractError) as error:
             if known is None and len(frame) > LARGE:
                 self._unadmitted.refused(len(frame), now)

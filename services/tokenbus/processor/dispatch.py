@@ -61,7 +61,7 @@ class Dispatch:
         worker = None if error is not None else self._choice(generate, route)
         if worker is not None:
             request = self.registry.submit(generate, worker.source.stream, route, owner)
-            self._hand_out(request, worker)
+            self._send_to(request, worker)
             return request
         has_room = len(self._waiting) < self._settings.processor.max_requests
         may_wait = has_room and not (_has_weights(generate) or self._goes_on_elsewhere(generate, route))
@@ -73,7 +73,7 @@ class Dispatch:
         self.refused[code_name(error.code)] += 1
         return error
 
-    def _hand_out(self, request: Request, worker: Worker) -> None:
+    def _send_to(self, request: Request, worker: Worker) -> None:
         target = self._decoder_for(worker, request.generate)
         self._turns += 1
         worker.last_turn = self._turns
@@ -104,11 +104,11 @@ class Dispatch:
         """Return the decode worker with reserved room for a request, or another one if that drains or is lost."""
         table, by_stream = self.registry.table, self.workers.by_stream
         reserved, prefill = (by_stream.get(int(each[request.slot])) for each in (table.decoder, table.stream))
-        if prefill is not None and (reserved is None or reserved.takes_no_more):
+        if prefill is not None and (reserved is None or reserved.is_draining):
             return self._decoder_for(prefill, request.for_decode)
         return reserved
 
-    def hand_out_waiting(self) -> None:
+    def dispatch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         full: set[tuple[str | int | None, ...]] = set()
         offered = self._offered() if waiting else set()
@@ -123,7 +123,7 @@ class Dispatch:
                 self._waiting.append(request)
                 continue
             self.registry.table.dispatch(request, worker.source.stream)
-            self._hand_out(request, worker)
+            self._send_to(request, worker)
 
     def requeue(self, request: Request) -> None:
         """Send a request that its worker refused to another one; the next tick ends it if no worker takes it."""
@@ -131,10 +131,10 @@ class Dispatch:
             request.generate.continuation.ClearField("transfer_state")  # another worker may have to prefill
         self.registry.table.requeue(request)
         self._waiting.append(request)
-        self.hand_out_waiting()
+        self.dispatch_waiting()
 
     def tick(self, now: float) -> None:
-        self.hand_out_waiting()
+        self.dispatch_waiting()
         if self._has_stalled():
             self.expect_workers(now)
         if now < self._waits_until:
@@ -149,21 +149,21 @@ class Dispatch:
     def relieve_draining(self) -> None:
         """End requests of draining workers that their clients can continue at a similar worker with room."""
         load_of = self.registry.table.load_of
-        for leaving in [each for each in self.workers.by_id.values() if each.takes_no_more and not _is_prefill(each)]:
+        for leaving in [each for each in self.workers.by_id.values() if each.is_draining and not _is_prefill(each)]:
             able = [each for each in self.workers.by_id.values() if self._takes_more(each) and _is_like(each, leaving)]
             room = sum(each.stream.hello.max_requests - load_of(each.source.stream) for each in able)
             self.registry.end_continuable_of(leaving.source.stream, room, f"worker {leaving.stream.worker_id} stops")
 
-    def alone(self, now: float) -> list[Worker]:
+    def without_decoder(self, now: float) -> list[Worker]:
         """Return the prefill workers that have had no decode worker for too long: another processor may have one."""
         patience = self._settings.bus.heartbeat_timeout_ms / 1000
         alone = []
         for worker in filter(_is_prefill, self.workers.by_id.values()):
             if self._decoders(worker.stream.hello.model):
-                worker.alone_since = None
-            elif worker.alone_since is None:
-                worker.alone_since = now
-            elif now - worker.alone_since >= patience:
+                worker.no_decode_since = None
+            elif worker.no_decode_since is None:
+                worker.no_decode_since = now
+            elif now - worker.no_decode_since >= patience:
                 alone.append(worker)
         return alone
 
@@ -234,7 +234,7 @@ class Dispatch:
 
     def _takes_more(self, worker: Worker) -> bool:
         load = self.registry.table.load_of(worker.source.stream)
-        return load < worker.stream.hello.max_requests and not (worker.takes_no_more or worker.is_stalled)
+        return load < worker.stream.hello.max_requests and not (worker.is_draining or worker.is_stalled)
 
     def _has_stalled(self) -> bool:
         """Tell whether a stalled worker may take requests again soon."""
@@ -279,7 +279,7 @@ class Dispatch:
         for worker in self._serving(""):
             hello = worker.stream.hello
             room = rooms.setdefault(hello.model, ModelRoom(model=hello.model))
-            if worker.peer is not None and not (worker.takes_no_more or worker.is_stalled):
+            if worker.peer is not None and not (worker.is_draining or worker.is_stalled):
                 room.workers += 1
                 room.free_requests += max(0, hello.max_requests - self.registry.table.load_of(worker.source.stream))
         return Room(models=list(rooms.values())[:_MOST_MODELS])

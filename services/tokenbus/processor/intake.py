@@ -138,7 +138,7 @@ class Intake:
     def connected(self, worker: Worker) -> None:
         self._clients.commands.resend(worker)
         self._clients.watchers.show_stream(worker)
-        self._dispatch.hand_out_waiting()
+        self._dispatch.dispatch_waiting()
         for observe in self.stream_observers:
             observe(worker)
 
@@ -146,7 +146,7 @@ class Intake:
 
     def _receive(self, worker: Worker, item: Item, payload: bytes) -> None:
         stream = worker.stream
-        outcome = stream.take(item, payload)
+        outcome = stream.receive(item, payload)
         if outcome is ItemOutcome.FLOOD:
             granted, size = stream.credit.through_sequence, stream.credit.bytes
             message = f"item {item.sequence}: credit goes to item {granted}, and to {size} bytes in all"
@@ -250,7 +250,7 @@ class Intake:
                 # A worker that stops refuses requests that crossed its last heartbeat.
                 is_refused = event.error.code == ErrorCode.ERROR_CODE_OVERLOADED
                 if request is not None and is_refused and _can_go_to_another_worker(request):
-                    worker.takes_no_more = True
+                    worker.is_draining = True
                     self._dispatch.requeue(request)
                 elif request is not None:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
@@ -259,7 +259,7 @@ class Intake:
         if (request := self._request_of(worker, admitted.request_id)) is None:
             return
         request.generate, request.weight_version = None, admitted.weight_version
-        request.can_go_on &= worker.stream.hello.continues_requests
+        request.is_continuable &= worker.stream.hello.continues_requests
         if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE:
             admitted.ClearField("cached_tokens")  # the prefill worker has counted them
         if (consumer := self.registry.consumer_of(request)) is not None:
@@ -369,7 +369,7 @@ class Intake:
         if is_full or worker.waits_for_room:
             return True
         oldest, fill = worker.stream.acks.oldest, self._fill_level(worker)
-        if oldest is None or fill <= _MAX_FILL_WITH_CREDIT or worker.assembler.keeps(oldest):
+        if oldest is None or fill <= _MAX_FILL_WITH_CREDIT or worker.assembler.has_open(oldest):
             return False
         if oldest.unlogged or fill > 1:
             return True
@@ -401,10 +401,10 @@ class Intake:
         """
         acks = worker.stream.acks
         patience = min(_PATIENCE, self._settings.bus.heartbeat_interval_ms / 1000)
-        while (oldest := acks.oldest) is not None and not (worker.assembler.keeps(oldest) or oldest.unlogged):
+        while (oldest := acks.oldest) is not None and not (worker.assembler.has_open(oldest) or oldest.unlogged):
             has_remote_holders, is_pending_here = bool(oldest.holders), oldest.count > len(oldest.holders)
             through = acks.middle
-            self._clients.evict(oldest, even_little=now - oldest.arrived_at > patience)
+            self._clients.evict(oldest, even_small=now - oldest.arrived_at > patience)
             if is_pending_here:
                 self.registry.evict(oldest, through)
             is_free = acks.advance() or not acks.oldest

@@ -81,7 +81,7 @@ class Core:
         parts: tuple[Callable[[], object], ...] = (
             self.registry.expire,
             self._send_workers_away,
-            lambda: self.worker_connections.send_away(self.dispatch.alone(now), "no decode worker is here"),
+            lambda: self.worker_connections.send_away(self.dispatch.without_decoder(now), "no decode worker is here"),
             self.dispatch.relieve_draining,
             lambda: self.dispatch.tick(now),
             lambda: self.worker_connections.tick(now),

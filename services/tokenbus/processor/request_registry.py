@@ -156,7 +156,7 @@ class RequestRegistry:
         if state is State.RUNNING and stream != source.stream:  # asked for again, and dispatched to another worker
             self.workers.abort(source.stream, request_id)
         elif stream == NO_STREAM and state is not State.ENDED:
-            self.table.go_on(request, source.stream)
+            self.table.assign(request, source.stream)
 
     def _settle_owner(self, request: Request, owner: int) -> None:
         """Set the owner of a resumed request from its worker's hello; fail the request at another client."""
@@ -196,7 +196,7 @@ class RequestRegistry:
             request = table.resume(resume.request_id, resume.next_position, self._now())
         was_claimed = request.is_claimed
         table.claim(request, route, owner, drafts=resume.include_draft_logprobs)
-        request.can_go_on = False
+        request.is_continuable = False
         if not was_claimed:
             table.set_deadline(request, self._deadline(resume.deadline_unix_ms))
             table.skip_to(request, resume.next_position)
@@ -245,13 +245,13 @@ class RequestRegistry:
         """End the requests that their clients can continue at another processor."""
         for request in self.table.open_requests():
             consumer = self.consumer_of(request)
-            if request.can_go_on and consumer is not None and consumer.knows_others:
+            if request.is_continuable and consumer is not None and consumer.knows_others:
                 self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def end_continuable_of(self, stream: int, most: int, why: str) -> None:
         """End admitted requests of a worker, at most some number, that their clients can continue at another worker."""
         begun = [each for each in self.table.of_stream(stream) if each.generate is None and each.aborted_at is None]
-        for request in [each for each in begun if each.can_go_on][:most]:
+        for request in [each for each in begun if each.is_continuable][:most]:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:

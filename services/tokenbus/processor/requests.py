@@ -94,7 +94,7 @@ class Request:
     """The weight version of the worker that admitted it."""
     is_claimed: bool = False
     """Whether it has a consumer."""
-    can_go_on: bool = False
+    is_continuable: bool = False
     """Whether its client can continue it at any other worker of the model."""
     aborted_at: float | None = None
     waiting: list[tuple[Step, int]] = field(default_factory=list)
@@ -289,7 +289,7 @@ class RequestTable:
         request.generate.CopyFrom(generate)
         request.generate.owner = owner
         request.generate.deadline_unix_ms = deadline.unix_ms
-        request.can_go_on = _can_go_on(generate)
+        request.is_continuable = _is_continuable(generate)
         self.claim(request, route, owner, drafts=generate.include_draft_logprobs)
         return request
 
@@ -319,7 +319,7 @@ class RequestTable:
         self.decoder[request.slot] = NO_STREAM
         request.generate, request.for_decode, request.transfer_state = generate, None, b""
 
-    def go_on(self, request: Request, stream: int) -> None:
+    def assign(self, request: Request, stream: int) -> None:
         """Assign a request to the stream of the worker that turns out to have it."""
         self._run(request, stream, State.QUEUED, State.RESUMED)
 
@@ -433,7 +433,7 @@ class RequestTable:
         )
 
 
-def _can_go_on(generate: Generate) -> bool:
+def _is_continuable(generate: Generate) -> bool:
     """Tell whether a request can be continued at any worker of its model with an engine that continues requests."""
     sampling = generate.sampling
     needs_output = sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words

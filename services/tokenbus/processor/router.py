@@ -152,5 +152,5 @@ class Router:
             self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
             return None
         if stream == NO_STREAM:
-            table.go_on(request, source.stream)
+            table.assign(request, source.stream)
         return expected - position

@@ -82,7 +82,7 @@ class Session(KnownPeer):
     """Completed handshakes."""
     handshakes: float = 0.0
     """Handshakes that counted against its rate limit at the last one."""
-    shaken_at: float = 0.0
+    handshakes_at: float = 0.0
     wants_status: bool = False
     """Whether a status request has not been answered."""
     next_status: float = 0.0

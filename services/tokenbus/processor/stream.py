@@ -153,7 +153,7 @@ class Stream:
 
     # Items.
 
-    def take(self, item: Item, payload: bytes) -> ItemOutcome:
+    def receive(self, item: Item, payload: bytes) -> ItemOutcome:
         """Receive one item. Raises a ContractError if its length differs from its payload's."""
         sequence = item.sequence
         if item.payload_bytes != len(payload):

@@ -52,7 +52,7 @@ class WorkerConnections(Connections[Worker]):
 
     # Frames.
 
-    def _take(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
+    def _handle(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
         if not parts:
             raise ContractError("message", "one part, and an item's payload", 0, rule=Rule.LENGTH)
         frame = read_frame(WorkerFrame, parts[0])
@@ -89,7 +89,7 @@ class WorkerConnections(Connections[Worker]):
                 self._intake.process(worker, now)
             case "heartbeat":
                 worker.echo_ns = frame.heartbeat.sent_at_ns
-                worker.takes_no_more |= frame.heartbeat.takes_no_more
+                worker.is_draining |= frame.heartbeat.takes_no_more
                 is_known = frame.heartbeat.HasField("kv_cache_permille")
                 worker.kv_cache_permille = frame.heartbeat.kv_cache_permille if is_known else None
                 worker.stream.heard_of(frame.heartbeat.last_sequence)

@@ -27,7 +27,7 @@ class Worker(KnownPeer):
     met_at: float
     acknowledged: int = 0
     """The sequence of the last ack."""
-    alone_since: float | None = None
+    no_decode_since: float | None = None
     """The time since which this prefill worker has had no decode worker here."""
     last_turn: int = 0
     """The number of the last request that was dispatched to it, which breaks ties."""
@@ -39,7 +39,7 @@ class Worker(KnownPeer):
     """The used share of its engine's KV cache at its last heartbeat, in thousandths; None: unknown."""
     gone_since: float | None = None
     """When its connection was found closed."""
-    takes_no_more: bool = False
+    is_draining: bool = False
     """Whether it drains: it gets no new requests."""
     held_back: tuple[PendingAck, float] | None = None
     """The oldest pending ack while the consumers' buffer is too full, and the time since which it is the oldest."""
