@@ -17,7 +17,7 @@ _HEAD = """\
 A processor serves its metrics at `processor.metrics_address`, a worker at `worker.metrics_address`, a gateway at
 `/metrics` of `gateway.address` and at `gateway.metrics_address`. Each process of a host needs its own address.
 
-A name that ends in `_total` is a counter; the last column says what to do when it moves. Labels, in braces, have few
+A name that ends in `_total` is a counter; the advice in italics applies when it moves. Labels, in braces, have few
 values: never a request, a client or an error text. For peaks ask Prometheus: `max_over_time(tokenbus_fill_ratio[1d])`.
 `tokenbus_build_info` and the `process_` metrics of Prometheus's library are served as well.
 """
@@ -76,10 +76,9 @@ def _lines() -> Iterator[str]:
             yield f"\n## {heading}\n"
             if introduction:
                 yield introduction
-            yield from ("| metric | meaning | action |", "|---|---|---|")
-        yield f"| `{family.title}` | {family.help} | {family.advice} |"
-    yield from ("\n### vLLM's names\n", _OF_VLLM, "| metric | meaning |", "|---|---|")
-    yield from (f"| `{family.title}` | {family.help} |" for family in VLLM)
+        yield f"- `{family.title}`: {family.help} *{family.advice}*"
+    yield from ("\n### vLLM's names\n", _OF_VLLM)
+    yield from (f"- `{family.title}`: {family.help}" for family in VLLM)
 
 
 if __name__ == "__main__":

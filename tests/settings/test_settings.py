@@ -218,4 +218,4 @@ def test_page_is_fresh() -> None:
     """docs/settings.md is what the code says of itself."""
     text = page()
     assert text == (ROOT / "docs" / "settings.md").read_text()
-    assert all(f"| `{entry.name}` |" in text and entry.meaning in text for entry in ENTRIES.values())
+    assert all(f"- `{entry.name}` (" in text and entry.meaning in text for entry in ENTRIES.values())
