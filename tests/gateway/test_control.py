@@ -35,7 +35,7 @@ async def test_configuration_is_what_trl_reads() -> None:
             "lora_config": {"max_loras": 256, "max_lora_rank": 512},
         }
         refused = await app.client().get("/server_info?config_format=yaml")
-        assert error_of(refused.text)["message"] == "config_format: json or text, got 'yaml'"
+        assert error_of(refused.text)["message"] == "query.config_format: json or text, got 'yaml'"
 
 
 async def test_configuration_where_engines_differ_or_do_not_say() -> None:
@@ -62,6 +62,9 @@ async def test_configuration_where_engines_differ_or_do_not_say() -> None:
 
 
 class _Called(SyntheticEngine):
+    resets = 0
+    """How often it was to forget prefixes while nothing runs."""
+
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Sequence[Any]:
@@ -74,6 +77,7 @@ class _Called(SyntheticEngine):
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
         if not also_running:
+            self.resets += 1
             raise ValueError("some run")
 
 
@@ -88,6 +92,34 @@ async def test_adapter_that_no_engine_loads_has_vllms_status(folder: str, status
     async with answering(_Called(), gateway__control=True) as app:
         refused = await app.client().post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": folder})
         assert (refused.status_code, error_of(refused.text)["code"]) == (status, "not_done_by_all")
+
+
+async def test_adapters_are_loaded_asked_and_unloaded_as_by_sagemaker(tmp_path: Path) -> None:
+    async with answering(gateway__control=True) as app, app.client() as client:
+
+        async def models() -> dict[str, str]:
+            return {each["id"]: each["root"] for each in (await client.get("/v1/models")).json()["data"]}
+
+        loaded = await client.post("/adapters", json={"name": "ada", "src": str(tmp_path)})
+        assert (loaded.status_code, await models()) == (200, {"tokenbus": "tokenbus", "ada": str(tmp_path)})
+        by_header = {"X-Amzn-SageMaker-Adapter-Identifier": "ada"}
+        for path, model in (("/invocations", "ada"), ("/v1/completions", "tokenbus")):
+            answer = await client.post(path, json={"prompt": "a", "max_tokens": 1}, headers=by_header)
+            assert answer.json()["model"] == model
+        assert [(await client.delete("/adapters/ada")).status_code for _ in "ab"] == [200, 404]
+        assert "ada" not in await models()
+        unknown = await client.post("/invocations", json={"prompt": "a"}, headers=by_header)
+        assert (unknown.status_code, error_of(unknown.text)["param"]) == (404, "model")
+
+
+async def test_pause_forgets_prefixes_where_that_is_asked() -> None:
+    engine = _Called()
+    async with answering(engine, gateway__control=True) as app, app.client() as client:
+        for query, resets in (("", 0), ("?clear_cache=false", 0), ("?clear_cache=true&mode=keep", 0)):
+            assert (await client.post(f"/pause{query}")).status_code == 200
+            assert engine.resets == resets
+        assert (await client.post("/pause?clear_cache=true&mode=wait")).status_code == 409  # _Called refuses it
+        assert engine.resets == 1
 
 
 async def test_processes_are_called_as_by_vllms_route() -> None:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from tests.in_process.builders import settings
-from tokenbus.gateway.completion_request import Reader, unpacked
+from tokenbus.gateway.completion_request import BodyHeaders, Reader, unpacked
 from tokenbus.gateway.encoder_process import ERROR, RESULT, Job, Reply, answer
 from tokenbus.gateway.vocabulary import vocabulary_of
 
@@ -41,6 +41,16 @@ def test_request_is_the_same_behind_the_pipe(kind: str) -> None:
     assert decoded.generate(0) == expected.generate(0)
     as_lists = replace(decoded, prompts=list(map(list, decoded.prompts)))
     assert msgspec.json.encode(as_lists) == msgspec.json.encode(expected)
+
+
+def test_headers_count_behind_the_pipe() -> None:
+    model = next(iter(READER.models))
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    job = Job("invocation", READER.models, READER.parents, BodyHeaders("hdr", model))
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=Job)
+    reply = answer(reader, sent, b'{"prompt": "a", "model": "another", "request_id": "abc"}')
+    request = unpacked(msgspec.msgpack.decode(reply[1:], type=Reply).data)
+    assert (request.name, request.model) == ("hdr", model)
 
 
 def test_error_is_the_same_behind_the_pipe() -> None:

@@ -51,6 +51,30 @@ async def test_texts_are_the_tokens_texts(folder: str) -> None:
     assert chat["prompt_token_ids"] == expected
 
 
+async def test_rendered_tokens_have_their_places_in_the_text(folder: str) -> None:
+    text, chat = "hello world, the quick fox", f"<user>hello 🦊{END}<assistant>"
+    asked: dict[str, Any] = {"return_token_offsets": True}
+    async with answering(gateway__tokenizer=folder) as app:
+        path = "/v1/completions/render"
+        whole, other = await _said(app, path, prompt=[text, "a"], **asked)
+        (cut,) = await _said(app, path, prompt=text, **asked, truncate_prompt_tokens=4, truncation_side="left")
+        (of_ids,) = await _said(app, path, prompt=[5, 6], **asked)
+        (unasked,) = await _said(app, path, prompt=text)
+        talk = await _said(app, "/v1/chat/completions/render", messages=CHAT, **asked)
+    assert of_ids["token_offsets"] is unasked["token_offsets"] is None
+    assert (cut["token_ids"], cut["token_offsets"]) == (whole["token_ids"][-4:], whole["token_offsets"][-4:])
+    for written, answer in ((text, whole), ("a", other), (chat, talk)):
+        assert answer["token_ids"] == LIBRARY.encode(written, add_special_tokens=False).ids
+        places = dict(zip(map(tuple, answer["token_offsets"]), answer["token_ids"], strict=True))
+        assert {begin for begin, _ in places} >= {0}
+        assert max(end for _, end in places) == len(written)
+        for (begin, end), token_id in places.items():
+            assert (
+                "🦊" in written[begin:end]
+                or LIBRARY.decode([token_id], skip_special_tokens=False) == written[begin:end]
+            )
+
+
 async def test_tokenize_and_detokenize(folder: str) -> None:
     text = f"a 🦊{END}"
     ids = LIBRARY.encode(text).ids

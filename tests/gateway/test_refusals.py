@@ -110,7 +110,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"max_completion_tokens": 10}, "max_completion_tokens: at most 9, the model's context, got 10"),
         ({"top_logprobs": 1}, "top_logprobs: only with logprobs: true, got 1 without"),
         ({"prompt_logprobs": 1, "prompt_logprob_token_ids": [1]}, "prompt_logprobs: 0 or absent beside prompt_logprob_token_ids, got 1"),  # noqa: E501
-        ({"echo": True}, "echo: not offered, got True"),
+        ({"echo": True, "tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, "echo: only where no function may be called, got it with tools"),  # noqa: E501
         ({"toplogprobs": 3, "logprobs": True}, "toplogprobs: no such field (did you mean top_logprobs?), got 3"),
         ({"modalities": ["text", "audio"]}, "modalities[1]: one of 'text', got 'audio'"),
         ({"truncation_side": "middle"}, "truncation_side: one of 'left', 'right', got 'middle'"),

@@ -233,6 +233,85 @@ async def test_rendered_request_generates_what_it_asked_for() -> None:
     }  # fmt: skip
 
 
+async def test_answers_have_the_name_in_the_header() -> None:
+    """As with vLLM it stands before the body's own."""
+    async with answering(NgramEngine(), **TEXT) as app, app.client() as client:
+        client.headers["x-request-id"] = "hdr"
+        for prompt in ("a", ["a", "b"]):
+            body = BODY | {"prompt": prompt, "request_id": "abc"}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.json()["id"] == "cmpl-hdr"
+            assert answer.headers["x-request-id"] != "hdr"  # which is the bus's
+            rendered = (await client.post("/v1/completions/render", json=body)).json()
+            names = ["cmpl-hdr"] if prompt == "a" else ["cmpl-hdr-0", "cmpl-hdr-1"]
+            assert [each["request_id"] for each in rendered] == names
+        refused = await client.post("/v1/completions", json=BODY, headers={"x-request-id": "a" * 257})
+        assert error_of(refused.text)["message"] == "x-request-id: at most 256 characters, got 257"
+        del client.headers["x-request-id"]
+        answer = await client.post("/v1/completions", json=BODY | {"request_id": "abc"})
+        assert answer.json()["id"] == "cmpl-abc"
+
+
+@pytest.mark.parametrize(
+    ("begins", "role", "echo"), [(False, "user", True), (True, "assistant", True), (True, "user", False)]
+)
+async def test_chat_is_echoed(begins: bool, role: str, echo: bool) -> None:  # noqa: FBT001 - parameters
+    """The text begins with the last message's, if it has the answer's role; logprobs are the answer's own."""
+    said = [{"role": "user", "content": "b"}, {"role": role, "content": [{"type": "text", "text": PROMPT}]}]
+    asked = TALK | {"messages": said, "add_generation_prompt": begins, "max_tokens": 8, "logprobs": True, "n": 2}
+    path = "/v1/chat/completions"
+    async with answering(NgramEngine(), **TEXT) as app:
+        plain = await _post(app, path, **asked)
+        whole = await _post(app, path, **asked, echo=True)
+        chunks = await _chunks(app, path, **asked, echo=True)
+    for index, (own, choice) in enumerate(zip(plain["choices"], whole["choices"], strict=True)):
+        wanted = (PROMPT if echo else "") + own["message"]["content"]
+        deltas = [each["delta"] for chunk in chunks for each in chunk["choices"] if each["index"] == index]
+        assert "".join(delta["content"] for delta in deltas) == choice["message"]["content"] == wanted
+        assert choice["logprobs"] == own["logprobs"]
+        assert deltas[0]["role"] == "assistant"
+
+
+async def test_every_response_has_a_request_id_where_that_is_set() -> None:
+    mine = {"x-request-id": "mine"}
+    async with answering(gateway__request_id_headers=True) as app, app.client() as client:
+        new, given = [(await client.get("/health", headers=each)).headers["x-request-id"] for each in ({}, mine)]
+        answer = await client.post("/v1/completions", json=BODY, headers=mine)
+    assert (len(new), given) == (32, "mine")
+    assert answer.headers.get_list("x-request-id") != ["mine"]
+    async with answering() as app, app.client() as client:
+        assert "x-request-id" not in (await client.get("/health", headers=mine)).headers
+
+
+async def test_answer_reports_the_load_to_a_proxy_that_asks() -> None:
+    async with answering(NgramEngine(), **TEXT) as app, app.client() as client:
+        await client.get("/v1/models")  # the gateway learns of its workers only once
+        app.gateway.cache_usage = {("a", "m"): 0.25, ("b", "m"): 0.5}
+        reports = [
+            (await client.post("/v1/completions", json=BODY, headers=headers)).headers.get("endpoint-load-metrics")
+            for headers in ({}, {"endpoint-load-metrics-format": "TEXT"}, {"endpoint-load-metrics-format": "json"})
+        ]
+    load = {"kv_cache_usage_perc": 0.5, "num_requests_waiting": 0}
+    text = ", ".join(f"named_metrics.{name}={value}" for name, value in load.items())
+    assert reports[:2] == [None, f"TEXT {text}"]
+    assert json.loads(reports[2].removeprefix("JSON ")) == {"named_metrics": load}
+
+
+async def test_settings_say_what_requests_may_leave_open() -> None:
+    path, asked = "/v1/completions", BODY | {"logprobs": 0, "ignore_eos": True}
+    given = {"gateway__return_tokens_as_token_ids": True, "gateway__force_include_usage": True}
+    async with answering(NgramEngine(), **TEXT, **given) as app:
+        by_ids = await _post(app, path, **asked)
+        by_texts = await _post(app, path, **asked, return_tokens_as_token_ids=False)
+        chunks = await _chunks(app, path, **asked)
+    is_id = [each.startswith("token_id:") for each in by_ids["choices"][0]["logprobs"]["tokens"]]
+    assert is_id == [True] * 3
+    assert "".join(by_texts["choices"][0]["logprobs"]["tokens"]) == by_texts["choices"][0]["text"]
+    used = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert used == sorted(used)
+    assert used[-1] == 3
+
+
 async def test_requests_are_aborted_by_the_names_that_their_clients_gave_them() -> None:
     abort = "/inference/v1/abort_requests"
     body = {"token_ids": [5], "sampling_params": {"max_tokens": 500}}

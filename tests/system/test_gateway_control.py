@@ -145,8 +145,8 @@ async def test_sleep_and_wake(client: httpx.AsyncClient) -> None:
 
 
 WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("/pause?mode=stop", {}, "mode: one of abort, wait, keep, got 'stop'"),
-    ("/sleep?level=3", {}, "level: 0, 1 or 2, got '3'"),
+    ("/pause?mode=stop", {}, "query.mode: one of abort, wait, keep, got 'stop'"),
+    ("/sleep?level=3", {}, "query.level: 0, 1 or 2, got '3'"),
     ("/finish_weight_update", {"weight_version": "v2"}, "weight_version: a whole number up to 9223372036854775807, also as a text, got 'v2'"),  # noqa: E501
     ("/update_weight_version", {"new_version": 2**63}, "new_version: a whole number up to 9223372036854775807, also as a text, got 9223372036854775808"),  # noqa: E501
     ("/update_weight_version", {}, "new_version: a whole number from 1, also as a text, got none"),

@@ -283,7 +283,7 @@ class Choice:
         return self.stream.tokens
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
-        if self._echo is not None:
+        if self._echo is not None and not self._request.is_chat:
             self._scores = scores
         if self._request.wants_prompt_logprobs:
             self._answer.write_prompt(self._form.scored(self.index, scores, vocabulary))
@@ -291,25 +291,28 @@ class Choice:
     def drop(self) -> None:
         self._scores = None
 
-    def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> None:
+    def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> str:
+        """Begin with an echo; return the text that the first row's begins with."""
         self._echo = None
+        if self._request.is_chat:  # whose echo is a text alone, as in vLLM
+            return text
         self.stream.characters = len(text)
         prompt = self._request.prompts[self.index // self._request.n]
         rows = zip_longest(*(each.echo(prompt, self._scores, vocabulary) for each in self.writers), fillvalue=())
         first = next(rows, ((),) * len(self.writers))
         self._scores = None
         self._answer.begin_with(self, text, map(list, chain([first], rows)))
+        return ""
 
     def take(self, step: RenderedStep, row: int) -> bool:
-        if self._echo is not None:
-            self._begin_with_prompt(self._echo, step.vocabulary)
+        text = "" if self._echo is None else self._begin_with_prompt(self._echo, step.vocabulary)
         count = step.counts[row]
         stop = step.stops.get(row, 0) if step.stops else 0
-        text = ""
         if count and (self._stops or stop or self._shows_special):
-            text, count = self._add_until_stop(step, row, stop)
+            added, count = self._add_until_stop(step, row, stop)
+            text += added
         elif count:
-            text = self._text.add(step.data(row))
+            text += self._text.add(step.data(row))
         self.stream.tokens += count
         if count and self.stream.form is not None:  # the bytes of a split character belong to the next row's text
             self.stream.is_held = self._text.is_split

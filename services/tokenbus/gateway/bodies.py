@@ -223,7 +223,8 @@ class Generation(FullSampling, kw_only=True):
     stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
     include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs beside logprobs.")] = False
     return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
-    return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = False
+    return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = None
+    return_token_offsets: Annotated[bool | None, says("Adds token_offsets where a body is rendered.")] = False
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
     prompt_logprob_token_ids: Annotated[list[int] | None, says("Instead of the most probable, these tokens.")] = None
     logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
@@ -269,6 +270,7 @@ class Chat(Generation, kw_only=True):
     logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     reasoning_effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
+    echo: Annotated[bool | None, says("Whether the text begins with the last message's.")] = False
     include_reasoning: Annotated[bool | None, says("Nothing is left out: what a model thinks is its text.")] = None
     modalities: Annotated[list[Literal["text"]] | None, says("Answers are texts.")] = None
 

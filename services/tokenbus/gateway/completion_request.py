@@ -39,7 +39,7 @@ from tokenbus.gateway.output_form import (
     take_older_names,
     tools_of,
 )
-from tokenbus.gateway.prompts import Cut, PromptEncoder
+from tokenbus.gateway.prompts import Cut, PromptEncoder, echoed_text
 from tokenbus.gateway.request_body import RequestTypes, check_texts
 from tokenbus.gateway.stop_strings import Stopping
 from tokenbus.gateway.tool_parsers import PARSERS
@@ -240,6 +240,15 @@ def unpacked(data: bytes) -> CompletionRequest:
     return replace(request, prompts=[array(_IDS, each) for each in prompts])
 
 
+class BodyHeaders(NamedTuple):
+    """What a request's headers say of its body."""
+
+    name: str = ""
+    """The `x-request-id`, which names the answer."""
+    adapter: str = ""
+    """The model of an invocation, where a header names it."""
+
+
 class Reader:
     """Turns JSON bodies into CompletionRequests; every method raises an ApiError that names the field."""
 
@@ -256,6 +265,8 @@ class Reader:
         """Whether the settings, or a worker, have said which they are."""
         self.parents: dict[str, str] = {}
         """Of those that are LoRA adapters, the models that they belong to."""
+        self.headers = BodyHeaders()
+        """Those of the request whose body is read."""
 
     def learn_models(self, workers: Iterable[WorkerStatus]) -> None:
         """Take what workers serve: the models, where the settings name none, and each model's adapters and context."""
@@ -322,7 +333,8 @@ class Reader:
     def completion_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /v1/completions/render: one of /inference/v1/generate a prompt."""
         body = self.types.read(Completion, value)
-        return orjson.dumps(rendered(body, self._completion(body), self.models), option=orjson.OPT_NON_STR_KEYS)
+        texts = ((each, bool(body.add_special_tokens)) for each in body.prompt)
+        return orjson.dumps(self._rendered(body, self._completion(body), texts), option=orjson.OPT_NON_STR_KEYS)
 
     def chat_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         """Return the JSON that answers a body of /v1/chat/completions/render: one of /inference/v1/generate."""
@@ -340,8 +352,25 @@ class Reader:
         return self._translated(responses_body.chat_of(body), responses_body.FIELDS, render)
 
     def _rendering(self, body: Chat, names: Mapping[str, str], kind: str = "chatcmpl-") -> bytes:
-        (answer,) = rendered(body, self._chat(body, names), self.models, kind)
+        request = self._chat(body, names)
+        texts = (self.encoder.chat_text(body, tools_of(body)) for _ in request.prompts)
+        (answer,) = self._rendered(body, request, texts, kind)
         return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS)
+
+    def _rendered(
+        self,
+        body: Chat | Completion,
+        request: CompletionRequest,
+        texts: Iterable[tuple[str | list[int], bool]],
+        kind: str = "cmpl-",
+    ) -> list[dict[str, Any]]:
+        """Return the bodies of /inference/v1/generate that a body is; `texts` are its prompts, read if need be."""
+        answers = rendered(body, request, self.models, kind)
+        if body.return_token_offsets:
+            cut = self._cut(body, request.model)
+            for answer, (text, adds_special) in zip(answers, texts, strict=True):
+                answer["token_offsets"] = self.encoder.spans(text, adds_special=adds_special, cut=cut)
+        return answers
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/messages."""
@@ -406,6 +435,11 @@ class Reader:
         is_batch = isinstance(body, ChatBatch)
         chats = [msgspec.structs.replace(body, messages=each) for each in body.messages] if is_batch else [body]
         prompts = self.encoder.prompts([self.encoder.chat(each, tools, cut) for each in chats], body.n, "messages")
+        if body.echo:
+            if forced is not None or auto is not None:
+                raise invalid("echo", "only where no function may be called, got it with tools")
+            echoes = [echoed_text(each) for each in chats]
+            common["echoes"] = echoes if any(echoes) else ()
         logprobs = (0 if common["names_alternatives"] else top or 0) if body.logprobs else None
         common["fields"] = {"prompt": "messages", **names, **common["fields"]}
         request = CompletionRequest(
@@ -461,9 +495,10 @@ class Reader:
             raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
 
     def _common(self, body: Generation) -> dict[str, Any]:
-        model = next(iter(self.models)) if body.model is None else body.model
+        model = self.headers.adapter or body.model or next(iter(self.models))
         self._check_model(model)
-        options = body.stream_options or StreamOptions()
+        options, names_ids = body.stream_options or StreamOptions(), body.return_tokens_as_token_ids
+        forces_usage = bool(body.stream and self._settings.force_include_usage)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "only where stream is true, got it without")
         return {
@@ -477,10 +512,10 @@ class Reader:
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,
             "is_streamed": body.stream,
-            "wants_usage": bool(options.include_usage),
-            "wants_running_usage": bool(options.include_usage and options.continuous_usage_stats),
-            "names_ids": body.return_tokens_as_token_ids,
-            "name": body.request_id or "",
+            "wants_usage": bool(options.include_usage) or forces_usage,
+            "wants_running_usage": forces_usage or bool(options.include_usage and options.continuous_usage_stats),
+            "names_ids": self._settings.return_tokens_as_token_ids if names_ids is None else names_ids,
+            "name": self.headers.name or body.request_id or "",
             "prompt_scoring": _prompt_scoring(body),
             "token_scoring": _token_scoring(body),
             "names_alternatives": body.logprob_token_ids is not None,

@@ -30,7 +30,7 @@ _SECONDS = 1800.0
 _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
 _PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
 """Prefixes of answers' ids."""
-_OF_ADAPTERS = {"load_adapter.name": 400, "load_adapter.folder": 404}
+_OF_ADAPTERS = {"load_adapter.name": 400, "load_adapter.folder": 404, "unload_adapter.name": 404}
 """Statuses by the adapter's field that engines refuse."""
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
@@ -60,10 +60,11 @@ class ControlRoutes:
             "/shutdown_weight_transfer_engine": _stage("shutdown", "", "Weight transfer shut down"),
             "/update_weight_version": _update_weight_version,
             "/collective_rpc": _collective_rpc,
-            "/load_lora_adapter": _load_adapter,
-            "/v1/load_lora_adapter": _load_adapter,
-            "/unload_lora_adapter": _unload_adapter,
-            "/v1/unload_lora_adapter": _unload_adapter,
+            "/load_lora_adapter": self._load_adapter,
+            "/v1/load_lora_adapter": self._load_adapter,
+            "/unload_lora_adapter": self._unload_adapter,
+            "/adapters": self._load_adapter,
+            "/v1/unload_lora_adapter": self._unload_adapter,
         }
         gets: dict[str, _Do] = {
             "/is_paused": _described(lambda states: {"is_paused": all(each.is_paused for each in states.values())}),
@@ -77,12 +78,13 @@ class ControlRoutes:
         return [
             *(Route(path, self._handler(do, has_body=True), methods=["POST"]) for path, do in posts.items()),
             *(Route(path, self._handler(do, has_body=False)) for path, do in gets.items()),
+            Route("/adapters/{lora_name}", self._handler(self._unload_adapter, has_body=False), methods=["DELETE"]),
         ]
 
     def _handler(self, do: _Do, *, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             self._check_may(request)
-            arguments: dict[str, Any] = dict(request.query_params)
+            arguments: dict[str, Any] = request.path_params | dict(request.query_params)
             if tags := request.query_params.getlist("tags"):
                 arguments["tags"] = tags
             if has_body:
@@ -93,6 +95,8 @@ class ControlRoutes:
             try:
                 # A command goes on if its client disconnects.
                 answer = await asyncio.shield(asyncio.ensure_future(self._done(do, operator, arguments)))
+            except ApiError as error:
+                raise error.renamed({name: f"query.{name}" for name in request.query_params}) from None
             except ControlError as error:
                 raise _failed(error) from None
             except ValueError as error:
@@ -135,6 +139,27 @@ class ControlRoutes:
             client.abort(request_id)
         return {"status": "aborted"}
 
+    async def _load_adapter(self, operator: Operator, arguments: _Arguments) -> object:
+        fields = ("name", "src") if "name" in arguments else ("lora_name", "lora_path")  # SageMaker's, or vLLM's
+        name, folder = (_text(arguments, field) for field in fields)
+        try:
+            await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
+        except ControlError as error:
+            raise _of_adapter(error) from None
+        self._gateway.adapter_folders[name] = folder
+        await self._gateway.learn_models(is_new=True)
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    async def _unload_adapter(self, operator: Operator, arguments: _Arguments) -> object:
+        name = _text(arguments, "lora_name")
+        try:
+            await operator.unload_adapter(name)
+        except ControlError as error:
+            raise _of_adapter(error) from None
+        self._gateway.adapter_folders.pop(name, None)
+        await self._gateway.learn_models(is_new=True)
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
     def _check_may(self, request: Request) -> None:
         settings, key = self._gateway.settings.gateway, visitor_of(request.scope).caller.key
         path = request.url.path
@@ -162,8 +187,8 @@ def _failed(error: ControlError) -> ApiError:
     return ApiError(409 if error.states else 503, str(error), code="not_done_by_all")
 
 
-def _not_loaded(error: ControlError) -> ApiError:
-    """Return the error of an adapter that no engine has loaded, with vLLM's status."""
+def _of_adapter(error: ControlError) -> ApiError:
+    """Return the error of an adapter that no engine has loaded, or unloaded, with vLLM's status."""
     kinds = {reason.partition(":")[0] for reason in error.failed.values()}
     if len(kinds) > 1 or error.states.keys() - error.failed.keys():
         return _failed(error)
@@ -217,7 +242,10 @@ def _processes(states: States) -> int:
 
 
 async def _pause(operator: Operator, arguments: _Arguments) -> object:
-    await operator.pause(_mode(arguments), lease_seconds=_seconds(arguments, "lease_s"))
+    mode = _mode(arguments)
+    await operator.pause(mode, lease_seconds=_seconds(arguments, "lease_s"))
+    if mode != "keep" and _flag(arguments, "clear_cache"):
+        await operator.reset_prefix_cache()
     return {"status": "paused"}
 
 
@@ -326,21 +354,6 @@ def _weights(states: States) -> dict[str, object]:
     versions = {name: state.weight_version for name, state in sorted(states.items())}
     common = set(versions.values())
     return {"weight_version": str(common.pop()) if len(common) == 1 else None, "workers": versions}
-
-
-async def _load_adapter(operator: Operator, arguments: _Arguments) -> object:
-    name, folder = _text(arguments, "lora_name"), _text(arguments, "lora_path")
-    try:
-        await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
-    except ControlError as error:
-        raise _not_loaded(error) from None
-    return f"Success: LoRA adapter '{name}' added successfully."
-
-
-async def _unload_adapter(operator: Operator, arguments: _Arguments) -> object:
-    name = _text(arguments, "lora_name")
-    await operator.unload_adapter(name)
-    return f"Success: LoRA adapter '{name}' removed successfully."
 
 
 async def _server_info(operator: Operator, arguments: _Arguments) -> object:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tokenbus.gateway.completion_request import Reader
+from tokenbus.gateway.completion_request import BodyHeaders, Reader
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.validation import parse_json
 from tokenbus.gateway.vocabulary import vocabulary_of
@@ -61,6 +61,7 @@ class Job(msgspec.Struct, array_like=True):
     kind: str
     models: dict[str, int]
     parents: dict[str, str]
+    headers: BodyHeaders = BodyHeaders()
 
 
 class Reply(msgspec.Struct, array_like=True):
@@ -73,7 +74,7 @@ class Reply(msgspec.Struct, array_like=True):
 
 def answer(reader: Reader, job: Job, body: bytes) -> bytes:
     """Return the reply to a body: the reader's result, its error, or a traceback."""
-    reader.models, reader.parents = job.models, job.parents
+    reader.models, reader.parents, reader.headers = job.models, job.parents, job.headers
     try:
         result = getattr(reader, job.kind)(parse_json(body))
         data = result if isinstance(result, bytes) else result.packed()

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from tokenbus.client import Client
@@ -116,6 +116,8 @@ class Gateway:
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.named: dict[str, Sequence[int]] = {}
         """The ids on the bus of an open answer's requests, by the client's name for it."""
+        self.adapter_folders: dict[str, str] = {}
+        """Folders of the LoRA adapters that were loaded through this gateway, by their names."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         self.cache_usage: dict[tuple[str, str], float] = {}
         """Used part of an engine's KV cache, from 0 to 1, by worker and model, if the engine tells."""
@@ -190,6 +192,11 @@ class Gateway:
         while True:
             await self.learn_models()
             await asyncio.sleep(_LEARN_SECONDS)
+
+    def load_report(self) -> Mapping[str, float]:
+        """Return the load as vLLM's servers name it: the use of the fullest KV cache, and requests without a token."""
+        waiting = sum(each for _, each in self.dispatcher.running_and_waiting().values())
+        return {"kv_cache_usage_perc": max(self.cache_usage.values(), default=0.0), "num_requests_waiting": waiting}
 
     async def why_not_ready(self) -> list[str]:
         """Return the reasons why a request would find no worker; empty if it would find one."""

@@ -1,7 +1,7 @@
 """PromptEncoder: the token ids of texts and chats, within the gateway's bounds."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from tokenbus.settings.errors import shown
 if TYPE_CHECKING:  # the extra models may be missing
     from tokenbus.model_files import ChatTemplate
 
+T = TypeVar("T")
 _MAX_PROMPTS_SHARE = 4
 """An answer's prompts, each counted `n` times, have at most 4 times gateway.max_prompt_tokens together."""
 _MAX_VARIABLES_BYTES = 65_536
@@ -32,8 +33,8 @@ class Cut(NamedTuple):
     side: str | None
     """The side that loses tokens, `left` or `right`; None: the left of the text behind its special tokens."""
 
-    def of(self, ids: list[int], text_begins: int = 0) -> list[int]:
-        """Return the kept tokens of a prompt whose text begins at `text_begins`."""
+    def of(self, ids: list[T], text_begins: int = 0) -> list[T]:
+        """Return the kept tokens, or their places, of a prompt whose text begins at `text_begins`."""
         excess = len(ids) - self.most
         if excess <= 0:
             return ids
@@ -78,11 +79,23 @@ class PromptEncoder:
             return prompt if cut is None else cut.of(prompt)
         self._check_size(len(prompt.encode()), name)
         ids = self._vocabulary.encode(prompt) if adds_special else self._vocabulary.encode_chat(prompt)
-        if cut is not None and len(ids) > cut.most:
-            ids = cut.of(ids, _begin_of(self._vocabulary.encode_chat(prompt), ids) if adds_special else 0)
+        ids = self._cut(ids, prompt, ids, cut, adds_special=adds_special)
         if not 1 <= len(ids) <= self._most:
             raise invalid(name, f"1 to {self._most} tokens, got {len(ids)}")
         return ids
+
+    def spans(
+        self, prompt: str | list[int], *, adds_special: bool, cut: Cut | None = None
+    ) -> list[tuple[int, int]] | None:
+        """Return at which characters of a text each token of its prompt begins and ends; None: nobody knows."""
+        found = self._vocabulary.spans(prompt, adds_special=adds_special) if isinstance(prompt, str) else None
+        return None if found is None else self._cut(found[1], str(prompt), found[0], cut, adds_special=adds_special)
+
+    def _cut(self, values: list[T], text: str, ids: list[int], cut: Cut | None, *, adds_special: bool) -> list[T]:
+        """Return what stays of a value for each of a text's tokens."""
+        if cut is None or len(ids) <= cut.most:
+            return values
+        return cut.of(values, _begin_of(self._vocabulary.encode_chat(text), ids) if adds_special else 0)
 
     def text(self, token_ids: Sequence[int], name: str) -> str:
         text = self._vocabulary.decode(token_ids)
@@ -90,7 +103,14 @@ class PromptEncoder:
         return text
 
     def chat(self, body: Chat | Tokenization, tools: Sequence[Any], cut: Cut | None = None) -> list[int]:
-        """Return the ids of a body's chat, up to the beginning of the assistant's next message by default.
+        """Return the ids of a body's chat."""
+        text, adds_special = self.chat_text(body, tools)
+        return self.prompt(text, "messages", adds_special=adds_special, cut=cut)
+
+    def chat_text(self, body: Chat | Tokenization, tools: Sequence[Any]) -> tuple[str, bool]:
+        """Return the text of a body's chat, and whether its prompt needs the model's special tokens around the text.
+
+        The text ends at the beginning of the assistant's next message by default.
 
         `auto` is the model's own template, and `text` for tokenizers that are no model's. `text`: the messages' texts,
         one a line, for models that continue any text and know no roles. `roles`: a line for each message,
@@ -101,19 +121,18 @@ class PromptEncoder:
             template = self._vocabulary.chat_template
             variables, most = _variables_of(body, template), self._most_bytes
             try:
-                text = template.render(
-                    messages, tools, variables, continues_last=bool(body.continue_final_message), most=most
-                )
+                continues = bool(body.continue_final_message)
+                text = template.render(messages, tools, variables, continues_last=continues, most=most)
             except ValueError as error:  # a ChatTemplateError
                 raise invalid("messages", f"the model's chat template refuses them: {error}") from None
-            return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens), cut=cut)
+            return text, bool(body.add_special_tokens)
         _variables_of(body)
         texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
             names = [_ROLES.get(message["role"], message["role"]) for message in messages]
             texts = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
             texts += ["Assistant:"] if body.add_generation_prompt else []
-        return self.prompt("\n".join(texts), "messages", cut=cut)
+        return "\n".join(texts), True
 
     def _check_size(self, size: int, name: str) -> None:
         if size > self._most_bytes:
@@ -124,6 +143,12 @@ def _begin_of(text: list[int], ids: list[int]) -> int:
     """Return where a text's tokens begin among its ids with special tokens around them."""
     most = len(ids) - len(text)
     return next((begin for begin in range(most + 1) if ids[begin : begin + len(text)] == text), 0)
+
+
+def echoed_text(body: Chat) -> str:
+    """Return what an echo of a chat begins with: the text of its last message, if the answer has the same role."""
+    last = _messages_of(body)[-1]
+    return _text_of(last["content"]) if last["role"] == "assistant" or not body.add_generation_prompt else ""
 
 
 def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing

@@ -3,8 +3,9 @@
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import orjson
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -35,6 +36,13 @@ def error_response(error: ApiError, path: str) -> Response:
     return JSONResponse(body, status_code=error.status, headers=headers)
 
 
+def _written_load(form: str, load: Mapping[str, float]) -> bytes:
+    """Return a load report in a form of ORCA, for proxies that choose the server by it."""
+    if form.lower() == "json":
+        return b"JSON " + orjson.dumps({"named_metrics": load})
+    return "TEXT {}".format(", ".join(f"named_metrics.{name}={value}" for name, value in load.items())).encode()
+
+
 class AnswerResponse(Response):
     """Sends one answer to its client."""
 
@@ -45,6 +53,7 @@ class AnswerResponse(Response):
         self._is_cut = False
         self._close_requests = close
         self._explain = gateway.explained
+        self._load_report = gateway.load_report
         self._counts = gateway.counts
         self._buffers = gateway.buffers
         self._buffers.join(answer)
@@ -121,6 +130,8 @@ class AnswerResponse(Response):
                 self._gzip = _Gzip()
                 headers = [each for each in headers if each[0] != b"content-length"]
                 headers.append((b"content-encoding", b"gzip"))
+        if form := Headers(scope=scope).get("endpoint-load-metrics-format"):
+            headers = [*headers, (b"endpoint-load-metrics", _written_load(form, self._load_report()))]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._name]})
         send = scope.get("extensions", {}).get(RAW_SEND, send)
         connection = connection_of(scope)

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -22,12 +24,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus.gateway.access import Access, visitor_of
 from tokenbus.gateway.answer import JSON, Answer, Format, WholeAnswer
-from tokenbus.gateway.completion_request import CompletionRequest, unpacked
+from tokenbus.gateway.completion_request import BodyHeaders, CompletionRequest, unpacked
 from tokenbus.gateway.control import ControlRoutes
 from tokenbus.gateway.encoder_process import Job, Reply
 from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter
-from tokenbus.gateway.gateway import Counts, Gateway
+from tokenbus.gateway.gateway import Gateway
 from tokenbus.gateway.messages_format import MessagesFormat
 from tokenbus.gateway.metrics import metrics_page
 from tokenbus.gateway.openai_format import Envelope, GenerateFormat
@@ -37,7 +39,7 @@ from tokenbus.gateway.request_body import read_body
 from tokenbus.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
 from tokenbus.gateway.responses_format import ResponsesFormat
 from tokenbus.gateway.sse import InspectedAnswer, StreamedAnswer
-from tokenbus.gateway.validation import parse_json
+from tokenbus.gateway.validation import invalid, parse_json
 from tokenbus.logs import logger
 
 T = TypeVar("T")
@@ -64,6 +66,8 @@ _UNWATCHED_SECONDS = 0.05
 """Most texts are encoded before watching for their client's disconnect pays off."""
 _OTHER = "other"
 _IDS = 2**64
+_ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+_MOST_NAME = 256
 _OF_MODEL_BYTES = 2_048
 """Size of a text that any model's tokenizer encodes within a millisecond or two."""
 _ADMITTED_AT_ONCE = 4
@@ -118,7 +122,7 @@ class Routes:
         )
         app.router.redirect_slashes = False
         self.access = Access(app, self._gateway, {*tokens, "/inspect"})
-        return _Counted(self.access, self._gateway.counts, {route.path for route in routes})
+        return _Counted(self.access, self._gateway, {route.path for route in routes})
 
     # Tokens.
 
@@ -159,19 +163,20 @@ class Routes:
             return await self._read_from(request, kind, data, decode)
 
     async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
-        reader, encoders = self._gateway.reader, self._gateway.encoders
+        reader, encoders, headers = self._gateway.reader, self._gateway.encoders, _headers_of(request, kind)
         if len(data) <= self._quick_bytes:
             await self._limiter.next()
             began = time.monotonic()
             try:
                 value = parse_json(data)
                 if not self._may_take_long(value):
+                    reader.headers = headers
                     result: T = getattr(reader, kind)(value)
                     self._gateway.note_ignored(reader.types.ignored)
                     return result
             finally:
                 self._limiter.spent(time.monotonic() - began)
-        job = Job(kind, reader.models, reader.parents)
+        job = Job(kind, reader.models, reader.parents, headers)
         reply = await self._while_connected(request, encoders.read(job, data, _who(request)))
         self._gateway.note_ignored(reply.ignored)
         await self._limiter.next()
@@ -247,7 +252,8 @@ class Routes:
     def _model_of(self, model: str) -> dict[str, object]:
         reader = self._gateway.reader
         most, parent = reader.models.get(model, 0) or None, reader.parents.get(model)
-        facts: dict[str, object] = {"root": model, "parent": parent, "max_model_len": most, "permission": []}
+        root = self._gateway.adapter_folders.get(model, model) if parent else model
+        facts: dict[str, object] = {"root": root, "parent": parent, "max_model_len": most, "permission": []}
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
 
     async def _tokenizer_info(self, _request: Request) -> Response:
@@ -331,9 +337,10 @@ class _Direct:
 
 
 class _Counted:
-    def __init__(self, app: ASGIApp, counts: Counts, paths: set[str]) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, paths: set[str]) -> None:
         self._app = app
-        self._counts = counts
+        self._counts = gateway.counts
+        self._names_all = gateway.settings.gateway.request_id_headers
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -347,6 +354,9 @@ class _Counted:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._counts.requests[route, str(message["status"])] += 1
+                if self._names_all:
+                    name = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
+                    MutableHeaders(scope=message).setdefault("x-request-id", name)
             await send(message)
 
         # Chunks of answers bypass the middleware, which ignores them.
@@ -357,6 +367,14 @@ class _Counted:
 def _who(request: Request) -> str:
     """Return the owner of a request's turn: its key, or its machine."""
     return visitor_of(request.scope).caller.name or str((request.scope.get("client") or ("",))[0])
+
+
+def _headers_of(request: Request, kind: str) -> BodyHeaders:
+    given = request.headers
+    name = given.get("x-request-id", "")
+    if len(name) > _MOST_NAME:
+        raise invalid("x-request-id", f"at most {_MOST_NAME} characters, got {len(name)}")
+    return BodyHeaders(name, given.get(_ADAPTER, "") if kind == "invocation" else "")
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:

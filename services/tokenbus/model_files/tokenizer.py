@@ -70,6 +70,11 @@ class ModelTokenizer:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
         return list(encoding.ids)
 
+    def spans(self, text: str, *, adds_special: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return a text's token ids, and at which characters each begins and ends; what is added has (0, 0)."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=adds_special)
+        return list(encoding.ids), list(encoding.offsets)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, with the names of special ones; an id without a token has no text."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

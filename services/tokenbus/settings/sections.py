@@ -265,6 +265,14 @@ class GatewaySettings(Section):
         "format of the model's tool calls, by vLLM's name; empty: tool calls are not parsed",
         default="",
     )
+    return_tokens_as_token_ids: bool = choice(
+        "name tokens in logprobs by their ids, as `token_id:5`, unless a request says otherwise", default=False
+    )
+    request_id_headers: bool = choice(
+        "send `x-request-id` with every response: the id on the bus with an answer, else the request's own or a new one",
+        default=False,
+    )
+    force_include_usage: bool = choice("send the usage so far with every chunk of every stream", default=False)
     max_requests: int = count(
         1024, "requests", "limit of open requests, one for each choice of an answer; others get status 429"
     )

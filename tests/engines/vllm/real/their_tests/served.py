@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -42,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         remote._start_server = _start
         remote._poll = lambda self: self.proc.exitcode
         remote._terminate_process_tree = _end
+    for item in items:
+        if isinstance(item, pytest.Function) and item.nodeid.startswith("tests/entrypoints/rl/"):
+            item.module.server = _rl_server  # where they start vLLM's server by its command
     items[:] = [each for each in items if isinstance(each, pytest.Function) and _asks(each)]
     gc.freeze()  # they collect garbage after each test
 
@@ -49,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _asks(test: pytest.Function) -> bool:
     is_given = any(re.search("server|client", name) for name in test.fixturenames)
     return is_given or "RemoteOpenAIServer" in inspect.getsource(test.function)
+
+
+@contextmanager
+def _rl_server(extra_args: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the URL of a server as their reinforcement learning's tests want it, but for sleep, which no CPU has."""
+    conftest, utils = import_module("tests.entrypoints.rl.conftest"), import_module("tests.utils")
+    arguments = ["--max-model-len", "2048", "--served-model-name", "m", *extra_args]
+    chosen = "VLLM_USE_V2_MODEL_RUNNER"
+    environment = {"VLLM_SERVER_DEV_MODE": "1", chosen: os.environ[chosen]}
+    with utils.RemoteOpenAIServer(conftest.MODEL_NAME, arguments, env_dict=environment) as server:
+        yield server.url_root
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,12 +132,20 @@ def _serve_ours(folder: Path, model: Path, arguments: list[str]) -> None:
         "gateway.control": True,
         "gateway.address": f"{options.get('--host', ['127.0.0.1'])[0]}:{options['--port'][0]}",
         "gateway.tool_call_parser": options.get("--tool-call-parser", [""])[0],
+        "gateway.tls_certificate": options.get("--ssl-certfile", [""])[0],
+        "gateway.tls_key": options.get("--ssl-keyfile", [""])[0],
+        "gateway.return_tokens_as_token_ids": "--return-tokens-as-token-ids" in options,
+        "gateway.force_include_usage": "--enable-force-include-usage" in options,
         "gateway.tokenizer": _with_template(model, folder, options.get("--chat-template", [""])[0]),
     }
     if key := options.get("--api-key", [os.environ.get("VLLM_API_KEY", "")])[0]:
         settings["gateway.keys_file"] = folder / "keys.json"
         write_keys(folder / "keys.json", [replace(made("theirs")[1], sha256=digest(key))])
-    given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}".replace("=True", "=true"))]
+    given = [
+        part
+        for key, value in settings.items()
+        for part in ("--set", f"{key}={value}".replace("=True", "=true").replace("=False", "=false"))
+    ]
     worker = ["--engine", "vllm", "--model", str(model), *given, "--", *_of_engine(arguments), "--token-scores"]
     for command in (["processor", *given], ["worker", *worker], ["gateway", *given]):
         if os.fork() == 0:
