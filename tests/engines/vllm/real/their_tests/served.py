@@ -134,6 +134,7 @@ def _serve_ours(folder: Path, model: Path, arguments: list[str]) -> None:
         "gateway.tool_call_parser": options.get("--tool-call-parser", [""])[0],
         "gateway.tls_certificate": options.get("--ssl-certfile", [""])[0],
         "gateway.tls_key": options.get("--ssl-keyfile", [""])[0],
+        "gateway.request_id_headers": "--enable-request-id-headers" in options,
         "gateway.return_tokens_as_token_ids": "--return-tokens-as-token-ids" in options,
         "gateway.force_include_usage": "--enable-force-include-usage" in options,
         "gateway.tokenizer": _with_template(model, folder, options.get("--chat-template", [""])[0]),
