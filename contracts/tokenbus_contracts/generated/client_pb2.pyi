@@ -176,7 +176,7 @@ class ProcessorStatus(_message.Message):
     def __init__(self, open_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., connected_clients: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., lost_items: _Optional[int] = ..., gaps: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "epoch", "role", "model", "is_connected", "open_requests", "lag_items", "pending_items", "steps", "tokens", "gaps", "replays", "draft_tokens", "accepted_tokens", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processor_id", "tokenizer_probes", "is_stalled", "paused_since_unix_ms", "paused_by", "kv_cache_permille")
+    __slots__ = ("worker_id", "epoch", "role", "model", "is_connected", "open_requests", "lag_items", "pending_items", "steps", "tokens", "gaps", "replays", "draft_tokens", "accepted_tokens", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processor_id", "tokenizer_probes", "is_stalled", "paused_since_unix_ms", "paused_by", "kv_cache_permille", "token_scores")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class WorkerStatus(_message.Message):
     PAUSED_SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_BY_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     role: _stream_pb2.WorkerRole
@@ -223,7 +224,8 @@ class WorkerStatus(_message.Message):
     paused_since_unix_ms: int
     paused_by: str
     kv_cache_permille: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[_stream_pb2.WorkerRole, str]] = ..., model: _Optional[str] = ..., is_connected: bool = ..., open_requests: _Optional[int] = ..., lag_items: _Optional[int] = ..., pending_items: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processor_id: _Optional[str] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., is_stalled: bool = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., kv_cache_permille: _Optional[int] = ...) -> None: ...
+    token_scores: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[_stream_pb2.WorkerRole, str]] = ..., model: _Optional[str] = ..., is_connected: bool = ..., open_requests: _Optional[int] = ..., lag_items: _Optional[int] = ..., pending_items: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processor_id: _Optional[str] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., is_stalled: bool = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., kv_cache_permille: _Optional[int] = ..., token_scores: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Room(_message.Message):
     __slots__ = ("models",)

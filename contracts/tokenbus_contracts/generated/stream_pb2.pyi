@@ -117,7 +117,7 @@ class ProcessorFrame(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., control: _Optional[_Union[_control_pb2.Control, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_ids", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "tokenizer_probes", "takes_control", "longest_step_ms", "paused_since_unix_ms", "paused_by", "weight_version", "continues_requests")
+    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_ids", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors", "tokenizer_probes", "takes_control", "longest_step_ms", "paused_since_unix_ms", "paused_by", "weight_version", "continues_requests", "token_scores")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class Hello(_message.Message):
     PAUSED_BY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     worker_id: str
@@ -170,7 +171,8 @@ class Hello(_message.Message):
     paused_by: str
     weight_version: int
     continues_requests: bool
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., takes_control: bool = ..., longest_step_ms: _Optional[int] = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., weight_version: _Optional[int] = ..., continues_requests: bool = ...) -> None: ...
+    token_scores: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ..., tokenizer_probes: _Optional[_Iterable[int]] = ..., takes_control: bool = ..., longest_step_ms: _Optional[int] = ..., paused_since_unix_ms: _Optional[int] = ..., paused_by: _Optional[str] = ..., weight_version: _Optional[int] = ..., continues_requests: bool = ..., token_scores: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StreamLimits(_message.Message):
     __slots__ = ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k")

@@ -88,6 +88,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "model": worker.model,
         "epoch": str(worker.epoch),
         "processor": worker.processor_id,
+        "token_scores": list(worker.token_scores),
         "connected": worker.is_connected,
         "stalled": worker.is_stalled,
         "paused_since": worker.paused_since_unix_ms / 1000 or None,

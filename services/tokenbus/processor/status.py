@@ -73,6 +73,7 @@ def _worker_status(worker: Worker, table: RequestTable, processor_id: str) -> Wo
     return WorkerStatus(
         worker_id=stream.worker_id,
         epoch=stream.epoch,
+        token_scores=stream.hello.token_scores,
         role=stream.hello.role,
         model=stream.hello.model,
         is_connected=worker.peer is not None,

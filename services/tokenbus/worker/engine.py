@@ -136,6 +136,7 @@ class EngineDescription:
     lora_adapters: Sequence[str] = ()
     takes_control: bool = False
     continues_requests: bool = False
+    token_scores: Sequence[str] = ()
 
 
 NO_DESCRIPTION = EngineDescription()

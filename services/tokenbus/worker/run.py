@@ -26,6 +26,7 @@ from tokenbus.worker.engine import (
     Engine,
     EngineBrokenError,
     EngineDescription,
+    ScoresTokens,
 )
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.engine_publisher import EnginePublisher
@@ -163,7 +164,11 @@ def engine_publisher(
 
 
 def _description_of(engine: Engine) -> EngineDescription:
-    description = EngineDescription(takes_control=True, continues_requests=isinstance(engine, ContinuesRequests))
+    description = EngineDescription(
+        takes_control=True,
+        continues_requests=isinstance(engine, ContinuesRequests),
+        token_scores=sorted(engine.token_scores) if isinstance(engine, ScoresTokens) else (),
+    )
     if not isinstance(engine, DescribesModel):
         return description
     return replace(

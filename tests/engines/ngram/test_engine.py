@@ -1,5 +1,6 @@
 """NgramEngine: what requests get, from their first token to what ends them, whoever else asks."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,22 @@ def test_logprobs_are_those_of_the_whole_distribution(speculate: int) -> None:
         got = outcome({"speculate": speculate}, top_logprobs=top_k, seed=top_k, max_tokens=40, temperature=1.3)
         assert got.tokens
         check_scores(TOKENIZER.encode(PROMPT), got, top_k)
+
+
+@pytest.mark.parametrize("speculate", [0, 3])
+def test_entropies_are_those_of_the_whole_distribution(speculate: int) -> None:
+    """A request that asks has each token's entropy; its neighbours have none."""
+    wanting, plain = asked(1, PROMPT, 0, seed=3, max_tokens=20), asked(2, PROMPT, 0, seed=4, max_tokens=20)
+    wanting.token_scoring.entropies = True
+    run = ngram([wanting, plain], speculate=speculate).to_the_end()
+    prompt, got = TOKENIZER.encode(PROMPT), run.got[1]
+    found = [value for row in got.rows if row.extras is not None for value in row.extras.entropies.tolist()]
+    expected = []
+    for place in range(len(got.tokens)):
+        logprobs = reference.logprobs_after([*prompt, *got.tokens[:place]])
+        expected.append(-sum(math.exp(value) * value for value in logprobs if value > -math.inf))
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert all(row.extras is None for row in run.got[2].rows)
 
 
 def test_no_seed_is_another_each_time() -> None:

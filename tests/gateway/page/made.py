@@ -66,5 +66,6 @@ def worker(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a fiel
         "open_requests": 1,
         "lag": 0,
         "gaps": 0,
+        "token_scores": ["entropies"],
     }
     return {"id": name, **plain, "replays": 0, "tokens": 1234, "steps": 600, "acceptance_by_head": [0.8, 0.5], **fields}

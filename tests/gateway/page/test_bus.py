@@ -80,3 +80,14 @@ def test_stalled_and_paused_workers_are_told_apart(page: Page, gateway: Scripted
     expect(card(page, "a").locator(".state")).to_have_text("stalled")
     expect(card(page, "b").locator(".state")).to_have_text("paused by client: trainer for 10 min")
     expect(card(page, "c").locator(".state")).to_have_text("away")
+
+
+def test_value_that_no_engine_computes_cannot_be_asked_for(page: Page, gateway: ScriptedGateway) -> None:
+    """The box for entropies is disabled, with the reason, while no connected engine computes them."""
+    entropy = page.get_by_role("checkbox", name="Entropy")
+    gateway.bus["workers"] = [worker("one", token_scores=[])]
+    expect(entropy).to_be_disabled()
+    expect(page.get_by_text("(not with this engine)")).to_be_visible()
+    gateway.bus["workers"] = [worker("one", token_scores=[]), worker("other")]
+    expect(entropy).to_be_enabled()
+    expect(page.get_by_text("(not with this engine)")).to_be_hidden()

@@ -1,5 +1,6 @@
 """NgramEngine: the draft proposes with the model cut to short contexts, and the whole model verifies."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,7 +13,9 @@ from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, uniforms, verified
 from tokenbus.engines.scheduler import Plan
-from tokenbus_contracts import SpeculativeMethod
+from tokenbus.worker.step import Array
+from tokenbus_contracts import Extra, SpeculativeMethod
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
     """An engine over words. It reads the model that comes with the package, once in a process."""
 
     _requests: NgramRequests
+    token_scores = frozenset({"entropies"})
     _method = SpeculativeMethod.NGRAM
 
     def __init__(self, options: NgramOptions | None = None) -> None:
@@ -108,6 +112,14 @@ class NgramEngine(BatchEngine[NgramBlock]):
         ids, logprobs = model.ids[contexts, :most], model.logits[contexts, :most]
         cut = mask_of(np.repeat(top_ks, counts), most)
         return Scores(model.logits[contexts, columns], model.ranks[contexts, columns], ids[cut], logprobs[cut])
+
+    def _extras(self, block: NgramBlock, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
+        counts, wanted = block.counts[rows], np.array([each.entropies for each in asked])
+        mask = mask_of(counts, block.columns.shape[1]) & wanted[:, None]
+        logprobs = self._model.logits[block.drafted.contexts[rows][mask]].astype(float)
+        logprobs[np.isneginf(logprobs)] = 0  # what cannot follow adds nothing
+        entropies = -(np.exp(logprobs) * logprobs).sum(axis=1)
+        return {"extras": wanted * np.uint32(Extra.ENTROPY), "entropies": np.maximum(entropies, 0).astype(np.float32)}
 
     def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> PieceScores:
         """Look the scores up: what cannot follow a context has no probability, and comes behind what can."""

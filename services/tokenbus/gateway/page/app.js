@@ -35,6 +35,13 @@ function choose(token, how) {
   if (how === "pin" && shown) $("panel").scrollIntoView({ block: "nearest" });
 }
 
+/** Disable the box of a value that no connected engine computes, and say why beside it. */
+function offer(scores) {
+  const box = form.elements.return_entropies;
+  box.disabled = !scores.has("entropies");
+  $("no-entropies").hidden = !box.disabled;
+}
+
 function close() {
   const was = pinned;
   choose(null, "pin");
@@ -185,4 +192,4 @@ for (const choice of document.getElementsByName("view")) {
 addEventListener("pagehide", () => running?.abort());
 
 keepKey($("key"));
-new Bus($("bus"), $("pulse")).watch();
+new Bus($("bus"), $("pulse"), offer).watch();

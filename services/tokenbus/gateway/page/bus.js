@@ -11,11 +11,14 @@ const MOST_LOST = 8;
 export class Bus {
   #box;
   #pulse;
+  #scored;
   #seen = new Map();
 
-  constructor(box, pulse) {
+  /** `scored(names)` is called with the fields of token scoring that a connected worker computes. */
+  constructor(box, pulse, scored) {
     this.#box = box;
     this.#pulse = pulse;
+    this.#scored = scored;
   }
 
   /** Poll until the page is closed; a hidden page does not poll. */
@@ -44,6 +47,8 @@ export class Bus {
     }
     for (const worker of workers) this.#seen.set(worker.id, { worker, lostAt: null });
     this.#forget();
+    const connected = workers.filter((worker) => worker.connected);
+    if (connected.length) this.#scored(new Set(connected.flatMap((worker) => worker.token_scores)));
     const rows = [...this.#seen.values()].sort((one, other) => one.worker.id.localeCompare(other.worker.id));
     const isSpread = new Set(workers.map((worker) => worker.processor)).size > 1;
     this.#box.replaceChildren(totals(processor, clients), element("ul", { class: "workers" }, ...rows.map((row) => card(row, now, isSpread))));
