@@ -1,4 +1,4 @@
-"""Names that Python 3.11 added to its library, also for 3.10."""
+"""Names of Python 3.11's standard library, for 3.10 too."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Clock: the time, which everything that waits is given; tests give a clock of their own."""
+"""Clock: the source of time, which tests replace."""
 
 import asyncio
 import contextlib
@@ -9,31 +9,28 @@ from tokenbus.backports import timeout
 
 
 class Clock(Protocol):
-    """Returns the time, and waits."""
+    """Tells the time and waits for events."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
 
     def unix_ms(self) -> int:
-        """Return milliseconds since 1970-01-01 UTC, in which processes exchange deadlines."""
+        """Return milliseconds since 1970-01-01 UTC, the form of deadlines between processes."""
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait until an event is set, for at most so many seconds; return whether it is."""
+        """Wait for an event, for at most `seconds`; return whether it is set."""
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's clock."""
 
     def now(self) -> float:
-        """Return the seconds of the monotonic clock."""
         return time.monotonic()
 
     def unix_ms(self) -> int:
-        """Return milliseconds since 1970-01-01 UTC."""
         return time.time_ns() // 1_000_000
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait until an event is set, for at most so many seconds; return whether it is."""
         if not event.is_set():
             with contextlib.suppress(TimeoutError):
                 async with timeout(seconds):

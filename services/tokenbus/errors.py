@@ -1,5 +1,5 @@
-"""UsageError: the base of the errors that end a command with one line. Imports nothing, so that every module may."""
+"""UsageError: the base of errors that end a command with one line."""
 
 
 class UsageError(Exception):
-    """A setting, an address or a file of keys that a person gave cannot be used; the message is one line."""
+    """A setting, an address or a key file of the user is invalid."""

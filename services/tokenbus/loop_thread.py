@@ -1,4 +1,4 @@
-"""A coroutine on an event loop in a thread of its own."""
+"""Runs a coroutine on an event loop in its own thread."""
 
 import asyncio
 import threading
@@ -15,17 +15,17 @@ _log = logger("service")
 def start_loop_thread(
     name: str, run: Callable[["Future[T]"], Coroutine[Any, Any, None]], *, daemon: bool = False
 ) -> tuple[threading.Thread, T]:
-    """Start a thread that runs a coroutine; return the thread, to be joined, and the result of the coroutine's start.
+    """Start a thread that runs a coroutine; return the thread, to be joined, and the result of the start.
 
-    The coroutine is given a future and sets it once it is ready. Blocks until then, and raises what the coroutine
-    raised before; what it raises later is logged.
+    The coroutine gets a future and sets it when it is ready. This function blocks until then and raises earlier
+    exceptions of the coroutine; later ones are logged.
     """
     started: Future[T] = Future()
 
     def run_loop() -> None:
         try:
             asyncio.run(run(started))
-        except Exception as error:  # noqa: BLE001 - any error is the starter's, or the log's
+        except Exception as error:  # noqa: BLE001 - raised by the caller, or logged
             if not started.done():
                 started.set_exception(error)
             else:

@@ -1,4 +1,4 @@
-"""loader: a package's public names, each imported from the module that defines it when it is used first."""
+"""loader: imports the public names of a package lazily, at their first use."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,13 +9,13 @@ def loader(package: str, homes: Mapping[str, str], names: dict[str, Any]) -> Cal
     """Return the `__getattr__` of a package.
 
     Args:
-        package: its name, for the error of a name that it does not have.
-        homes: by module, the names that it defines, with spaces between.
-        names: the package's `globals()`, which keep what was loaded.
+        package: the package's name, for errors.
+        homes: the public names by module, separated by spaces.
+        names: the package's `globals()`, which cache the loaded names.
     """
     modules = {name: module for module, defined in homes.items() for name in defined.split()}
 
-    def load(name: str) -> Any:  # noqa: ANN401 - whatever has that name
+    def load(name: str) -> Any:  # noqa: ANN401 - any object
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         names[name] = value = getattr(import_module(modules[name]), name)

@@ -1,4 +1,4 @@
-"""The limit of open files (ulimit), which a service raises at its start for its connections."""
+"""Raises the limit of open files (ulimit) at the start of a service."""
 
 import resource
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from tokenbus.settings import Settings
 
 _log = logger("service")
 _OTHERS = 128
-"""Files beside connections: metrics, logs, weights."""
+"""Files other than connections: metrics, logs, weights."""
 
 
 def open_files_for(settings: Settings) -> Callable[[], None]:
-    """Raise this process's limit as far as its settings need and the system allows; return a function that logs it.
+    """Raise the limit for the settings, as far as the system allows; return a function that logs the result.
 
-    A service calls that function once it runs, so that one that cannot start logs only the reason.
+    A service calls that function when it runs, so that a failed start logs only its reason.
     """
-    # A connection of the bus takes two: libzmq's, and the duplicate by which it is bounded.
+    # A connection of the bus needs two: libzmq's, and the duplicate through which the bus limits it.
     wanted = 2 * settings.most_connections + settings.gateway.most_connections + _OTHERS
     soft = _raised_to(wanted)
     return partial(_log.info, "open files", limit=soft, wanted=wanted)
 
 
 def room_for(connections: int) -> int:
-    """Raise this process's limit for so many connections, as far as the system allows; return how many have room.
+    """Raise the limit, as far as the system allows; return the number of connections that it is enough for.
 
-    One more could not even be refused: it would wait, while accepting fails thousands of times a second.
+    Beyond that number a connection cannot even be refused, and `accept` fails thousands of times a second.
     """
     wanted = connections + _OTHERS
     soft = _raised_to(wanted)

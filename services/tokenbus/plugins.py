@@ -1,16 +1,13 @@
-"""Plugins: engines and tokenizers that installed distributions bring, found by the names of their entry points.
-
-Only the one that is asked for is imported, so that a broken one does no harm to the others.
-"""
+"""Plugins: engines and tokenizers from entry points. Only the requested one is imported."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 ENGINES = "tokenbus.engines"
-"""The entry-point group of engines; each names a `worker.EngineKind`."""
+"""The entry-point group of engines; each entry is a `worker.EngineKind`."""
 TOKENIZERS = "tokenbus.tokenizers"
-"""The entry-point group of tokenizers; each names a callable without arguments that returns a `Tokenizer`."""
+"""The entry-point group of tokenizers; each entry is a function without arguments that returns a `Tokenizer`."""
 
 END_NAME = "<|end|>"
 """What people see in place of an end token, which has no text and, outside a model's folder, no name."""
@@ -19,37 +16,37 @@ T = TypeVar("T")
 
 
 class PluginError(RuntimeError):
-    """A plugin is not installed, is installed twice, cannot be imported, or is not what its group promises."""
+    """A plugin is missing, installed twice, cannot be imported, or has the wrong type."""
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Translates between text and token ids, as one engine does."""
+    """Translates between text and token ids."""
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
 
     def encode(self, text: str) -> list[int]:
         """Return a text's token ids."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, which may be part of a character."""
+        """Return the bytes of a token, which may be an incomplete character."""
 
 
 def names(group: str) -> list[str]:
-    """Return the names of a group's installed plugins, without importing any of them."""
+    """Return the names of the installed plugins of a group, without importing them."""
     return sorted({entry.name for entry in entry_points(group=group)})
 
 
 def load(group: str, name: str, kind: type[T]) -> T:
-    """Import one plugin and return it; a PluginError of one line says why that cannot be."""
+    """Import one plugin; raises PluginError."""
     found = list(entry_points(group=group, name=name))
     if not found:
         raise PluginError(f"{group}: one of {', '.join(names(group)) or 'none installed'}, got {name!r}")
     if len(found) > 1:
         values = " and ".join(sorted(entry.value for entry in found))
-        raise PluginError(f"{group}: {name!r} is brought by more than one distribution: {values}")
+        raise PluginError(f"{group}: {name!r} is installed by more than one distribution: {values}")
     try:
         plugin = found[0].load()
     except Exception as error:

@@ -1,11 +1,11 @@
-"""Text for terminals and logs: what came from outside made safe, and the reasons of the system."""
+"""Makes text safe for terminals and logs."""
 
 
 def printable(text: str) -> str:
-    """Return text as one line, with all that is not printable escaped, surrogates too."""
+    """Return text as one line, with unprintable characters and surrogates escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def reason_of(error: OSError) -> str:
-    """Return why the system refused something, in lower case."""
+    """Return the system's error message in lower case."""
     return (error.strerror or str(error)).lower()

@@ -1,4 +1,4 @@
-"""Fixtures for `tokenbus.testing`, found by every pytest where Tokenbus is installed; unused ones import nothing."""
+"""pytest fixtures for `tokenbus.testing`, loaded by every pytest; they import the bus only when used."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -13,16 +13,14 @@ if TYPE_CHECKING:
     from tokenbus.testing import Bus
 
 _HAS_ASYNCIO = find_spec("pytest_asyncio") is not None
-"""Without it there are the golden messages, and no buses."""
+"""Without it only the golden messages are available."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark that says how a test's bus is made."""
-    config.addinivalue_line("markers", "tokenbus(**arguments): what tokenbus.testing.bus makes `tokenbus_bus` with")
+    config.addinivalue_line("markers", "tokenbus(**arguments): arguments of tokenbus.testing.bus for `tokenbus_bus`")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes `tokenbus_golden_message` once for each of them."""
     if "tokenbus_golden_message" in metafunc.fixturenames:
         messages = list(testing.golden_messages())
         metafunc.parametrize("tokenbus_golden_message", messages, ids=[each.name for each in messages])
@@ -33,10 +31,10 @@ if _HAS_ASYNCIO:
 
     @pytest_asyncio.fixture
     async def tokenbus_buses() -> AsyncIterator[Callable[..., Awaitable["Bus"]]]:
-        """Return a function that starts a bus, as `tokenbus.testing.bus` does; the bus ends with the test."""
+        """A function that starts a bus, with the arguments of `tokenbus.testing.bus`; the bus ends with the test."""
         async with AsyncExitStack() as stack:
 
-            async def start(*arguments: Any, **named: Any) -> "Bus":  # noqa: ANN401 - as `bus` takes them
+            async def start(*arguments: Any, **named: Any) -> "Bus":  # noqa: ANN401 - those of `bus`
                 return await stack.enter_async_context(testing.bus(*arguments, **named))
 
             yield start
@@ -45,6 +43,6 @@ if _HAS_ASYNCIO:
     async def tokenbus_bus(
         request: pytest.FixtureRequest, tokenbus_buses: Callable[..., Awaitable["Bus"]]
     ) -> AsyncIterator["Bus"]:
-        """Return a bus, made as the mark `tokenbus` of the test says."""
+        """A bus with the arguments of the test's mark `tokenbus`."""
         mark = request.node.get_closest_marker("tokenbus")
         yield await tokenbus_buses(*(mark.args if mark else ()), **(mark.kwargs if mark else {}))

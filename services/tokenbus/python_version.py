@@ -1,4 +1,4 @@
-"""Refuses imports of packages that need Python 3.11, in one line; workers and FastDeploy's ops run on 3.10."""
+"""Refuses imports of packages that need Python 3.11; workers and FastDeploy's ops run on 3.10."""
 
 import sys
 
@@ -14,28 +14,26 @@ class PythonVersionError(ImportError):
 
     @classmethod
     def of(cls, name: str) -> "PythonVersionError":
-        """Return the error for a package or a command."""
         return cls(f"{name} needs Python 3.11 or newer; this is {sys.version.split()[0]}")
 
     @classmethod
     def instead_of(cls, error: ImportError, name: str) -> ImportError:
-        """Return `error`, or a PythonVersionError if the old standard library lacks what was imported."""
+        """Return `error`, or a PythonVersionError if this Python's standard library lacks the imported module."""
         lacking = (error.name or "").partition(".")[0]
         return cls.of(name) if sys.version_info < (3, 11) and lacking in _LIBRARY else error
 
 
 class _Refusal:
-    """A finder that refuses the packages for which this Python is too old."""
+    """An import finder that refuses packages for which this Python is too old."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Raise a PythonVersionError of one line, or leave the import to others."""
         del path, target
         if name in _NEED_3_11:
             raise PythonVersionError.of(name)
 
 
 def refuse_what_needs_3_11() -> None:
-    """On Python 3.10, make the import of a package that needs 3.11 raise PythonVersionError."""
+    """On Python 3.10, let the import of packages that need 3.11 raise PythonVersionError."""
     if sys.version_info < (3, 11) and _Refusal not in sys.meta_path:
         sys.meta_path.insert(0, _Refusal)  # type: ignore[arg-type,unreachable,unused-ignore]

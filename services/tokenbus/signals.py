@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first asks a service to stop, the second ends its process at once."""
+"""SIGTERM and SIGINT: the first signal stops a service in order, the second ends its process at once."""
 
 import asyncio
 import signal
@@ -14,15 +14,12 @@ _log = logger("service")
 
 @contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first signal sets; the second ends the process at once, whatever it waits for.
-
-    For the main thread only, as Python allows signal handlers in no other one.
-    """
+    """Yield an event that the first signal sets; the second signal ends the process. Main thread only."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        # Not the event loop's own handlers: they run when the loop does, and a stopped terminal can block the loop.
+        # Not the event loop's signal handlers: a stopped terminal can block the loop.
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         loop.call_soon_threadsafe(stop_service, number)

@@ -1,8 +1,8 @@
-"""Whether two tokenizers are the same: a digest of both's tokens and of what they make of fixed texts, the probes.
+"""Compares two tokenizers by a digest of their tokens and by their encoding of fixed texts, the probes.
 
-A gateway reads a model's tokenizer.json, while an engine may load the tokenizer in another way and split texts
-otherwise: each token would still have the same bytes, and every prompt others. So a worker's handshake has what its own
-tokenizer makes of the probes, and whoever finds a difference can say in which text.
+A gateway reads a model's tokenizer.json; an engine may load the same tokenizer differently and split texts differently,
+although the tokens are the same. A worker's handshake therefore has its encoding of the probes, and an error can name
+the first text that differs.
 """
 
 import hashlib
@@ -42,25 +42,25 @@ PROBES: tuple[str, ...] = (
     *(f"{space}5{space}" for space in _SPACES),
     *_SENTENCES,
 )
-"""The texts, the same in all versions: a digest has them all in it."""
+"""The texts. They never change, because the digest covers them."""
 
 Encode = Callable[[str, bool], Sequence[int]]
-"""Returns the ids of a text; with what the model wants around every text, where the second argument is true."""
+"""Encodes a text; the second argument says whether to add special tokens."""
 
 
 def probed(encode: Encode) -> tuple[int, ...]:
-    """Return a number of 32 bits for each probe, of the ids with and without what stands around every text."""
-    return tuple(_hash(encode(text, True), encode(text, False)) for text in PROBES)  # noqa: FBT003 - as it is called
+    """Return a 32-bit hash for each probe, of its ids with and without special tokens."""
+    return tuple(_hash(encode(text, True), encode(text, False)) for text in PROBES)  # noqa: FBT003 - positional
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:
-    """Return how a tokenizer of a plugin, or of a model's folder, makes ids of texts."""
+    """Return the function that encodes texts with a tokenizer."""
     of_chats = getattr(tokenizer, "encode_chat", tokenizer.encode)
     return lambda text, adds_special: tokenizer.encode(text) if adds_special else of_chats(text)
 
 
 def digest_of(tokenizer: Tokenizer, probes: Sequence[int]) -> int:
-    """Return a number of 64 bits that all tokenizers with the same tokens and probes have; 0: without tokens."""
+    """Return a 64-bit digest of the tokens and the probes; 0 for a tokenizer without tokens."""
     size = tokenizer.vocabulary_size
     digest = hashlib.blake2b(digest_size=8)
     for piece in map(tokenizer.token_bytes, range(size)):
@@ -71,7 +71,7 @@ def digest_of(tokenizer: Tokenizer, probes: Sequence[int]) -> int:
 
 
 def first_difference(probes: Sequence[int], others: Sequence[int]) -> str | None:
-    """Return the first text of which two tokenizers make other ids; None: none of those that both have probed."""
+    """Return the first probe that two tokenizers encode differently; None if there is none."""
     return next((text for text, one, other in zip(PROBES, probes, others, strict=False) if one != other), None)
 
 

@@ -123,7 +123,7 @@ def test_engine_of_another_distribution_is_made_by_its_name(
 def test_name_that_two_distributions_bring_is_refused(installed: Path) -> None:
     """Which of two engines of one name is meant cannot be known, so neither runs; the others do."""
     distribution(installed, "other-engine", "[tokenbus.engines]\ncounting = elsewhere:KIND\n")
-    with pytest.raises(PluginError, match="'counting' is brought by more than one distribution: counting_eng"):
+    with pytest.raises(PluginError, match="'counting' is installed by more than one distribution: counting_eng"):
         load(ENGINES, "counting", EngineKind)
     assert load(ENGINES, "synthetic", EngineKind).tokenizer == "numbers"
 

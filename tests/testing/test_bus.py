@@ -128,7 +128,7 @@ async def test_prefill_and_decode() -> None:
 
 async def test_worker_of_a_lost_ones_id_takes_its_place() -> None:
     async with testing.bus(step_seconds=0.5) as bus:
-        with pytest.raises(ValueError, match="worker_id: one that no running worker has, got worker-0"):
+        with pytest.raises(ValueError, match="worker_id: worker-0 is running already"):
             await bus.add_worker(worker_id="worker-0")
         await bus.worker.lose()
         again = await bus.add_worker(worker_id="worker-0")
@@ -175,7 +175,7 @@ async def test_what_is_not_there_is_told() -> None:
             bus.worker  # noqa: B018 - it raises
         client = await bus.add_client()
         await bus.lose_client(client)
-        with pytest.raises(ValueError, match="client: one that `add_client` returned and that was not lost"):
+        with pytest.raises(ValueError, match="client: not a client of this bus, or lost"):
             bus.line(client)
 
 
@@ -199,7 +199,7 @@ async def test_defect_of_an_engine_is_raised_where_the_test_waits() -> None:
 
 
 async def test_what_makes_no_bus_is_refused() -> None:
-    with pytest.raises(ValueError, match="engine: a function that makes one, for 2 workers, got one engine"):
+    with pytest.raises(ValueError, match="engine: a function that creates engines, for 2 workers, got one engine"):
         await testing.bus(testing.SyntheticEngine(), workers=2).__aenter__()
     with pytest.raises(ValueError, match="processors: at least 1, got 0"):
         await testing.bus(processors=0).__aenter__()

@@ -135,12 +135,12 @@ async def test_aborted_request_ends() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (testing.Answer(tokens=[1, 2], logprobs=[-1.0]), "answer.logprobs: 2, one for each token, got 1"),
-        (testing.Answer(tokens=[1, 2], ranks=[1, 1, 1]), "answer.ranks: 2, one for each token, got 3"),
-        (testing.Answer(tokens=[1, 2], masks=[[1]]), "answer.masks: 2, one for each token, got 1"),
-        (testing.Answer(tokens=[1], alternatives=[]), "answer.alternatives: 1, one for each token, got 0"),
-        (testing.Answer(tokens=[1, 2, 3], fails_after=3), "answer.fails_after: below 3, the tokens that it gets, got 3"),  # noqa: E501
-        (testing.Answer(tokens=[1], breaks_after=-1), "answer.breaks_after: below 1, the tokens that it gets, got -1"),
+        (testing.Answer(tokens=[1, 2], logprobs=[-1.0]), "answer.logprobs: 2, one per token, got 1"),
+        (testing.Answer(tokens=[1, 2], ranks=[1, 1, 1]), "answer.ranks: 2, one per token, got 3"),
+        (testing.Answer(tokens=[1, 2], masks=[[1]]), "answer.masks: 2, one per token, got 1"),
+        (testing.Answer(tokens=[1], alternatives=[]), "answer.alternatives: 1, one per token, got 0"),
+        (testing.Answer(tokens=[1, 2, 3], fails_after=3), "answer.fails_after: below 3, its number of tokens, got 3"),  # noqa: E501
+        (testing.Answer(tokens=[1], breaks_after=-1), "answer.breaks_after: below 1, its number of tokens, got -1"),
         (testing.Answer(tokens=[1], status=RowStatus.ABORTED), "answer.status: FINISHED_STOP or FINISHED_LENGTH, got ABORTED"),  # noqa: E501
         (testing.Answer(tokens=[1], tokens_per_step=0), "answer.tokens_per_step: at least 1, got 0"),
         (testing.Answer(tokens=[1], alternatives=[[(1, -0.5)]]), "answer.alternatives: 2 for each token, as it was"),
@@ -153,5 +153,5 @@ async def test_answer_that_cannot_be_given_refuses_its_request(answer: testing.A
 
 async def test_request_beyond_the_script_is_refused() -> None:
     async with testing.bus(testing.ScriptedEngine()) as bus:
-        with pytest.raises(tokenbus.RequestFailedError, match="one that the script answers, got 7, which is one more"):
+        with pytest.raises(tokenbus.RequestFailedError, match="the script has no answer for request 7"):
             [token async for token in bus.client.generate([1], request_id=7)]

@@ -1,4 +1,4 @@
-"""Logs: JSON lines for machines, lines for people, and nothing from outside that breaks either."""
+"""Structured logs, as JSON or as readable lines; untrusted values are escaped."""
 
 from tokenbus.logs.deduplicated import DeduplicatedLog
 from tokenbus.logs.output import configure, logger

@@ -1,4 +1,4 @@
-"""Repeated events are logged once when they begin and once when they are over."""
+"""DeduplicatedLog: logs a repeated event once at its beginning and once at its end."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -8,7 +8,7 @@ from tokenbus.logs.values import safe
 
 _MS = 1000
 _TOGETHER = object()
-"""The key of all keys beyond the most."""
+"""The shared key of all keys beyond `most`."""
 
 
 @dataclass(slots=True)
@@ -21,25 +21,24 @@ class _Repetition:
 
 
 class DeduplicatedLog:
-    """Repeated events, each logged when it first happens to a key, then counted, and summed up when it is over.
+    """Logs the first event of each key, counts its repetitions, and logs a summary when they are over.
 
-    It is over when `end` is called, or after it was quiet for `quiet_ms`, which `expire` notices: call it now and then.
-    At most `most` keys are known; events of further keys are counted together, so that a peer that makes up new
-    keys cannot fill the log either.
+    They are over after `end`, or after `quiet_ms` without a repetition (call `expire` now and then). At most `most`
+    keys are tracked; further keys are counted together, so that a peer with ever new keys cannot flood the log.
     """
 
     def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:
         self._quiet = quiet_ms / _MS
         self._most = most
         self._now = now
-        # The least recently used key stands first.
+        # The least recently used key is first.
         self._open: dict[Hashable, dict[str, _Repetition]] = {}
 
     def __len__(self) -> int:
         return len(self._open) - (_TOGETHER in self._open)
 
     def begin(self, key: Hashable, log: Callable[..., object], event: str, **values: object) -> bool:
-        """Log an event if it is the first of its kind for the key, else count it; return whether it was logged."""
+        """Log the first event of its kind for a key, or count a repetition; return whether it was logged."""
         now = self._now()
         if key not in self._open and len(self) >= self._most:
             self.expire()
@@ -53,18 +52,18 @@ class DeduplicatedLog:
             return False
         if known is not None:
             _sum_up(event, known)
-        # What is kept until the end must be small: a value may be an error that holds on to all it was raised in.
+        # Keep only short text until the end: an error as a value would keep its traceback's frames alive.
         kinds[event] = _Repetition(log, {name: safe(name, value) for name, value in values.items()}, now, now)
         log(event, **values)
         return True
 
     def end(self, key: Hashable) -> None:
-        """Sum up the repeated events of a key, if it has any."""
+        """Log the summary of a key's events."""
         for event, repetition in self._open.pop(key, {}).items():
             _sum_up(event, repetition, even_one=True)
 
     def expire(self) -> None:
-        """Sum up the events that have been quiet for long enough."""
+        """Log the summary of events that were quiet for `quiet_ms`."""
         now = self._now()
         while self._open:
             key, kinds = next(iter(self._open.items()))
@@ -73,7 +72,7 @@ class DeduplicatedLog:
             self._close(key)
 
     def close(self) -> None:
-        """Sum up all repeated events, as at the end of the process."""
+        """Log the summary of all events, at the end of the process."""
         for key in list(self._open):
             self._close(key)
 

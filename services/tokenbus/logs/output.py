@@ -1,4 +1,4 @@
-"""Where log lines go and how they look: structlog, configured for Tokenbus alone and not for the process around it."""
+"""The output of the logs: a structlog configuration for Tokenbus alone, not for the whole process."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ _ONE_WRITE = threading.Lock()
 
 
 class _Output:
-    """Where the process's finished lines go: a stream, the least level that is written, and how lines look."""
+    """The stream, level and renderer of all loggers."""
 
     stream: TextIO | None = None
     level = logging.DEBUG
@@ -28,27 +28,26 @@ class _Output:
     """None until `configure`."""
 
     def write(self, line: str) -> None:
-        """Write a line; one that cannot be written is lost, because logging must not end the process."""
+        """Write a line; a failure is ignored, because logging must not end the process."""
         stream = self.stream
-        if stream is None:  # as after `2>&-`
+        if stream is None:  # standard error is closed
             return
-        with _ONE_WRITE, contextlib.suppress(OSError, ValueError):  # a ValueError is a stream that was closed
+        with _ONE_WRITE, contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
             encoding = getattr(stream, "encoding", None) or "utf-8"
             stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             stream.flush()
 
     debug = info = warning = error = critical = write
-    """What structlog hands lines to."""
+    """The methods that structlog calls."""
 
 
 _output = _Output()
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Write all of Tokenbus's logs to a stream, by default to standard error, from now on.
+    """Write all logs of Tokenbus to a stream (default: standard error), also those of existing loggers.
 
-    The format auto is lines for people on a terminal and JSON elsewhere. A terminal gets colours, unless NO_COLOR
-    says otherwise. Loggers that exist already follow.
+    The format `auto` is readable lines on a terminal and JSON elsewhere. NO_COLOR turns colours off.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream is not None and stream.isatty()
@@ -63,12 +62,12 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 def unconfigure() -> None:
-    """Hand lines to Python's own logging again, as before `configure`."""
+    """Send lines to Python's logging again, as before `configure`."""
     _output.render = None
 
 
 def logger(name: str) -> FilteringBoundLogger:
-    """Return the logger of a part of Tokenbus; until `configure` its lines go to Python's own logging."""
+    """Return a logger; until `configure` is called, its lines go to Python's logging."""
     made = structlog.wrap_logger(
         _output,
         processors=[_process],
@@ -99,7 +98,7 @@ def _safe_values(event: EventDict) -> dict[str, object]:
 
 
 def _hand_to_python(level: int, event: EventDict) -> NoReturn:
-    """Give an event to the logging of the application that uses us as a library, which decides what is shown."""
+    """Pass an event to the logging of an application that uses Tokenbus as a library."""
     to = logging.getLogger(f"tokenbus.{event.pop('logger', '')}".rstrip("."))
     if to.isEnabledFor(level):
         values = _safe_values(event)

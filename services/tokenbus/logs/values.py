@@ -1,4 +1,4 @@
-"""What may stand in a log: values that came from outside are made short, printable and safe for any JSON reader."""
+"""Makes untrusted values short, printable and safe for any JSON reader."""
 
 import math
 from collections.abc import Mapping, Sized
@@ -20,20 +20,20 @@ _HIDDEN = frozenset({"secret", "secret_key", "proof"})
 
 
 def safe(name: str, value: object) -> object:
-    """Return a value as it may be logged under a name: a request's key as 16 hex digits, a secret not at all."""
+    """Return the loggable form of a value: request ids as 16 hex digits, secrets hidden."""
     if name in _HIDDEN:
         return "(hidden)"
     return _safe(value, is_key=name in _KEYS, depth=0)
 
 
 def safe_text(text: str) -> str:
-    """Return text as one printable line of bounded length."""
+    """Return text as one printable line of limited length."""
     short = printable(text[:_LONGEST_TEXT])
     return short if len(text) <= _LONGEST_TEXT else short + "..."
 
 
 def safe_traceback(text: str) -> str:
-    """Return a traceback's last lines, indented, so that none of them can pass for a line of the log."""
+    """Return a traceback's last lines, indented so that none can be mistaken for a log line."""
     lines = text[-_LONGEST_TRACEBACK:].splitlines()
     return "\n".join(f"    {printable(line)}" for line in lines)
 
@@ -68,7 +68,7 @@ def _safe(value: object, *, is_key: bool, depth: int) -> object:
 def _number(value: int, *, is_key: bool) -> object:
     if is_key and 0 <= value < 1 << _KEY_BITS:
         return f"{value:016x}"
-    # Many readers of JSON keep 53 bits of a number.
+    # Many JSON readers keep only 53 bits of a number.
     return value if abs(value) <= _EXACT_IN_JSON else safe_text(_text(value))
 
 
@@ -79,5 +79,5 @@ def _more(value: Sized) -> str:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception as error:  # noqa: BLE001 - whatever an object's own code does, a log line must not fail by it
+    except Exception as error:  # noqa: BLE001 - a broken __str__ must not break logging
         return f"({type(value).__name__} that cannot be shown: {type(error).__name__})"

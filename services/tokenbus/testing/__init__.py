@@ -1,4 +1,4 @@
-"""tokenbus.testing: a whole bus in a test's own process and event loop, with engines that a test scripts.
+"""tokenbus.testing: a whole bus in the process and event loop of a test, with scripted engines.
 
     import tokenbus.testing
 
@@ -7,7 +7,7 @@
         async with tokenbus.testing.bus(tokenbus.testing.ScriptedEngine(answer)) as bus:
             assert await my_consumer(bus.client) == [5, 6, 7]
 
-docs/testing.md says what there is. With pytest, installing Tokenbus brings the fixtures of `tokenbus.pytest_plugin`.
+`tokenbus.pytest_plugin` has fixtures for pytest. The guide: docs/testing.md.
 """
 
 from typing import TYPE_CHECKING
@@ -52,5 +52,5 @@ _HOMES = {
     "tokenbus_contracts.published.golden": "GoldenMessage golden_messages",
     "tokenbus.engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
 }
-"""Loaded when a name is used first: engines and a worker's parts run on Python 3.10, and a whole bus does not."""
+"""Imported lazily: engines and parts of a worker run on Python 3.10, a whole bus does not."""
 __getattr__ = loader(__name__, _HOMES, globals())

@@ -1,4 +1,4 @@
-"""Valid batches of any shape."""
+"""Builds valid batches of any shape."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ _MAY_PROPOSE = (RowStatus.ACTIVE, RowStatus.HANDED_OFF)
 
 
 class RowShape(NamedTuple):
-    """A row of a batch to be built; its tokens follow from its key and position, as `true_tokens` tells them.
+    """The shape of a row; its tokens follow from its id and position, as in `true_tokens`.
 
     Example:
         row = tokenbus.testing.RowShape(key=7, tokens=3, top_k=2, status=tokenbus.RowStatus.FINISHED_STOP)
@@ -38,21 +38,21 @@ class RowShape(NamedTuple):
     scoring: Scoring = Scoring.FULL
     top_k: int = 0
     stop: int = 0
-    """Which of its request's stops ended it, where the status is FINISHED_STOP; 0: none of them."""
+    """With FINISHED_STOP, the number of the request's stop that ended it; 0: none."""
     drafted: int | None = None
-    """How many draft tokens were verified for it; None: 0 or 1, as its key is even or odd."""
+    """The number of verified draft tokens; None: 0 or 1, by the id."""
     proposals: int | None = None
-    """How many draft tokens are proposed for its next step; None: up to 2 by its key, where its status allows some."""
+    """The number of proposed draft tokens; None: up to 2 by the id, if the status allows it."""
 
 
 def row_shapes(
     keys: Iterable[int], position: int = 0, tokens: int = 1, status: RowStatus = RowStatus.ACTIVE
 ) -> list[RowShape]:
-    """Return one row for each key, all alike but for their top-k, as neighbours' are."""
+    """Return one row for each id; the rows differ in their top-k."""
     return [RowShape(key, position, tokens, status, top_k=key % 3) for key in keys]
 
 
-def batch(  # noqa: PLR0913 - each has a name and a default
+def batch(  # noqa: PLR0913 - keyword-only with defaults
     rows: Sequence[RowShape],
     *,
     step: int = 1,
@@ -67,24 +67,24 @@ def batch(  # noqa: PLR0913 - each has a name and a default
     draft_follows: bool = False,
     selection: bool = False,
 ) -> LogprobBatch:
-    """Return a batch of these rows, valid as long as they are, in this order of columns.
+    """Return a batch of the given rows.
 
     Args:
-        rows: the rows; `row_shapes` makes some that are alike.
+        rows: the shapes of the rows; see also `row_shapes`.
         step: the number of the step.
-        sequence: the item's place in the worker's stream.
+        sequence: the sequence number in the worker's stream.
         worker_id: the worker's id.
-        epoch: which life of the worker.
-        indices: the rows' places in the original batch; default: as they are given.
-        kind: the target's batch, or the draft's.
-        method: how tokens were drafted.
-        step_rows: how many rows the whole step has; default: these.
-        part: the index of this part, and how many parts there are.
+        epoch: the life of the worker.
+        indices: the rows' batch indices; default: their order.
+        kind: target or draft.
+        method: the speculative method.
+        step_rows: the number of rows of the whole step; default: the number of given rows.
+        part: the index of this part, and the number of parts.
         draft_follows: whether a draft batch of the step follows.
-        selection: whether it holds some rows of a step, as a client's.
+        selection: whether the batch has only some rows of the step, as for a client.
 
     Returns:
-        the batch, whose values follow from the rows alone.
+        a valid batch, if the rows are valid; its values depend only on the arguments.
 
     Example:
         rows = tokenbus.testing.row_shapes([7, 8, 9], tokens=2)

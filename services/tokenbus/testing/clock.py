@@ -1,4 +1,4 @@
-"""ManualClock: time that passes when a test says so."""
+"""ManualClock: a clock that a test moves."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from tokenbus.backports import Timeout
 
 
 class ManualClock:
-    """Stands still until a test moves it; what waits on it then goes on.
+    """A clock that stands still until the test moves it, which wakes the waiting tasks.
 
     Example:
         clock = tokenbus.testing.ManualClock()
@@ -20,38 +20,38 @@ class ManualClock:
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start
         self._due: dict[Timeout, float] = {}
-        """Until when each wait lasts."""
+        """The end of each wait."""
         self._runs_since: float | None = None
-        """Since when of the machine's clock it runs by itself."""
+        """The machine's time at which `run` was called."""
 
     def now(self) -> float:
-        """Return the time, in seconds."""
+        """Return the time in seconds."""
         return self._now + (0.0 if self._runs_since is None else time.monotonic() - self._runs_since)
 
     def unix_ms(self) -> int:
-        """Return the same time as a moment, in milliseconds since 1970-01-01 UTC."""
+        """Return the time in milliseconds since 1970-01-01 UTC."""
         return 1_700_000_000_000 + int(self.now() * 1000)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and end the waits whose time is over."""
+        """Move the clock forward, and end the waits that are due."""
         self.set(self._now + seconds)
 
     def set(self, seconds: float) -> None:
-        """Make it this time, and end the waits whose time is over."""
+        """Set the time, and end the waits that are due."""
         self._now = seconds
         for wait in [wait for wait, due in self._due.items() if due <= seconds]:
             del self._due[wait]
             wait.reschedule(asyncio.get_running_loop().time())
 
     def run(self) -> None:
-        """Run by itself from now on, as the machine's clock does."""
+        """Let the clock run at the speed of the machine's clock."""
         self._runs_since = time.monotonic()
         for wait, due in self._due.items():
             wait.reschedule(asyncio.get_running_loop().time() + max(0.0, due - self._now))
         self._due.clear()
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait until an event is set, or until the test has let so many seconds pass; return whether it is set."""
+        """Wait for an event, for at most `seconds` of this clock; return whether it is set."""
         if not event.is_set() and seconds <= 0:
             await asyncio.sleep(0)
         elif not event.is_set():

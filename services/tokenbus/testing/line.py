@@ -1,4 +1,4 @@
-"""Line: a peer's connection in memory, at which a test loses, repeats or holds back messages."""
+"""Line: a peer's connection in memory, on which a test can drop, repeat or hold messages."""
 
 import asyncio
 from collections import deque
@@ -10,10 +10,10 @@ from tokenbus.bus.transport import ignore, ignore_loss
 
 
 class Line:
-    """What lies between one peer and its processor: a transport for that peer alone.
+    """The transport of one peer.
 
-    `drop` and `repeat` are about the next messages, whatever they say: neither loses a token, nor gives one twice. A
-    connection loses messages where it breaks, and in no other way, so it is cut behind those that are dropped.
+    `drop` and `repeat` affect the next messages; no token gets lost or repeated by them. A real connection loses
+    messages only when it breaks, so `drop` cuts the connection after the dropped messages.
     """
 
     def __init__(self, transport: MemoryTransport) -> None:
@@ -24,37 +24,37 @@ class Line:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.is_dead = False
-        """Whether the peer was lost: nothing that it says arrives any more."""
+        """Whether the peer was lost: its messages no longer arrive."""
 
     def drop(self, *, sent: int = 0, received: int = 0) -> None:
-        """Lose the next messages that the peer sends or is sent, so many of each, and break the connection then."""
+        """Drop the next `sent` and `received` messages of the peer, then break the connection."""
         _check(sent, received)
         self._drops["sent"] += sent
         self._drops["received"] += received
 
     def repeat(self, *, sent: int = 0, received: int = 0) -> None:
-        """Deliver each of the next messages twice that the peer sends or is sent, so many of each."""
+        """Deliver the next `sent` and `received` messages of the peer twice."""
         _check(sent, received)
         self._repeats["sent"] += sent
         self._repeats["received"] += received
 
     def cut(self) -> None:
-        """Break the connection, with what is on its way; the peer makes another at once."""
+        """Break the connection and lose the messages in flight; the peer reconnects at once."""
         for connection in self._open:
             connection.cut()
 
     def hold(self) -> None:
-        """Let nothing pass in either direction, as where the peer stands still, until `release`."""
+        """Stop all messages in both directions until `release`."""
         self._flowing.clear()
 
     def release(self) -> None:
-        """Let pass what was held, in order, and all that follows."""
+        """Deliver the held messages in order, and all later ones."""
         self._flowing.set()
         for connection in self._open:
             connection.flush()
 
     def copies(self, direction: str) -> int:
-        """Return how often the next message in a direction arrives: once, unless it is dropped or repeated."""
+        """Return how often the next message in a direction arrives: 0, 1 or 2 times."""
         for counts, copies in ((self._drops, 0), (self._repeats, 2)):
             if counts[direction]:
                 counts[direction] -= 1
@@ -65,17 +65,17 @@ class Line:
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing passes."""
+        """Whether messages are held."""
         return not self._flowing.is_set()
 
     async def flows(self) -> None:
-        """Wait until messages pass."""
+        """Wait until messages are no longer held."""
         await self._flowing.wait()
 
-    # As a transport.
+    # The interface of a transport.
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
-        """Listen at an address; a listener's own peers have lines of their own."""
+        """Listen at an address; the line does not affect the listener's peers."""
         return await self._transport.listen(address, refused)
 
     async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
@@ -85,7 +85,6 @@ class Line:
         return connection
 
     def closed(self, connection: "_LineConnection") -> None:
-        """Forget a connection."""
         self._open.remove(connection)
 
 
@@ -109,20 +108,20 @@ class _LineConnection:
         return self._again.popleft()
 
     def send(self, parts: Parts) -> bool:
-        """Send, without waiting; False if too much is on its way."""
+        """Send without waiting; False if too many messages are in flight."""
         if self._line.is_dead:
             return True
         if not self._line.is_held:
             self.flush()
         if not self._line.is_held and not self._held:
-            return self._passed(parts)
+            return self._send_copies(parts)
         if len(self._held) >= self.inner.high_water_mark:
             return False
         self._held.append(list(parts))
         return True
 
-    def _passed(self, parts: Parts) -> bool:
-        """Send a message as often as it is to arrive; False, and nothing of it, if there is no room."""
+    def _send_copies(self, parts: Parts) -> bool:
+        """Send a message 0 to 2 times; False if there is no room."""
         if not self.inner.has_room(2):
             return False
         for _ in range(self._line.copies("sent")):
@@ -130,8 +129,8 @@ class _LineConnection:
         return True
 
     def flush(self) -> None:
-        """Send what was held, as far as there is room; the rest goes before what is sent next."""
-        while self._held and self._passed(self._held[0]):
+        """Send the held messages while there is room."""
+        while self._held and self._send_copies(self._held[0]):
             self._held.popleft()
 
     def cut(self) -> None:

@@ -1,4 +1,4 @@
-"""ScriptedEngine: answers requests with the tokens, logprobs, drafts and failures that a test wrote down."""
+"""ScriptedEngine: answers requests with the tokens, logprobs, drafts and failures of a script."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,49 +12,49 @@ from tokenbus_contracts.generated.request_pb2 import Generate, TokenScoring
 
 T = TypeVar("T")
 Alternative = tuple[int, float]
-"""A token's id and its logprob."""
+"""A token id and its logprob."""
 _OF_TOKENS = ("logprobs", "ranks", "alternatives", "other_logprobs", "entropies", "given_logprobs", "masks")
 _UNLIKELY = -10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a ScriptedEngine answers one request with.
+    """A ScriptedEngine's answer to one request.
 
     Example:
         answer = tokenbus.testing.Answer(tokens=[5, 6, 7], logprobs=[-0.1, -2.0, -0.3], fails_after=2)
     """
 
     tokens: Sequence[int]
-    """All that it gets, unless its `max_tokens` is less."""
+    """All tokens; a lower `max_tokens` of the request truncates them."""
     logprobs: Sequence[float] | float = -0.5
-    """Of each token, or of all."""
+    """One per token, or one for all."""
     ranks: Sequence[int] | int = 1
-    """Of each token, or of all."""
+    """One per token, or one for all."""
     alternatives: Sequence[Sequence[Alternative]] | None = None
-    """Of each token, the most probable first; None: some that agree with its logprob and rank are made up."""
+    """A list per token, the most probable first; None: generated to agree with logprob and rank."""
     other_logprobs: Sequence[float] | float = -0.5
-    """Of each token, or of all; sent to requests that ask for them, as are entropies, given logprobs and masks."""
+    """One per token, or one for all. Only sent if a request asks, as are entropies, given logprobs and masks."""
     entropies: Sequence[float] | float = 1.0
-    """Of each token's distribution, or of all."""
+    """One per token, or one for all."""
     given_logprobs: Sequence[Mapping[int, float]] | Mapping[int, float] = field(default_factory=dict)
-    """For each token, or for all, by the ids that requests name with `logprob_token_ids`; other ids have -10."""
+    """The logprobs of ids in `logprob_token_ids`: one mapping per token, or one for all; other ids have -10."""
     masks: Sequence[Sequence[int]] | None = None
-    """For each token, the ids that sampling could have chosen; None: the token alone."""
+    """A list per token of the ids that sampling could choose; None: only the token itself."""
     tokens_per_step: int = 1
     drafts: Sequence[Sequence[Alternative]] = ()
-    """For each step, the draft model's proposals with their logprobs; sent to requests that ask for drafts."""
+    """A list per step of the draft model's proposals with logprobs; only sent if a request asks for drafts."""
     status: RowStatus = RowStatus.FINISHED_STOP
-    """How it ends: FINISHED_STOP or FINISHED_LENGTH; `fails_after` is for errors."""
+    """The final status: FINISHED_STOP or FINISHED_LENGTH; see `fails_after` for errors."""
     fails_after: int | None = None
-    """After so many tokens a step fails because of this request, which ends with an error."""
+    """The number of tokens after which a step fails because of this request, which ends with an error."""
     breaks_after: int | None = None
-    """After so many tokens the engine breaks, which ends all its requests, and its worker."""
+    """The number of tokens after which the engine breaks, which ends all its requests and its worker."""
     error: str = "as the script says"
 
 
 class ScriptedEngine:
-    """Answers the first request with the first answer, and so on; or each with what a function of it returns.
+    """Answers each request with the next answer, or with the result of the function `answer`.
 
     Example:
         engine = tokenbus.testing.ScriptedEngine(tokenbus.testing.Answer(tokens=[5, 6, 7]))
@@ -70,7 +70,7 @@ class ScriptedEngine:
         self.vocabulary_size = vocabulary_size
         self.admitted: list[Generate] = []
         self.aborted: list[int] = []
-        """The ids of the requests that were to be aborted, by a client or because they had failed."""
+        """The ids of aborted requests, including those that failed."""
         self._answers = iter(answers)
         self._answer = answer or self._next
         self._rows: dict[int, _Row] = {}
@@ -79,7 +79,7 @@ class ScriptedEngine:
     def _next(self, generate: Generate) -> Answer:
         found = next(self._answers, None)
         if found is None:
-            raise ValueError(f"request_id: one that the script answers, got {generate.request_id}, which is one more")
+            raise ValueError(f"the script has no answer for request {generate.request_id}: it has too few answers")
         return found
 
     @property
@@ -88,7 +88,7 @@ class ScriptedEngine:
         return bool(self._rows)
 
     def admit(self, generate: Generate) -> int:
-        """Begin with a request."""
+        """Admit a request."""
         self._rows[generate.request_id] = _Row(generate, self._answer(generate), self.vocabulary_size)
         self.admitted.append(generate)
         return max(1, len(generate.tokens.token_ids) or len(generate.text.text))
@@ -100,11 +100,11 @@ class ScriptedEngine:
             self._rows[key].is_aborted = True
 
     def step(self) -> Sequence[StepArrays]:
-        """Emit the next tokens of every request."""
+        """Return the next tokens of every request."""
         rows = list(self._rows.values())
-        if broken := [row for row in rows if row.has_come_to(row.answer.breaks_after)]:
+        if broken := [row for row in rows if row.has_reached(row.answer.breaks_after)]:
             raise EngineBrokenError(broken[0].answer.error)
-        if failed := [row for row in rows if row.has_come_to(row.answer.fails_after)]:
+        if failed := [row for row in rows if row.has_reached(row.answer.fails_after)]:
             for row in failed:
                 del self._rows[row.key]
             raise EngineStepError(failed[0].answer.error, [row.key for row in failed])
@@ -119,7 +119,7 @@ class ScriptedEngine:
         return steps
 
     def close(self) -> None:
-        """Forget every request."""
+        """Drop all requests."""
         self._rows.clear()
 
 
@@ -137,7 +137,7 @@ class _Row:
         for name in _OF_TOKENS:
             values = getattr(answer, name)
             if isinstance(values, Sequence) and len(values) != len(answer.tokens):
-                raise ValueError(f"answer.{name}: {len(answer.tokens)}, one for each token, got {len(values)}")
+                raise ValueError(f"answer.{name}: {len(answer.tokens)}, one per token, got {len(values)}")
         if answer.status not in {RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH}:
             raise ValueError(f"answer.status: FINISHED_STOP or FINISHED_LENGTH, got {RowStatus(answer.status).name}")
         if answer.tokens_per_step < 1:
@@ -145,10 +145,10 @@ class _Row:
         for name in ("fails_after", "breaks_after"):
             place = getattr(answer, name)
             if place is not None and not 0 <= place < self._size:
-                raise ValueError(f"answer.{name}: below {self._size}, the tokens that it gets, got {place}")
+                raise ValueError(f"answer.{name}: below {self._size}, its number of tokens, got {place}")
         fewest = min(map(len, answer.alternatives or ()), default=self.top_k)
         if fewest < self.top_k:
-            raise ValueError(f"answer.alternatives: {self.top_k} for each token, as it was asked for, got {fewest}")
+            raise ValueError(f"answer.alternatives: {self.top_k} per token, as the request asks, got {fewest}")
 
     @property
     def count(self) -> int:
@@ -167,30 +167,29 @@ class _Row:
     def draft(self) -> Sequence[Alternative]:
         return () if self.is_aborted else next(islice(self.answer.drafts, self._step, None), ())
 
-    def has_come_to(self, place: int | None) -> bool:
-        """Tell whether it has so many tokens, and shall get no more."""
-        return place is not None and self.position >= place and not self.is_aborted
+    def has_reached(self, position: int | None) -> bool:
+        return position is not None and self.position >= position and not self.is_aborted
 
     def advance(self) -> None:
         self.position += self.count
         self._step += 1
 
-    def places(self) -> range:
-        """Return the positions of the next step's tokens."""
+    def positions(self) -> range:
+        """Return the positions of the tokens of the next step."""
         return range(self.position, self.position + self.count)
 
     def tokens(self) -> Iterator[tuple[int, float, int, Sequence[Alternative]]]:
         """Yield the id, logprob, rank and alternatives of each token of the next step."""
         answer = self.answer
-        for place in self.places():
-            token, logprob, rank = answer.tokens[place], _at(place, answer.logprobs), _at(place, answer.ranks)
-            given = None if answer.alternatives is None else answer.alternatives[place]
-            yield token, logprob, rank, (given or self._made_up(token, logprob, rank))[: self.top_k]
+        for position in self.positions():
+            token, logprob, rank = answer.tokens[position], _at(position, answer.logprobs), _at(position, answer.ranks)
+            given = None if answer.alternatives is None else answer.alternatives[position]
+            yield token, logprob, rank, (given or self._generated(token, logprob, rank))[: self.top_k]
 
-    def _made_up(self, token: int, logprob: float, rank: int) -> Sequence[Alternative]:
-        ids = [(token + 1 + place) % self._vocabulary_size for place in range(self.top_k)]
-        values = [logprob * (place + 1) / rank for place in range(min(rank, self.top_k))]
-        values += [logprob - 0.25 * (place + 1) for place in range(self.top_k - rank)]
+    def _generated(self, token: int, logprob: float, rank: int) -> Sequence[Alternative]:
+        ids = [(token + 1 + index) % self._vocabulary_size for index in range(self.top_k)]
+        values = [logprob * (index + 1) / rank for index in range(min(rank, self.top_k))]
+        values += [logprob - 0.25 * (index + 1) for index in range(self.top_k - rank)]
         if rank <= self.top_k:
             ids[rank - 1] = token
         return list(zip(ids, values, strict=True))
@@ -218,8 +217,8 @@ def _target(rows: Sequence[_Row]) -> StepArrays:
 
 
 def _extras(rows: Sequence[_Row]) -> dict[str, Any]:
-    """Return the arrays of the extras that some requests asked for."""
-    tokens = [(row.scoring, row.answer, place) for row in rows for place in row.places()]
+    """Return the arrays of the requested extras."""
+    tokens = [(row.scoring, row.answer, place) for row in rows for place in row.positions()]
     masks = [
         sorted(answer.masks[place] if answer.masks else answer.tokens[place : place + 1]) for _, answer, place in tokens
     ]
@@ -248,7 +247,7 @@ def _extras(rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def _at(place: int, values: Sequence[T] | T) -> T:
-    """Return a token's value: its own of a sequence, else that of all."""
+    """Return the value at an index of a sequence, or the value for all."""
     return values[place] if isinstance(values, Sequence) else values
 
 

@@ -1,4 +1,4 @@
-"""A bus in a test: processors, workers and clients that speak the real protocol, on the test's own event loop."""
+"""A bus in a test: processors, workers and clients with the real protocol, on the test's event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,12 +18,12 @@ from tokenbus.testing.worker import Worker
 from tokenbus.worker import Engine
 
 _QUIET_TURNS = 30
-"""After how many turns of the event loop without a message or a step nothing more will happen."""
+"""The turns of the event loop without a message or a step after which the bus is idle."""
 _MOST_TURNS = 500
 _MOST_TURNS_A_TICK = 100
-"""The most turns of the event loop in which work that needs no time goes on, before time does."""
+"""The limit of event loop turns between two movements of the clock."""
 _TICKS = 10
-"""How many times the clock stops within a heartbeat's interval: a longer jump would look like a stalled process."""
+"""The steps of the clock per heartbeat interval: longer ones would look like a stalled process."""
 _numbers = count(1)
 T = TypeVar("T")
 
@@ -37,23 +37,23 @@ async def bus(
     step_seconds: float = 0.0,
     settings: Mapping[str, object] | None = None,
 ) -> AsyncIterator["Bus"]:
-    """Run a bus for as long as `async with` lasts: no port, no process, no thread, and time that the test turns.
+    """Run a bus within an `async with` block, without ports, processes or threads; the test controls the time.
 
     Args:
-        engine: what the workers run; a function that makes one, where there are several workers; by default a
-            `SyntheticEngine`, whose tokens `true_tokens` tells.
-        workers: how many workers there are at first.
-        processors: how many processors there are; clients are connected to all of them.
-        step_seconds: how long a step takes, by the bus's clock; `Worker.step_seconds` changes it.
-        settings: settings by key, as `{"worker.max_requests": 8}`; all others have their defaults, whatever the
-            environment says.
+        engine: the workers' engine, or for several workers a function that creates one; default: a
+            `SyntheticEngine`, whose output `true_tokens` predicts.
+        workers: the initial number of workers.
+        processors: the number of processors; clients connect to all of them.
+        step_seconds: the duration of a step, by the bus's clock; `Worker.step_seconds` changes it.
+        settings: settings by key, as `{"worker.max_requests": 8}`; all others have their defaults. The environment is
+            ignored.
 
     Yields:
-        the `Bus`, once its client and its workers are connected.
+        the `Bus`, when its client and its workers are connected.
 
     Raises:
         SettingsError: a setting cannot be used.
-        ValueError: one engine is given for several workers, or no processor is wanted.
+        ValueError: one engine is given for several workers, or `processors` is 0.
 
     Example:
         async with tokenbus.testing.bus() as bus:
@@ -61,7 +61,7 @@ async def bus(
         assert len(tokens) == 4
     """
     if workers > 1 and engine is not None and not callable(engine):
-        raise ValueError(f"engine: a function that makes one, for {workers} workers, got one engine")
+        raise ValueError(f"engine: a function that creates engines, for {workers} workers, got one engine")
     if processors < 1:
         raise ValueError(f"processors: at least 1, got {processors}")
     made = Bus(_settings(settings or {}), processors, step_seconds)
@@ -75,14 +75,14 @@ async def bus(
 
 
 def _settings(values: Mapping[str, object]) -> Settings:
-    """Return settings from these values and the defaults, with nothing that waits or writes when it ends."""
+    """Return the settings, without drain timeouts."""
     loaded = Settings.load(environment={}, overrides={"worker.drain_timeout_ms": 0, "gateway.control": True, **values})
     processor, client = replace(loaded.processor, drain_timeout_ms=0), replace(loaded.client, drain_timeout_ms=0)
     return replace(loaded, processor=processor, client=client)
 
 
 class Bus:
-    """The parts of a bus in a test, and what a test may do to them; `bus` makes one."""
+    """A bus in a test; `bus` creates it."""
 
     client: Client
 
@@ -93,15 +93,15 @@ class Bus:
         addressed = replace(settings.bus, workers_address=workers, clients_address=clients)
         self._step_seconds = step_seconds
         self.settings = replace(settings, bus=addressed, worker=replace(settings.worker, id="publisher"))
-        """What a `Client` or a `Publisher` of the test's own connects with."""
+        """The settings for further clients and publishers."""
         self.address = clients
-        """Where `tokenbus.connect` finds it, from code that is tested."""
+        """The address for `tokenbus.connect` in the code under test."""
         self.clock = ManualClock()
-        """The time of all that is on the bus; `advance` moves it."""
+        """The clock of the bus; `advance` moves it."""
         self.processors: list[Processor | None] = [None] * processors
-        """The processors, each in its place; None while it is not running."""
+        """The processors by number; None while one is not running."""
         self.workers: list[Worker] = []
-        """Those that were added, in order."""
+        """The workers in the order of their addition."""
         self._transport = memory.MemoryTransport(self.settings.bus, self.clock)
         self._clients: dict[Client, Line] = {}
 
@@ -113,11 +113,11 @@ class Bus:
         self.client = await self.add_client()
 
     async def close(self) -> None:
-        """End everything, without waiting for open requests."""
+        """Stop everything, without waiting for open requests."""
         addresses = [each for place in self._places for each in place]
-        async with AsyncExitStack() as stack:  # whatever raises, the rest ends too
+        async with AsyncExitStack() as stack:  # an exception does not keep the rest from stopping
             stack.callback(memory.unshare, *addresses)
-            stack.callback(self.clock.run)  # for what the test's own code still has connected
+            stack.callback(self.clock.run)  # for connections that the test still has
             for place, processor in enumerate(self.processors):
                 if processor is not None:
                     stack.push_async_callback(self.lose_processor, place)
@@ -127,7 +127,7 @@ class Bus:
                 stack.push_async_callback(worker.lose)
             for worker in self.workers:
                 await worker.halt()
-            await self.settle()  # acks of what was taken
+            await self.settle()  # deliver the last acks
 
     # Workers.
 
@@ -146,14 +146,14 @@ class Bus:
         role: Literal["mixed", "prefill", "decode"] = "mixed",
         step_seconds: float | None = None,
     ) -> Worker:
-        """Add a worker, and connect it; one with a lost worker's id takes its place in `workers`, as after a restart.
+        """Add and connect a worker; with the id of a lost worker it replaces that one in `workers`, like a restart.
 
-        Requests go to prefill workers first, if their engine stops after the first token, as a `SyntheticEngine` with
-        the role `prefill` does, and then to decode workers.
+        With prefill workers, whose engine must stop after the first token (`SyntheticEngine(role="prefill")`), requests
+        go to them first and then to decode workers.
         """
         running = {worker.id for worker in self.workers if worker.is_running}
         if worker_id in running:
-            raise ValueError(f"worker_id: one that no running worker has, got {worker_id}")
+            raise ValueError(f"worker_id: {worker_id} is running already")
         number = next(each for each in count() if f"worker-{each}" not in {worker.id for worker in self.workers})
         chosen = replace(self.settings.worker, id=worker_id or f"worker-{number}", role=role)
         made = engine() if callable(engine) else engine
@@ -172,7 +172,7 @@ class Bus:
     # Clients.
 
     async def add_client(self, name: str = "") -> Client:
-        """Add a client of that name, and connect it."""
+        """Add and connect a client."""
         line = Line(self._transport)
         settings = self.settings
         if name:
@@ -184,13 +184,13 @@ class Bus:
         return client
 
     def line(self, client: Client) -> Line:
-        """Return the connection of a client of this bus; a worker's is `Worker.line`."""
+        """Return the line of a client; a worker's is `Worker.line`."""
         if client not in self._clients:
-            raise ValueError("client: one that `add_client` returned and that was not lost")
+            raise ValueError("client: not a client of this bus, or lost")
         return self._clients[client]
 
     async def lose_client(self, client: Client) -> None:
-        """End a client as SIGKILL does: nothing is said."""
+        """End a client like SIGKILL, without a goodbye."""
         line = self.line(client)
         del self._clients[client]
         line.is_dead = True
@@ -212,7 +212,7 @@ class Bus:
         return found
 
     async def start_processor(self, place: int = 0) -> Processor:
-        """Start the processor of a place, anew if it was lost."""
+        """Start a processor, also after `lose_processor`."""
         if self.processors[place] is not None:
             raise RuntimeError(f"processor {place} is running already")
         workers, clients = self._places[place]
@@ -224,7 +224,7 @@ class Bus:
         return processor
 
     async def lose_processor(self, place: int = 0) -> None:
-        """End a processor as SIGKILL does: it says nothing, and what it had is gone."""
+        """End a processor like SIGKILL: without a goodbye, and its memory is lost."""
         processor = self.processors[place]
         if processor is None:
             raise RuntimeError(f"processor {place} is not running")
@@ -235,14 +235,14 @@ class Bus:
         await processor.__aexit__(type(over), over, None)
 
     async def restart_processor(self, place: int = 0) -> Processor:
-        """Lose a processor, and start it anew; requests go on where they were."""
+        """Lose and restart a processor; requests continue."""
         await self.lose_processor(place)
         return await self.start_processor(place)
 
     # Time.
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock forward in steps, and run what becomes due at each."""
+        """Move the clock forward in steps, and run what is due after each step."""
         end = self.clock.now() + seconds
         await self.settle()
         while (remaining := end - self.clock.now()) > 0:
@@ -250,10 +250,10 @@ class Bus:
             await self.settle(_MOST_TURNS_A_TICK)
 
     async def until(self, awaited: Awaitable[T], seconds: float = 60.0) -> T:
-        """Let time pass until something is done, and return its result.
+        """Advance the clock until an awaitable is done, and return its result.
 
-        For all that waits for a timer, as what was lost and is asked for again: the clock moves here and in `advance`
-        alone. After so many seconds of the bus's time it is cancelled, and this raises TimeoutError.
+        Use it for everything that waits for a timer: only this method and `advance` move the clock. Raises TimeoutError
+        after `seconds` of the bus's time.
         """
         task = asyncio.ensure_future(awaited)
         end = self.clock.now() + seconds
@@ -271,10 +271,7 @@ class Bus:
                 await asyncio.wait({task})
 
     async def settle(self, turns: int = _MOST_TURNS) -> None:
-        """Run the event loop until no message has moved and no step was computed for a while.
-
-        On a bus that never becomes quiet it stops after so many turns. Raises what an engine raised that is a defect.
-        """
+        """Run the event loop until the bus is idle, for at most `turns`; raises an engine's defect, if any."""
         quiet = 0
         for _ in range(turns):
             before = self._moved

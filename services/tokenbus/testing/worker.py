@@ -1,4 +1,4 @@
-"""Worker: an engine and its publisher on the test's own event loop."""
+"""Worker: an engine and its publisher on the test's event loop."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -13,28 +13,25 @@ from tokenbus.worker.run import engine_publisher
 
 _IDLE_SECONDS = 0.1
 _FULL = {"block": 0.5, "shed": 0.9}
-"""By policy, how full retention is when a worker computes no further step.
-
-A real worker would block its thread once nothing fits, and here there is only the test's.
-"""
+"""By policy, the fill level of retention at which the worker pauses: it cannot block the test's thread."""
 
 
 class Worker:
-    """A worker of a bus in a test: it takes turns on the event loop, and computes a step in each."""
+    """A worker of a bus in a test; it computes its steps on the event loop."""
 
     def __init__(self, engine: Engine, settings: Settings, line: Line, clock: ManualClock) -> None:
         self.id = settings.worker.id
         self.engine = engine
         self.line = line
-        """Its connection to the processor."""
+        """The connection to the processor."""
         self.step_seconds = 0.0
-        """How long a step takes, by the test's clock; may be changed at any time."""
+        """The duration of a step by the test's clock; may be changed at any time."""
         self.failure: Exception | None = None
-        """What the engine raised, if that has stopped the worker: an EngineBrokenError, or a defect of the engine's."""
+        """The engine's exception that stopped the worker: EngineBrokenError, or a defect."""
         self.defect: Exception | None = None
-        """A failure that no engine may raise there; the bus raises it once, where the test waits."""
+        """A defect of the engine, which the bus raises once in the test."""
         self.steps = 0
-        """How many turns its engine had with work to do."""
+        """The number of computed steps."""
         self._settings = settings
         self._clock = clock
         self._came = asyncio.Event()
@@ -48,7 +45,7 @@ class Worker:
         return self._running is not None
 
     async def start(self) -> None:
-        """Connect, and let the engine have its turns."""
+        """Connect, and run the engine."""
         publisher = engine_publisher(self.engine, self._settings, self.line, self._clock)
         self.publisher = await self._stack.enter_async_context(publisher.publisher)
         self.publisher.incoming.on_arrival = self._came.set
@@ -71,7 +68,7 @@ class Worker:
                 await asyncio.sleep(0)
         except NotRunningError:
             return
-        except Exception as error:  # noqa: BLE001 - the test is to have it
+        except Exception as error:  # noqa: BLE001 - the test gets the error
             self.failure = error
             self.defect = None if isinstance(error, EngineBrokenError) else error
             self.publisher.take_no_more()
@@ -89,16 +86,16 @@ class Worker:
         await self.publisher.link.progress.wait()
 
     async def stop(self) -> None:
-        """End as after SIGTERM with no time to drain: it says goodbye."""
+        """End like SIGTERM with no time to drain: with a goodbye."""
         await self._end(None)
 
     async def lose(self) -> None:
-        """End as after SIGKILL: nothing is said, and what was not sent is lost."""
+        """End like SIGKILL: without a goodbye, and unsent items are lost."""
         self.line.is_dead = True
         await self._end(ConnectionAbortedError("the worker was lost"))
 
     async def halt(self) -> None:
-        """Compute no further step; it stays connected."""
+        """Stop computing, but stay connected."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
