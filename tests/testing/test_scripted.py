@@ -143,7 +143,7 @@ async def test_aborted_request_ends() -> None:
         (testing.Answer(tokens=[1], breaks_after=-1), "answer.breaks_after: below 1, its number of tokens, got -1"),
         (testing.Answer(tokens=[1], status=RowStatus.ABORTED), "answer.status: FINISHED_STOP or FINISHED_LENGTH, got ABORTED"),  # noqa: E501
         (testing.Answer(tokens=[1], tokens_per_step=0), "answer.tokens_per_step: at least 1, got 0"),
-        (testing.Answer(tokens=[1], alternatives=[[(1, -0.5)]]), "answer.alternatives: 2 for each token, as it was"),
+        (testing.Answer(tokens=[1], alternatives=[[(1, -0.5)]]), "answer.alternatives: 2 per token, as the request"),
     ],
 )  # fmt: skip
 async def test_answer_that_cannot_be_given_refuses_its_request(answer: testing.Answer, reason: str) -> None:

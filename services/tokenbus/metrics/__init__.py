@@ -1,1 +1,1 @@
-"""Metrics and health over HTTP; a process imports only the module of its own kind."""
+"""Metrics and health over HTTP; a process imports only the module of its kind."""

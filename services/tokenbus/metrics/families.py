@@ -71,7 +71,7 @@ class Family(Generic[Subject]):
     """
     help: str
     advice: str
-    """What an operator should do; empty for vLLM's own metrics. docs/metrics.md shows it."""
+    """The advice to the operator; empty for vLLM's own metrics. docs/metrics.md shows it."""
     read: Callable[[Subject], "float | Samples | Histogram | Mapping[str, Histogram]"]
     is_histogram: bool = False
 

@@ -66,7 +66,7 @@ class ProcessorView:
 
     @cached_property
     def counts(self) -> dict[str, StreamCounts]:
-        """The counts of all workers, including those that left recently."""
+        """The counts of all workers, recently departed ones included."""
         here = {worker.stream.worker_id: worker.stream.counts for worker in self.workers}
         return {**self.processor.workers.departed.copy(), **here}
 

@@ -33,11 +33,11 @@ class ManualClock:
         return 1_700_000_000_000 + int(self.now() * 1000)
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward, and end the waits that are due."""
+        """Move the clock forward, and end overdue waits."""
         self.set(self._now + seconds)
 
     def set(self, seconds: float) -> None:
-        """Set the time, and end the waits that are due."""
+        """Set the time, and end overdue waits."""
         self._now = seconds
         for wait in [wait for wait, due in self._due.items() if due <= seconds]:
             del self._due[wait]

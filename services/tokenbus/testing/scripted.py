@@ -70,7 +70,7 @@ class ScriptedEngine:
         self.vocabulary_size = vocabulary_size
         self.admitted: list[Generate] = []
         self.aborted: list[int] = []
-        """The ids of aborted requests, including those that failed."""
+        """The ids of aborted and of failed requests."""
         self._answers = iter(answers)
         self._answer = answer or self._next
         self._rows: dict[int, _Row] = {}

@@ -242,7 +242,7 @@ class Bus:
     # Time.
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock forward in steps, and run what is due after each step."""
+        """Move the clock forward in steps, and run the due tasks after each step."""
         end = self.clock.now() + seconds
         await self.settle()
         while (remaining := end - self.clock.now()) > 0:
