@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tokenbus
-from tokenbus.processor import Step
+from tokenbus import Step
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 
 

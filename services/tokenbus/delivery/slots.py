@@ -34,7 +34,7 @@ class SlotMap:
         return self._slots.get(request_id)
 
     def add(self, request_id: int) -> int:
-        """Return a slot for a new request: a free one, or else the next larger number."""
+        """Return a free slot, or else the next larger number."""
         slot = self._free.pop() if self._free else len(self._slots)
         self._slots[request_id] = slot
         self._cached_ids = None

@@ -1,6 +1,5 @@
 """The processor: consumes workers' streams, restores order, and delivers."""
 
-from tokenbus.delivery import Step
 from tokenbus.processor.processor import Processor
 
-__all__ = ["Processor", "Step"]
+__all__ = ["Processor"]

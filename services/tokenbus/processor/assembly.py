@@ -39,7 +39,7 @@ class _Parts:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenStep:
     number: int
     opened_at: float
     pending_ack: PendingAck = field(default_factory=PendingAck)
@@ -59,8 +59,8 @@ class Assembler:
         self._worker_id = worker_id
         self._epoch = epoch
         self._settings = settings
-        self._open: dict[int, _Open] = {}
-        self._released: OrderedDict[int, _Open] = OrderedDict()
+        self._open: dict[int, _OpenStep] = {}
+        self._released: OrderedDict[int, _OpenStep] = OrderedDict()
         self._renewed_at = -inf
         self._lost_rows = 0
         self._lost_after = 0
@@ -70,7 +70,6 @@ class Assembler:
 
     @property
     def open_steps(self) -> int:
-        """Incomplete steps."""
         return len(self._open)
 
     def has_last_row(self, request_id: int) -> bool:
@@ -87,7 +86,7 @@ class Assembler:
         if step is None:
             if header.step <= self.last_released:
                 return self._late(batch), PendingAck(0)
-            step = _Open(header.step, now)
+            step = _OpenStep(header.step, now)
         kind = step.target if header.kind is BatchKind.TARGET else step.draft
         earlier = kind.parts.get(header.part_index)
         if earlier is not None:
@@ -122,21 +121,21 @@ class Assembler:
             del self._open[step.number]
             yield self._finished(step)
 
-    def lose(self, rows: int) -> None:
+    def count_lost(self, rows: int) -> None:
         """Count rows lost at this position of the stream. The caller fails their requests."""
         newest = max(self._open, default=self.last_released)
         if newest > self._lost_after + 1:  # earlier losses belong to released steps
             self._lost_rows, self._lost_after = 0, newest
         self._lost_rows += rows
 
-    def _is_explained(self, step: _Open) -> bool:
+    def _is_explained(self, step: _OpenStep) -> bool:
         """Tell whether the missing rows of a step are known to be lost, so that only their requests fail."""
         if step.target.is_whole:
             return True
         is_near = self._lost_after <= step.number <= self._lost_after + 1
         return bool(step.target.parts) and is_near and step.target.missing_rows <= self._lost_rows
 
-    def _is_over(self, step: _Open, now: float) -> bool:
+    def _is_over(self, step: _OpenStep, now: float) -> bool:
         newest = max(self._open)
         if step.target.is_whole and newest > step.number + self._settings.draft_lag_steps:
             return True
@@ -153,7 +152,7 @@ class Assembler:
         """Restart the timeout of the open steps: until now their parts could not come."""
         self._renewed_at = now
 
-    def _finished(self, step: _Open) -> Step:
+    def _finished(self, step: _OpenStep) -> Step:
         target = step.target.joined()
         draft = step.draft.joined() if step.draft.is_whole else None
         if target is None:  # a draft alone: its step's target never came

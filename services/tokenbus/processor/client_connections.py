@@ -251,7 +251,8 @@ class ClientConnections(Connections[Session]):
         most = self._settings.clients.max_clients
         if len(self.sessions) < most:
             return
-        idle = [each for each in self.sessions.values() if each.is_idle and each not in self.watchers]
+        sessions = [each for each in self.sessions.values() if each not in self.watchers]
+        idle = [each for each in sessions if not each.requests and not len(each.send_queue)]
         if not idle:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, f"clients: at most {most}")
         self._end(min(idle, key=lambda session: session.peer is not None), "another client needs its place")
@@ -261,6 +262,7 @@ class ClientConnections(Connections[Session]):
         session = Session(
             id=hello.session,
             name=hello.name,
+            log_fields={"client": hello.name},
             owner=owner,
             proof=hello.proof,
             route=next(self._routes),

@@ -10,6 +10,7 @@ from tokenbus.delivery import PendingAck
 from tokenbus_contracts import Limits, LogprobBatch, decode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
+from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.wire import varint, write
 
 RequestIds = npt.NDArray[np.uint64]
@@ -85,9 +86,9 @@ def output_frames(
         if draft is not None and rows is not target:
             drafts = draft.select(np.flatnonzero(np.isin(draft.request_ids, rows.request_ids)))
         # Not validated again: the processor decoded these rows, and the client validates them.
-        parts = [write(_selection(rows, drafts is not None), limits)]
+        parts = [write(rows.headed(selection_header(rows, draft_follows=drafts is not None)), limits)]
         if drafts is not None:
-            parts.append(write(_selection(drafts, follows=False), limits))
+            parts.append(write(drafts.headed(selection_header(drafts)), limits))
         body = OUTPUTS if drafts is None else _OUTPUTS_WITH_DRAFT
         frames.append(Frame(body, parts, pending_ack, rows.request_ids.tobytes()))
     return frames
@@ -126,5 +127,6 @@ def emitted_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
     return emitted
 
 
-def _selection(batch: LogprobBatch, follows: bool) -> LogprobBatch:  # noqa: FBT001 - private, and named at the call
-    return batch.headed(batch.header._replace(selection=True, draft_follows=follows))
+def selection_header(batch: LogprobBatch, *, draft_follows: bool = False) -> BatchHeader:
+    """Return the header of a batch with some rows of a step."""
+    return batch.header._replace(selection=True, draft_follows=draft_follows)

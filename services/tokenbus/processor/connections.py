@@ -47,16 +47,13 @@ class KnownPeer:
     name: str
     proof: bytes
     """Random token that identifies one life of the peer."""
+    log_fields: Mapping[str, object]
+    """The fields that name it in logs."""
     peer: bytes | None = None
     """Its current connection."""
     last_heard: float = 0.0
     next_heartbeat: float = 0.0
     echo_ns: int = 0
-
-    @property
-    def log_fields(self) -> dict[str, object]:
-        """The fields that name it in logs."""
-        raise NotImplementedError
 
 
 P = TypeVar("P", bound=KnownPeer)
@@ -179,7 +176,7 @@ class Connections(ABC, Generic[P]):
         self.refused += 1
         # The log must not show the proof in a hello.
         shown = 0 if body_of(self._frames, frame) == "hello" else SHOWN_BYTES
-        self._refused_messages.add("frame refused", frame, error, _log_fields(known), shown=shown)
+        self._refused_messages.add("frame refused", frame, error, known.log_fields if known else {}, shown=shown)
         if known is None:
             self._send_refusal(peer, protocol_error(error))
         else:
@@ -212,7 +209,7 @@ class Connections(ABC, Generic[P]):
         self.peers.listener.send(peer, [write_frame(self.peers.frame_of(refusal=refusal))])
 
     def _warn_once(self, key: tuple[object, ...], event: str, known: P | None, **values: object) -> None:
-        self._repeated_log.begin(key, _log.warning, event, **values, **_log_fields(known))
+        self._repeated_log.begin(key, _log.warning, event, **values, **(known.log_fields if known else {}))
 
     # The handshake.
 
@@ -282,7 +279,3 @@ class Connections(ABC, Generic[P]):
             sent_at_ns=max(1, int(now * _NS)), echo_ns=known.echo_ns, last_sequence=self._last_sequence(known)
         )
         return self.peers.send(known, self.peers.frame_of(heartbeat=beat))
-
-
-def _log_fields(known: KnownPeer | None) -> dict[str, object]:
-    return {} if known is None else known.log_fields

@@ -1,7 +1,6 @@
 """Dispatch: chooses the worker of each new request, or refuses the request."""
 
 from collections import Counter
-from collections.abc import Iterable
 from math import inf
 from operator import attrgetter
 
@@ -221,16 +220,15 @@ class Dispatch:
         load_of = self.registry.table.load_of
         return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
 
-    def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
-        load_of, able = self.registry.table.load_of, filter(self._takes_more, workers)
-        return min(able, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
-
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
+        """Return the least busy decode worker with room for a request of a prefill worker; equal ones take turns."""
         decoders = self._decoders(worker.stream.hello.model) if _is_prefill(worker) else []
         if generate is not None and generate.continuation_policy == _SAME_WEIGHTS:
             version = worker.stream.hello.weight_version
             decoders = [each for each in decoders if each.stream.hello.weight_version == version]
-        return self._least_busy(each for each in decoders if generate is None or not _obstacle(each, generate))
+        able = [each for each in decoders if generate is None or not _obstacle(each, generate)]
+        load_of, free = self.registry.table.load_of, filter(self._takes_more, able)
+        return min(free, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
 
     def _takes_more(self, worker: Worker) -> bool:
         load = self.registry.table.load_of(worker.source.stream)

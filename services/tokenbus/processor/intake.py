@@ -205,7 +205,7 @@ class Intake:
             self.refused_parts += 1
             self._log_refused(worker, entry.sequence, entry.payload, error)
             if batch.header.step > worker.assembler.last_released:  # an earlier step had its tokens without this part
-                worker.assembler.lose(batch.row_count)
+                worker.assembler.count_lost(batch.row_count)
                 self._fail(worker, _ids(batch), f"item {entry.sequence} was refused: {error}")
             return PendingAck(0)
         if outcome is ItemOutcome.DUPLICATE:
@@ -221,7 +221,7 @@ class Intake:
         items = f"items {lost.sequence} to {lost.last_sequence} of {worker.stream.name}"
         reason = f"{items} are lost: {_REASONS.get(lost.reason, str(lost.reason))}"
         if lost.request_ids:
-            worker.assembler.lose(len(lost.request_ids))
+            worker.assembler.count_lost(len(lost.request_ids))
             self._fail(worker, lost.request_ids, reason)
         else:
             self._fail_others(worker, frozenset(), reason)
@@ -247,12 +247,14 @@ class Intake:
                 self._on_scores(worker, event, pending_ack, now)
             case "error":
                 request = self.registry.failed_by(event.error.request_id, worker.source, now)
-                # A worker that stops refuses requests that crossed its last heartbeat.
+                if request is None:
+                    return
+                # A draining worker refuses requests that crossed its last heartbeat.
                 is_refused = event.error.code == ErrorCode.ERROR_CODE_OVERLOADED
-                if request is not None and is_refused and _can_go_to_another_worker(request):
+                if is_refused and request.generate is not None and request.aborted_at is None:
                     worker.is_draining = True
                     self._dispatch.requeue(request)
-                elif request is not None:
+                else:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
 
     def _on_admitted(self, worker: Worker, admitted: Admitted) -> None:
@@ -410,10 +412,6 @@ class Intake:
             is_free = acks.advance() or not acks.oldest
             if not (is_free and has_remote_holders) or self._fill_level(worker) <= _FILL_AFTER_EVICTION:
                 return
-
-
-def _can_go_to_another_worker(request: Request) -> bool:
-    return request.generate is not None and request.aborted_at is None
 
 
 def _ids(batch: LogprobBatch) -> frozenset[int]:

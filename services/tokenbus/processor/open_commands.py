@@ -69,12 +69,12 @@ class OpenCommands:
 
     def answered(self, worker: Worker, answer: ControlAnswer) -> None:
         """Forward a worker's answer to the operator, and record the engine's state."""
-        known_adapters = worker.stream.hello.lora_adapters
-        if answer.HasField("state") and known_adapters != answer.state.lora_adapters:
-            del known_adapters[:]
-            known_adapters.extend(answer.state.lora_adapters)
-            self._on_adapters()
         if answer.HasField("state"):
+            known_adapters = worker.stream.hello.lora_adapters
+            if known_adapters != answer.state.lora_adapters:
+                del known_adapters[:]
+                known_adapters.extend(answer.state.lora_adapters)
+                self._on_adapters()
             worker.stream.hello.paused_since_unix_ms = answer.state.paused_since_unix_ms
             worker.stream.hello.paused_by = answer.state.paused_by
             worker.stream.hello.weight_version = answer.state.weight_version

@@ -82,13 +82,10 @@ class RequestRegistry:
         ms = max(0, ms)
         return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms, ms)
 
-    def make_room(self) -> bool:
-        """Drop an unclaimed request to make room for a client's; False if there is none."""
-        request = self.table.oldest_unclaimed()
-        if request is None:
-            return False
-        self._drop_unclaimed(request)
-        return True
+    def make_room(self) -> None:
+        """Drop an unclaimed request, if there is one, to make room for a client's."""
+        if (request := self.table.oldest_unclaimed()) is not None:
+            self._drop_unclaimed(request)
 
     def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
         """Tell which unknown requests of a step cannot be opened, because they begin midway or exceed the room."""

@@ -7,7 +7,6 @@ import numpy as np
 from tokenbus.delivery import PendingAck
 from tokenbus.delivery.errors import request_error
 from tokenbus.delivery.step import FINISHED
-from tokenbus.processor.client_frames import RequestIds
 from tokenbus.processor.request_registry import RequestRegistry
 from tokenbus.processor.requests import NO_OWNER, Ended, Request, State, client_payer
 from tokenbus.processor.session import Session, drafts_of
@@ -80,8 +79,7 @@ class Resumes:
         for session in sessions:
             session.gather()
         for session, resume in resumed:
-            error = self._resume(session, resume, found.get(resume.request_id, []))
-            if error is not None:
+            if (error := self._resume(session, resume, found.get(resume.request_id, []))) is not None:
                 session.put_error(error)
         for session in sessions:
             session.send_gathered()
@@ -98,22 +96,19 @@ class Resumes:
         asking = {session.id for session, _ in resumed}
         searched = 0
         for other in self._sessions.values():
-            ids = wanted.get(other.owner)
-            if not ids or (asking == {other.id}):
+            if other.owner not in wanted or asking == {other.id}:
                 continue
             searched += len(other.send_queue)
-            self._search_one(other, np.array(sorted(ids), np.uint64), found)
+            ids = np.array(sorted(wanted[other.owner]), np.uint64)
+            for frame in other.send_queue.frames_of(ids):
+                if frame.pending_ack is None or not frame.parts:
+                    continue
+                target, draft = frame.rows_of(ids, other.limits)
+                for row, request_id in enumerate(target.request_ids.tolist()):
+                    rows = target.select([row]), draft and drafts_of(draft, request_id), frame.pending_ack
+                    found.setdefault(request_id, []).append(rows)
         self._is_exhausted = searched > _CHEAP_SEARCH
         return found
-
-    def _search_one(self, other: Session, ids: RequestIds, found: dict[int, list[_Rows]]) -> None:
-        for frame in other.send_queue.frames_of(ids):
-            if frame.pending_ack is None or not frame.parts:
-                continue
-            target, draft = frame.rows_of(ids, other.limits)
-            for row, request_id in enumerate(target.request_ids.tolist()):
-                rows = target.select([row]), draft and drafts_of(draft, request_id), frame.pending_ack
-                found.setdefault(request_id, []).append(rows)
 
     def _is_queued_for(self, session: Session, request_id: int) -> bool:
         """Tell whether the further rows of a request are in the session's own queue, or go there."""

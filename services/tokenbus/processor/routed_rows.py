@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.delivery.slots import Slots
-from tokenbus.processor.client_frames import room_in
+from tokenbus.processor.client_frames import room_in, selection_header
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule
-from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.native import RequestColumns
 from tokenbus_contracts.wire import deal, write_parts
 
@@ -40,7 +39,7 @@ def split_message(
     Returns None if a row is not the next of its request, or if the step is not a single message.
     """
     # Not validated again: the processor decoded these rows, and the client validates them.
-    found = deal(batch, _header_of(batch), slots, requests, stream, first_client)
+    found = deal(batch, selection_header(batch), slots, requests, stream, first_client)
     if found is None:
         return None
     rows, shares = found
@@ -54,10 +53,6 @@ def _checked(message: _Message, limits: Limits) -> list[_Message]:
     if len(message[0]) > limits.max_message_bytes:
         raise ContractError("message", limits.max_message_bytes, len(message[0]), rule=Rule.BYTES)
     return [message]
-
-
-def _header_of(batch: LogprobBatch) -> BatchHeader:
-    return batch.header._replace(selection=True, draft_follows=False)
 
 
 class RowsByRoute:
@@ -86,7 +81,7 @@ class RowsByRoute:
     def _written(self, limits: Limits) -> list[list[_Message]]:
         begins = [self._begins(begin, end, limits) for begin, end in pairwise(self._bounds)]
         bounds = [*(begin for of_route in begins for begin in of_route), self._bounds[-1]]
-        batch = self._batch.headed(_header_of(self._batch))
+        batch = self._batch.headed(selection_header(self._batch))
         written = write_parts(batch, self._rows, np.array(bounds[1:]), limits)  # not validated again, as above
         ids = self._batch.request_ids[self._rows].tobytes()
         messages = iter(zip(written, [ids[begin * 8 : end * 8] for begin, end in pairwise(bounds)], strict=True))

@@ -96,14 +96,6 @@ class Session(KnownPeer):
     _gathered: "_Gathered | None" = None
 
     @property
-    def log_fields(self) -> dict[str, object]:
-        return {"client": self.name}
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.requests and not len(self.send_queue)
-
-    @property
     def keeps_up(self) -> bool:
         """Whether it is connected, and acknowledges frames about as fast as they come."""
         return self.peer is not None and self.send_queue.outputs <= _KEEPS_UP

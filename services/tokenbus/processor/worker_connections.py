@@ -155,6 +155,7 @@ class WorkerConnections(Connections[Worker]):
         worker = Worker(
             name=stream.name,
             proof=hello.proof,
+            log_fields={"stream": hello.worker_id, "epoch": epoch},
             last_heard=now,
             stream=stream,
             assembler=Assembler(hello.worker_id, epoch, self._settings.processor),

@@ -50,10 +50,6 @@ class Worker(KnownPeer):
     reconcile: tuple[int, frozenset[int]] | None = None
     """The last sequence before its hello, and the requests that the hello named; None once they were reconciled."""
 
-    @property
-    def log_fields(self) -> dict[str, object]:
-        return {"stream": self.stream.worker_id, "epoch": self.stream.epoch}
-
     def count(self, step: Step) -> None:
         counts, rows = self.stream.counts, step.rows
         counts.steps += 1
