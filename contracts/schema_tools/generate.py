@@ -5,23 +5,25 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from google.protobuf.descriptor_pb2 import FileDescriptorSet, SourceCodeInfo
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet, SourceCodeInfo
 
 from schema_tools.compiled import Tree, protoc
-from tokenbus_contracts.published.descriptors import comments_in
+from tokenbus_contracts.published.descriptors import comments_in, messages_in
+from tokenbus_contracts.schema import DTYPES, bounds_in
 
 BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
 
 _PACKAGE = "tokenbus_contracts.generated"
-# The numbers of enums and their values in a descriptor, which lead to their comments.
-_ENUM_PATH, _VALUE_PATH = 5, 2
+# The numbers of enums, their values and fields in a descriptor, which lead to their comments.
+_ENUM_PATH, _VALUE_PATH, _FIELD_PATH = 5, 2, 2
 
 
 def generated_files(tree: Tree) -> dict[str, bytes]:
     """Return the files of the generated folder: contents by name."""
     files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n'}
     files.update(_classes(tree))
-    files["enums.py"] = _enums(tree)
+    files["enums.py"] = _enums(_contract(tree))
+    files["columns.py"] = _columns(_contract(tree))
     return {name: text.encode() for name, text in files.items()} | {"schema.binpb": _described(tree)}
 
 
@@ -86,9 +88,37 @@ def _relocate(text: str) -> str:
     return re.sub(r"^from tokenbus\.v1 import", f"from {_PACKAGE} import", text, flags=re.MULTILINE)
 
 
-def _enums(tree: Tree) -> str:
+def _contract(tree: Tree) -> FileDescriptorProto:
+    return next(file for file in tree.compiled if file.name.endswith("logprob_batch.proto"))
+
+
+def _columns(contract: FileDescriptorProto) -> str:
+    """Return the columns of LogprobBatch, as the arguments of its constructor and as its attributes."""
+    comments = comments_in(contract)
+    path, message = next((path, message) for name, path, message in messages_in(contract) if name == "LogprobBatch")
+    given, arrays, names = [], [], []
+    for place, field in enumerate(message.field):
+        if bounds_in(field.options).length:
+            comment = f'    """{comments[(*path, _FIELD_PATH, place)]}"""'
+            given += [f"    {field.name}: npt.ArrayLike", comment]
+            arrays += [f"    {field.name}: npt.NDArray[np.{DTYPES[field.type].name}]", comment]
+            names.append(field.name)
+    return "\n".join(
+        [
+            BANNER + '"""The columns of a LogprobBatch: the arguments of its constructor, and its attributes."""\n',
+            "from typing import TypedDict\n\nimport numpy as np\nimport numpy.typing as npt\n\n",
+            'class ColumnArguments(TypedDict, total=False):\n    """The columns as a caller gives them."""\n',
+            *given,
+            '\n\nclass ColumnArrays:\n    """The columns as arrays."""\n',
+            f"    __slots__ = {tuple(names)!r}\n",
+            *arrays,
+            "",
+        ]
+    )
+
+
+def _enums(contract: FileDescriptorProto) -> str:
     """Return the enums of the data contract, which users handle, as IntEnums with the schema's comments."""
-    contract = next(file for file in tree.compiled if file.name.endswith("logprob_batch.proto"))
     comments = comments_in(contract)
     lines = [BANNER + '"""The data contract\'s enums."""\n', "from enum import IntEnum"]
     for index, enum in enumerate(contract.enum_type):

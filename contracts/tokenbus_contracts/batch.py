@@ -1,7 +1,6 @@
 """LogprobBatch: one step's tokens as columns."""
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,20 +10,23 @@ from tokenbus_contracts.columns import MessageColumns
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.extras import extras_of
 from tokenbus_contracts.fitting import fitted, kind_of
+from tokenbus_contracts.generated.columns import ColumnArguments, ColumnArrays
 from tokenbus_contracts.generated.enums import RowStatus
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.layout import Index, Layout
 from tokenbus_contracts.rows import OnlyRow, Row, Rows
-from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, EXTRA_COLUMNS, Column
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, Column
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
 """The values of the column `stops` for a stop token and for the first stop text; further texts follow."""
-_LEFT_OUT: npt.ArrayLike = ()
 _set = object.__setattr__  # the batch's own refuses
 
 
-class LogprobBatch:
+class LogprobBatch(ColumnArrays):
     """One step's tokens, or one part of them, as parallel columns.
 
     logprob_batch.proto documents the columns. A column may be given as anything that numpy reads; values that do not
@@ -44,7 +46,7 @@ class LogprobBatch:
             print(row.key, row.token_ids, row.logprobs)
     """
 
-    __slots__ = ("has_extras", "_layout", "_message", "_rows", "header", *(column.name for column in COLUMNS))
+    __slots__ = ("_layout", "_message", "_rows", "has_extras", "header")
 
     has_extras: bool
     """Whether it may have columns beside the base columns."""
@@ -52,85 +54,23 @@ class LogprobBatch:
     _message: MessageColumns | None
     _rows: Rows | OnlyRow
     header: BatchHeader
-    request_ids: npt.NDArray[np.uint64]
-    batch_indices: npt.NDArray[np.uint32]
-    positions: npt.NDArray[np.uint32]
-    statuses: npt.NDArray[np.uint8]
-    token_counts: npt.NDArray[np.uint8]
-    draft_token_counts: npt.NDArray[np.uint8]
-    proposal_counts: npt.NDArray[np.uint8]
-    scorings: npt.NDArray[np.uint8]
-    top_ks: npt.NDArray[np.uint8]
-    token_ids: npt.NDArray[np.uint32]
-    logprobs: npt.NDArray[np.float32]
-    ranks: npt.NDArray[np.uint32]
-    alternative_token_ids: npt.NDArray[np.uint32]
-    alternative_logprobs: npt.NDArray[np.float32]
-    proposal_token_ids: npt.NDArray[np.uint32]
-    stops: npt.NDArray[np.uint8]
-    extras: npt.NDArray[np.uint8]
-    given_counts: npt.NDArray[np.uint32]
-    mask_bounds: npt.NDArray[np.uint32]
-    other_logprobs: npt.NDArray[np.float32]
-    entropies: npt.NDArray[np.float32]
-    given_token_ids: npt.NDArray[np.uint32]
-    given_logprobs: npt.NDArray[np.float32]
-    mask_sizes: npt.NDArray[np.uint32]
-    mask_token_ids: npt.NDArray[np.uint32]
 
-    def __init__(  # noqa: PLR0913 - one for each column, by name
-        self,
-        header: BatchHeader,
-        *,
-        request_ids: npt.ArrayLike = _LEFT_OUT,
-        batch_indices: npt.ArrayLike = _LEFT_OUT,
-        positions: npt.ArrayLike = _LEFT_OUT,
-        statuses: npt.ArrayLike = _LEFT_OUT,
-        token_counts: npt.ArrayLike = _LEFT_OUT,
-        draft_token_counts: npt.ArrayLike = _LEFT_OUT,
-        proposal_counts: npt.ArrayLike = _LEFT_OUT,
-        scorings: npt.ArrayLike = _LEFT_OUT,
-        top_ks: npt.ArrayLike = _LEFT_OUT,
-        token_ids: npt.ArrayLike = _LEFT_OUT,
-        logprobs: npt.ArrayLike = _LEFT_OUT,
-        ranks: npt.ArrayLike = _LEFT_OUT,
-        alternative_token_ids: npt.ArrayLike = _LEFT_OUT,
-        alternative_logprobs: npt.ArrayLike = _LEFT_OUT,
-        proposal_token_ids: npt.ArrayLike = _LEFT_OUT,
-        stops: npt.ArrayLike = _LEFT_OUT,
-        **further: npt.ArrayLike,
-    ) -> None:
-        """Make a batch of its columns; the columns from `extras` on are among `further`. A missing column is empty."""
+    def __init__(self, header: BatchHeader, **columns: "Unpack[ColumnArguments]") -> None:
+        """Make a batch of its columns, each given by name; a column that is not given is empty."""
         if not isinstance(header, BatchHeader):
             raise ContractError("header", "a BatchHeader", type(header).__name__, rule=Rule.TYPE)
-        given = (
-            request_ids,
-            batch_indices,
-            positions,
-            statuses,
-            token_counts,
-            draft_token_counts,
-            proposal_counts,
-            scorings,
-            top_ks,
-            token_ids,
-            logprobs,
-            ranks,
-            alternative_token_ids,
-            alternative_logprobs,
-            proposal_token_ids,
-            stops,
-        )
         _set(self, "header", header)
         _set(self, "_message", None)
-        _set(self, "has_extras", bool(further))
-        for (set_column, name, dtype), values in zip(_SLOTS, given, strict=True):
+        given: dict[str, Any] = columns  # type: ignore[assignment]
+        for set_column, name, dtype, empty in _SETTERS:
+            values = given.pop(name, empty)
             if type(values) is np.ndarray and values.dtype is dtype and values.ndim == 1:
                 set_column(self, values)
             else:
-                set_column(self, COLUMN[name].empty if values is _LEFT_OUT else fitted(COLUMN[name], values))
-        for name, values in further.items():
-            if name not in _EXTRAS:
+                set_column(self, fitted(COLUMN[name], values))
+        _set(self, "has_extras", bool(given))
+        for name, values in given.items():
+            if name not in COLUMN:
                 raise TypeError(f"LogprobBatch has no column {name}")
             is_fit = type(values) is np.ndarray and values.dtype is COLUMN[name].dtype and values.ndim == 1
             _set(self, name, values if is_fit else fitted(COLUMN[name], values))
@@ -344,7 +284,7 @@ class LogprobBatch:
             elif name == "has_extras":
                 made = self._message.has_extras
             elif name == "_layout":
-                made = Layout(self)
+                made = Layout(self, has_extras=self.has_extras)
             elif name == "_rows":
                 made = self._made_rows()
             else:
@@ -362,11 +302,11 @@ class LogprobBatch:
         return Rows(self.__getattribute__, lambda name: getattr(self, name).tolist(), extras)
 
 
-_SLOTS = [(LogprobBatch.__dict__[column.name].__set__, column.name, column.dtype) for column in BASE_COLUMNS]
+_SETTERS = [
+    (ColumnArrays.__dict__[column.name].__set__, column.name, column.dtype, column.empty) for column in BASE_COLUMNS
+]
 """The setter of each base column; `_set` would look it up by name."""
 _set_header, _set_message = (LogprobBatch.__dict__[name].__set__ for name in ("header", "_message"))
-_VALUES = attrgetter(*(column.name for column in BASE_COLUMNS))
-_EXTRAS = {column.name for column in EXTRA_COLUMNS}
 
 
 def _stopped_rows(batch: LogprobBatch) -> int:

@@ -3,16 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntFlag
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
-
-if TYPE_CHECKING:
-    from tokenbus_contracts.batch import LogprobBatch
-    from tokenbus_contracts.layout import Index
+from tokenbus_contracts.generated.columns import ColumnArrays
 
 
 class Extra(IntFlag):
@@ -71,10 +68,9 @@ class Extras(NamedTuple):
             begin += size * is_listed
 
 
-def extras_of(batch: "LogprobBatch", starts: Mapping[int, "Index"]) -> list[Extras | None]:
+def extras_of(batch: ColumnArrays, starts: Mapping[int, npt.NDArray[np.intp]]) -> list[Extras | None]:
     """Return each row's extras or None, given the start of each row's elements by kind of length."""
-    rows = batch.row_count
-    nothing = np.zeros(rows, np.uint32)
+    nothing = np.zeros(batch.request_ids.size, np.uint32)
     kinds, given, bounds = (
         (column if column.size else nothing).tolist()
         for column in (batch.extras, batch.given_counts, batch.mask_bounds)

@@ -1,6 +1,6 @@
 """Layout: which elements of each column belong to which rows."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,11 +8,9 @@ import numpy.typing as npt
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
+from tokenbus_contracts.generated.columns import ColumnArrays
 from tokenbus_contracts.generated.enums import RowStatus, Scoring
-from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS
-
-if TYPE_CHECKING:
-    from tokenbus_contracts.batch import LogprobBatch
+from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS, Column
 
 Index = npt.NDArray[np.intp]
 
@@ -36,9 +34,10 @@ class Layout:
 
     __slots__ = ("_mask_starts", "_per_token", "starts")
 
-    def __init__(self, batch: "LogprobBatch") -> None:
-        rows = batch.row_count
-        _check_lengths(batch, {_ROWS: rows})
+    def __init__(self, batch: ColumnArrays, *, has_extras: bool) -> None:
+        rows = batch.request_ids.size
+        present = COLUMNS if has_extras else BASE_COLUMNS
+        _check_lengths(batch, present, {_ROWS: rows})
         counts = batch.token_counts.astype(np.intp)
         # The elements of one token in each kind of column, for each row.
         self._per_token: dict[int, Index] = {
@@ -53,14 +52,14 @@ class Layout:
         }
         if batch.stops.size:
             self.starts[_STOPPED_ROWS] = _starts_of((batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp))
-        if batch.has_extras:
+        if has_extras:
             self._lay_out_extras(batch, counts)
-        _check_lengths(batch, {length: int(starts[-1]) for length, starts in self.starts.items()})
+        _check_lengths(batch, present, {length: int(starts[-1]) for length, starts in self.starts.items()})
 
-    def _lay_out_extras(self, batch: "LogprobBatch", counts: Index) -> None:
+    def _lay_out_extras(self, batch: ColumnArrays, counts: Index) -> None:
         rows = counts.size
         nothing = np.zeros(rows, np.intp)
-        _check_lengths(batch, {_ROWS_OR_NONE: rows})
+        _check_lengths(batch, COLUMNS, {_ROWS_OR_NONE: rows})
         extras, given, bounds = (
             column.astype(np.intp) if column.size else nothing
             for column in (batch.extras, batch.given_counts, batch.mask_bounds)
@@ -75,7 +74,7 @@ class Layout:
         self.starts |= {length: _starts_of(counts * each) for length, each in asked.items()}
         self.starts |= {_ROWS_OR_NONE: self.starts[_ROWS], _GIVEN_TOKENS: _starts_of(given)}
         masked = self.starts[_MASKED_TOKENS]
-        _check_lengths(batch, {_MASKED_TOKENS: int(masked[-1])})
+        _check_lengths(batch, COLUMNS, {_MASKED_TOKENS: int(masked[-1])})
         sizes = batch.mask_sizes.astype(np.intp)
         self._mask_starts = _starts_of(np.where(sizes <= np.repeat(bounds, np.diff(masked)), sizes, 0))
         self.starts[_MASK_TOKENS] = self._mask_starts[masked]
@@ -100,8 +99,8 @@ class Layout:
         return found
 
 
-def _check_lengths(batch: "LogprobBatch", wanted: dict[int, int]) -> None:
-    for column in COLUMNS if batch.has_extras else BASE_COLUMNS:
+def _check_lengths(batch: ColumnArrays, present: Sequence[Column], wanted: dict[int, int]) -> None:
+    for column in present:
         length = getattr(batch, column.name).size
         if length != wanted.get(column.length, length) and (length or column.length != _ROWS_OR_NONE):
             limit = f"{wanted[column.length]} elements, as counted"

@@ -26,13 +26,14 @@ ONE_BYTE_VARINT_END = 128
 """Values below this take one byte each when packed: a column of them is an array of bytes."""
 
 _WIRE_VARINT_MAX_BYTES = 10
-_DTYPES: dict[int, np.dtype[Any]] = {
+DTYPES: dict[int, np.dtype[Any]] = {
     FieldDescriptor.TYPE_FIXED64: np.dtype("<u8"),
     FieldDescriptor.TYPE_FIXED32: np.dtype("<u4"),
     FieldDescriptor.TYPE_FLOAT: np.dtype("<f4"),
     FieldDescriptor.TYPE_UINT32: np.dtype("u1"),
     FieldDescriptor.TYPE_ENUM: np.dtype("u1"),
 }
+"""The array type of a column, by its field's type."""
 
 
 _IMPLEMENTATION = api_implementation.Type()
@@ -156,8 +157,8 @@ def _column(field: FieldDescriptor) -> Column:
     low, high = _range(field)
     return Column(
         name=field.name,
-        dtype=_DTYPES[field.type],
-        item_bytes=_DTYPES[field.type].itemsize,
+        dtype=DTYPES[field.type],
+        item_bytes=DTYPES[field.type].itemsize,
         key=_packed_key(field),
         length=bounds.length,
         max_items=bounds.max_items,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tokenbus_contracts.header import BatchHeader, from_values
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.native.library import LibraryError, open_library
-from tokenbus_contracts.native.rules import FITS_THE_SCHEMA, HEADER_NUMBERS, Layout, Rules, rules_for
+from tokenbus_contracts.native.rules import HEADER_NUMBERS, Layout, Rules, rules_for
 from tokenbus_contracts.schema import BASE_COLUMNS, COLUMNS, HEADER
 
 LIBRARY = Path(__file__).with_name("accept.so")
@@ -199,15 +199,16 @@ def _load() -> tuple[Any, Any, Any, Any]:
         return _NONE
     if not LIBRARY.exists():
         return _NONE
-    if not FITS_THE_SCHEMA:
-        return _unusable(f"{SOURCE.name} was written for other columns than the schema has")
     try:
         library = open_library(LIBRARY, SOURCE)
+        columns = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "tokenbus_columns")))
         sizes = (library.tokenbus_rules_bytes(), library.tokenbus_layout_bytes())
         accepts, selects, cuts = library.tokenbus_accepts, library.tokenbus_selects, library.tokenbus_cuts
         deals = library.tokenbus_deals
-    except (LibraryError, AttributeError) as error:
+    except (LibraryError, AttributeError, ValueError) as error:
         return _unusable(str(error))
+    if columns.decode() != "".join(f"{column.name.upper()}:{column.item_bytes} " for column in COLUMNS):
+        return _unusable(f"{SOURCE.name} was written for other columns than the schema has")
     if sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
         return _unusable(f"{LIBRARY.name} was compiled from another version of {SOURCE.name}")
     rules, text, number = ctypes.POINTER(Rules), ctypes.c_char_p, ctypes.c_int64

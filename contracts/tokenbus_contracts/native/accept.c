@@ -11,13 +11,20 @@
 #include <stdint.h>
 #include <string.h>
 
-/* In the order of schema.COLUMNS; where that is another, the library is not used. */
-enum column {
-    REQUEST_KEYS, BATCH_INDICES, POSITIONS, STATUSES, TOKEN_COUNTS, DRAFT_TOKEN_COUNTS, PROPOSAL_COUNTS,
-    SCORINGS, TOP_KS, TOKEN_IDS, LOGPROBS, RANKS, ALTERNATIVE_TOKEN_IDS, ALTERNATIVE_LOGPROBS,
-    PROPOSAL_TOKEN_IDS, STOPS, EXTRAS, GIVEN_COUNTS, MASK_BOUNDS, OTHER_LOGPROBS, ENTROPIES, GIVEN_TOKEN_IDS,
-    GIVEN_LOGPROBS, MASK_SIZES, MASK_TOKEN_IDS, COLUMN_COUNT
-};
+/* Each column and the bytes of an element, in the order of schema.COLUMNS; a library with others is not used. */
+#define COLUMNS(X) \
+    X(REQUEST_IDS, 8) X(BATCH_INDICES, 4) X(POSITIONS, 4) X(STATUSES, 1) X(TOKEN_COUNTS, 1) \
+    X(DRAFT_TOKEN_COUNTS, 1) X(PROPOSAL_COUNTS, 1) X(SCORINGS, 1) X(TOP_KS, 1) X(TOKEN_IDS, 4) X(LOGPROBS, 4) \
+    X(RANKS, 4) X(ALTERNATIVE_TOKEN_IDS, 4) X(ALTERNATIVE_LOGPROBS, 4) X(PROPOSAL_TOKEN_IDS, 4) X(STOPS, 1) \
+    X(EXTRAS, 1) X(GIVEN_COUNTS, 4) X(MASK_BOUNDS, 4) X(OTHER_LOGPROBS, 4) X(ENTROPIES, 4) X(GIVEN_TOKEN_IDS, 4) \
+    X(GIVEN_LOGPROBS, 4) X(MASK_SIZES, 4) X(MASK_TOKEN_IDS, 4)
+#define NAME(name, bytes) name,
+#define BYTES(name, bytes) bytes,
+#define DESCRIBE(name, bytes) #name ":" #bytes " "
+
+enum column { COLUMNS(NAME) COLUMN_COUNT };
+static const int ITEM_BYTES[COLUMN_COUNT] = {COLUMNS(BYTES)};
+const char tokenbus_columns[] = COLUMNS(DESCRIBE);
 
 enum header_type { UNKNOWN, VARINT, FIXED64, TEXT };
 enum status_flag { STATUS_VALID = 1, NEEDS_TOKENS = 2, FORBIDS_TOKENS = 4, MAY_PROPOSE = 8, STOPPED = 16 };
@@ -63,9 +70,6 @@ typedef float f32 __attribute__((aligned(1), may_alias));
 typedef uint32_t u32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef float f32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef int32_t i32x4 __attribute__((vector_size(4 * LANES)));
-
-static const int ITEM_BYTES[COLUMN_COUNT] = {8, 4, 4, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4, 1,
-                                            1, 4, 4, 4, 4, 4, 4, 4, 4};
 
 /* Keys and lengths of more bytes than this are left to Python: parsers differ in how many they would take. */
 #define KEY_BYTES 4
@@ -299,7 +303,7 @@ static struct asked asked_by(const uint8_t *data, const int64_t *at, const int64
 /* Looks at what rows asked for beyond their logprobs. */
 static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *items, const struct rules *rules,
                        float ceiling, uint32_t token_id_max, uint32_t most_tokens) {
-    int64_t rows = items[REQUEST_KEYS], other = 0, entropies = 0, given = 0, values = 0, masked = 0, told = 0;
+    int64_t rows = items[REQUEST_IDS], other = 0, entropies = 0, given = 0, values = 0, masked = 0, told = 0;
     const uint8_t *counts = data + at[TOKEN_COUNTS], *scorings = data + at[SCORINGS];
     const u32 *sizes = (const u32 *)(data + at[MASK_SIZES]), *ids = (const u32 *)(data + at[MASK_TOKEN_IDS]);
     int64_t firsts = 0; /* of a mask, and not above the last of the mask before it */
@@ -444,7 +448,7 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     if (!lay_out(data, size, rules, layout) || !header_holds(data, rules, layout)) return 0;
 
     const uint64_t *header = layout->header;
-    int64_t rows = layout->items[REQUEST_KEYS];
+    int64_t rows = layout->items[REQUEST_IDS];
     uint64_t step_rows = header[rules->step_rows];
     if (rows > rules->rows_max || rows > MOST_ROWS || step_rows > MOST_STEP_ROWS) return 0;
     for (int column = BATCH_INDICES; column <= TOP_KS; column++)
@@ -491,7 +495,7 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     int64_t stops = layout->items[STOPS];
     if (stops && !stops_hold(data + layout->at[STOPS], stops, statuses, rows, rules)) return 0;
 
-    if (!keys_hold((const u64 *)(data + layout->at[REQUEST_KEYS]), rows)) return 0;
+    if (!keys_hold((const u64 *)(data + layout->at[REQUEST_IDS]), rows)) return 0;
     if (!indices_hold((const u32 *)(data + layout->at[BATCH_INDICES]), rows, step_rows)) return 0;
     if (!within((const u32 *)(data + layout->at[POSITIONS]), rows, 0, rules->position_max)) return 0;
     if (!within((const u32 *)(data + layout->at[PROPOSAL_TOKEN_IDS]), proposed, 0, token_id_max)) return 0;
@@ -557,7 +561,7 @@ static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *colum
 int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int64_t *places, int64_t count,
                          const struct rules *rules, uint8_t *out, int64_t *laid) {
     struct starts starts;
-    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS];
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_IDS];
     if (!places_hold(places, count, rows)) return -1;
     find_starts(data, columns, rows, rules, &starts);
     return put_rows(out, data, columns, &starts, places, count, rules, laid) - out;
@@ -574,7 +578,7 @@ int64_t tokenbus_cuts(const uint8_t *data, const int64_t *columns, const int64_t
                       int64_t parts, const uint8_t *head, int64_t head_bytes, const struct rules *rules, uint8_t *out,
                       int64_t *sizes) {
     struct starts starts;
-    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS], laid[2 * COLUMN_COUNT], begin = 0;
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_IDS], laid[2 * COLUMN_COUNT], begin = 0;
     for (int64_t part = 0; part < parts; begin = ends[part++])
         if (ends[part] < begin) return -1;
     if (!places_hold(places, begin, rows)) return -1;
@@ -641,7 +645,7 @@ int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_
                        int64_t most_parts) {
     struct starts starts;
     uint64_t keys[MOST_ROWS];
-    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS], laid[2 * COLUMN_COUNT], count = 0;
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_IDS], laid[2 * COLUMN_COUNT], count = 0;
     const u32 *indices = (const u32 *)(data + columns[BATCH_INDICES]);
     if (rows > MOST_ROWS || !are_next(data, columns, slots, rows, requests, stream)) return -1;
     for (int64_t row = 0; row < rows; row++) {
@@ -663,7 +667,7 @@ int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_
         if (parts[part][0] >= least) {
             memcpy(out, head, (size_t)head_bytes);
             out = put_rows(out + head_bytes, data, columns, &starts, places + begin, parts[part][1] - begin, rules, laid);
-            parts[part][3] = head_bytes + laid[REQUEST_KEYS];
+            parts[part][3] = head_bytes + laid[REQUEST_IDS];
         }
         parts[part][2] = out - from;
     }

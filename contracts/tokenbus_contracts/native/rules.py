@@ -10,15 +10,6 @@ from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN, COLUMNS, HEADER, HEADER_KEY, HEADER_RULES, STATUS_RULES, fields_of
 
 HEADER_NUMBERS = 32
-_COLUMNS = (
-    *("request_ids", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
-    *("proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks"),
-    *("alternative_token_ids", "alternative_logprobs", "proposal_token_ids", "stops"),
-    *("extras", "given_counts", "mask_bounds", "other_logprobs", "entropies", "given_token_ids", "given_logprobs"),
-    *("mask_sizes", "mask_token_ids"),
-)
-FITS_THE_SCHEMA = tuple(column.name for column in COLUMNS) == _COLUMNS
-"""Whether accept.c was written for the columns of the schema."""
 _ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind", "draft_follows")
 _VARINT, _FIXED64, _TEXT = 1, 2, 3
 _TYPES = {FieldDescriptor.TYPE_FIXED64: _FIXED64, FieldDescriptor.TYPE_STRING: _TEXT}
@@ -40,7 +31,7 @@ class Rules(ctypes.Structure):
         ("header_max", ctypes.c_uint64 * HEADER_NUMBERS),
         ("header_type", ctypes.c_int32 * HEADER_NUMBERS),
         ("header_key", ctypes.c_int32),
-        ("column_keys", ctypes.c_int32 * len(_COLUMNS)),
+        ("column_keys", ctypes.c_int32 * len(COLUMNS)),
         *((role, ctypes.c_int32) for role in _ROLES),
         *((name, ctypes.c_int32) for name in ("vocabulary", "draft_kind", "no_value_kind")),
         ("logit_kinds", ctypes.c_uint32),
@@ -52,7 +43,7 @@ class Rules(ctypes.Structure):
     )
 
 
-Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(_COLUMNS))
+Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(COLUMNS))
 """struct layout: the header's offset and bytes, its values, each column's offset, each column's number of elements."""
 
 
