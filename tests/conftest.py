@@ -96,7 +96,6 @@ def folder() -> Iterator[Path]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which tests were not run, once for each folder and reason; after a long run also where its time went."""
     skipped: Counter[tuple[str, str]] = Counter()
     for report in terminalreporter.getreports("skipped"):
         _path, _line, reason = report.longrepr

@@ -36,7 +36,6 @@ def blocks(language: str, *, of: str = "") -> list[Block]:
 
 
 def module_of(block: Block, name: str) -> ModuleType:
-    """Return a block of Python as a module, without what it does as a program."""
     module = ModuleType(name)
     placed = "\n" * block.line + block.text  # so that what it raises names the page's line
     exec(compile(placed, str(ROOT / block.page), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - our own documents

@@ -33,7 +33,6 @@ def test_flaky_test_fails_no_run(tmp_path: Path) -> None:
 
 
 def again(folder: Path, status: int, *arguments: str) -> list[str]:
-    """Run the tests of a folder, and return what is said of those that failed."""
     command = [sys.executable, "-m", "tests.again", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

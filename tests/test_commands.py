@@ -95,7 +95,6 @@ EXAMPLES = {
 
 
 def on_one_bus(folder: Path, **settings: object) -> dict[str, str]:
-    """Return an environment in which services find each other in a folder."""
     addresses = {"bus__workers_address": f"ipc://{folder}/w", "bus__clients_address": f"ipc://{folder}/c"}
     return variables(folder, **addresses, processor__metrics_address="", **settings)
 
@@ -293,7 +292,6 @@ def test_first_hour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _of_hour(begin: str, port: int) -> str:
-    """Return a command line of the first hour, with a port of the test's own."""
     return line("docs/first-hour.md", begin).command.replace("8000", str(port))
 
 

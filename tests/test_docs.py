@@ -69,7 +69,6 @@ def _defines(text: str, name: str) -> bool:
 
 
 def _anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as they are made of their words."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -20,8 +20,6 @@ from tokenbus.testing import ManualClock
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -37,7 +37,6 @@ def section(title: str) -> str:
 
 
 def rows(title: str) -> list[list[str]]:
-    """Return the cells of the first table under a heading, without its head."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 

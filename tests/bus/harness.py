@@ -78,7 +78,6 @@ class Bus:
 
 
 async def introduce(connection: Connection, listener: Listener) -> bytes:
-    """Return the id that a connection has at its listener; it sends one message."""
     assert connection.send([b"hello"])
     peer, parts = await soon(listener.receive())
     assert parts == [b"hello"]

@@ -37,7 +37,6 @@ class Command(Program):
         super().__init__("tokenbus", start([*(program or [str(COMMAND)]), *arguments], variables), _LONGEST)
 
     def event(self, event: str) -> dict[str, Any]:
-        """Return the next event of a kind; each line must be a JSON object."""
         while True:
             found: dict[str, Any] = json.loads(self.line("{"))
             if found["event"] == event:

@@ -21,15 +21,12 @@ COMMAND = Path(sys.executable).parent / "tokenbus"
 
 
 class Run(NamedTuple):
-    """What a command came to."""
-
     status: int
     out: str
     error: str
 
     @property
     def lines(self) -> list[str]:
-        """What was printed; nothing may have gone wrong on the way."""
         assert "Traceback" not in self.error
         return self.out.splitlines()
 

@@ -35,7 +35,6 @@ def test_options_count_more_than_variables_and_those_more_than_the_file(
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line that a command ends with, which is a wrong use."""
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert not captured.out

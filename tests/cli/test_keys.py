@@ -27,7 +27,6 @@ def mode_of(path: str) -> int:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run a command; return its status, what it printed, and what it complained of."""
     status = main(arguments)
     printed = capsys.readouterr()
     return status, printed.out, printed.err

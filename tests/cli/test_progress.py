@@ -10,8 +10,6 @@ from tokenbus.cli.terminal import Progress
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

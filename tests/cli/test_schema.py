@@ -28,7 +28,6 @@ def printed(capsysbinary: pytest.CaptureFixture[bytes], *arguments: str) -> tupl
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Path:
-    """A folder of .proto files in which a bound is narrower, and a field is new."""
     folder = tmp_path / "proto"
     shutil.copytree(ROOT / "proto" / "tokenbus", folder / "tokenbus")
     path = folder / STREAM

@@ -21,8 +21,6 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 
 
 class Peer:
-    """A session, and a processor that the test plays."""
-
     def __init__(
         self,
         most: int = 100,
@@ -68,7 +66,6 @@ class Peer:
             yield frame
 
     def bodies(self) -> list[str | None]:
-        """Return what kinds of frames the session sends just now."""
         return [frame.WhichOneof("body") for frame in self.says_all()]
 
 

@@ -34,7 +34,6 @@ class Two:
                 list(peer.says_all())
 
     def pass_time(self, seconds: float, *heard: Peer) -> list[Generate]:
-        """Return the requests that are sent meanwhile."""
         found = []
         for _ in range(round(seconds)):
             for peer in (self.a, self.b):

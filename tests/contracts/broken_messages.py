@@ -56,7 +56,6 @@ def _some_encoding(rng: Random, message: pb.LogprobBatch) -> bytes:
 
 
 def mutate(rng: Random, message: pb.LogprobBatch) -> None:
-    """Change one field of a message, mostly so that it breaks a rule."""
     columns: list[Field] = [field for field in message.DESCRIPTOR.fields if field.is_repeated]
     number = rng.randrange(4 * len(columns))
     if not number:
@@ -108,7 +107,6 @@ def _next(field: Field, value: Any, step: int) -> Any:  # noqa: ANN401 - a numbe
 
 
 def damage(rng: Random, data: bytes, other: bytes) -> bytes:
-    """Return a message's bytes with one change, which knows nothing of what they mean."""
     begin = rng.randint(0, len(data))
     end, new = rng.randint(begin, len(data)), b""
     match rng.choice(("flip", "flip", "flip", "flip", "set", "float", "float", "insert", "delete", "double", "splice")):

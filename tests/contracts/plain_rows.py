@@ -9,7 +9,6 @@ from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
 
 def values_of(message: pb.LogprobBatch | pb.BatchHeader, skipped: int = 0) -> dict[str, Any]:
-    """Return the values of a message's fields by name, but for the first few."""
     return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields[skipped:]}
 
 

@@ -113,7 +113,6 @@ def test_what_keeps_the_contract_is_read_and_written_alike() -> None:
 
 
 def rows_of(batch: LogprobBatch) -> list[Row]:
-    """Return a batch's rows by what the generated class reads of its bytes."""
     return list(plain_rows(pb.LogprobBatch.FromString(encode(batch, SCHEMA))))
 
 

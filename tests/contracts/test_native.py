@@ -31,7 +31,6 @@ SMALL = [data for data in MESSAGES.values() if len(data) < 10_000]
 
 
 def _holds_in_python(data: bytes) -> bool:
-    """Return whether a message is plain and valid, by the checks in Python alone."""
     try:
         batch = wire.read(data)
         if batch is None:
@@ -51,7 +50,6 @@ def _read(data: bytes) -> LogprobBatch | None:
 
 
 def _damaged(count: int) -> list[bytes]:
-    """Return golden messages with a few bytes changed, cut, or doubled."""
     rng = seeded(20261121)
     return [damage(rng, rng.choice(SMALL), rng.choice(SMALL)) for _ in range(count)]
 

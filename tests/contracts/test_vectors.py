@@ -16,7 +16,6 @@ INVALID = sorted(path.stem for path in (VECTORS / "invalid").glob("*.binpb"))
 
 @pytest.fixture(autouse=True, params=["compiled", "numpy"])
 def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the compiled code read what it can, or numpy all."""
     if request.param == "numpy":
         monkeypatch.setattr(native, "_accepts", None)
 

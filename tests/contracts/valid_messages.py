@@ -48,7 +48,6 @@ def seeded(seed: int) -> Random:
 
 
 def valid_message(rng: Random, sizes: Sizes = Sizes()) -> pb.LogprobBatch:  # noqa: B008 - it is immutable
-    """Return a message that keeps the contract, of any shape that the sizes allow."""
     rows = rng.randint(0, sizes.rows)
     message = pb.LogprobBatch(header=_header(rng, rows, sizes))
     keys = range(1, 4 * sizes.rows + 2)

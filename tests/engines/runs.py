@@ -36,8 +36,6 @@ def asked(
 
 @dataclass(slots=True)
 class Got:
-    """All rows of one request."""
-
     rows: list[Row] = field(default_factory=list)
     drafts: list[Row] = field(default_factory=list)
 
@@ -77,8 +75,6 @@ class Got:
 
 
 class Run:
-    """An engine that is run, and what came of it."""
-
     def __init__(self, engine: Any, requests: Iterable[Generate] = ()) -> None:  # noqa: ANN401 - any demo engine
         self.engine = engine
         self.got: dict[int, Got] = {}
@@ -89,7 +85,6 @@ class Run:
             self.admit(request)
 
     def admit(self, request: Generate, before: Got | None = None) -> int:
-        """Admit a request, perhaps one that another engine gave some tokens before."""
         tokens: int = self.engine.admit(request)
         self.got[request.request_id] = before or Got()
         return tokens

@@ -44,7 +44,6 @@ def with_sampling(sampling: SamplingParameters) -> Generate:
 
 
 def effective(name: str) -> SamplingParameters:
-    """Return parameters of which one is set to what changes something."""
     sampling: Any = SamplingParameters()
     field = FIELDS[name]
     if name == "structured_output":
@@ -124,8 +123,6 @@ def test_damaged_request_is_read_and_refused_or_taken() -> None:
 
 
 class Words:
-    """A tokenizer whose tokens are words."""
-
     vocabulary_size = 5
 
     def encode(self, text: str) -> list[int]:

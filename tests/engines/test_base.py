@@ -17,8 +17,6 @@ TABLE = np.random.default_rng(3).normal(scale=3, size=(BYTES, BYTES)).astype(np.
 
 
 class Table(BaseEngine):
-    """Looks the logits up."""
-
     def __init__(self) -> None:
         super().__init__("bytes", max_model_tokens=64, max_running=2)
 

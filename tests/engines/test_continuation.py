@@ -41,7 +41,6 @@ def both(run: Callable[..., Run], generate: Generate, **options: Any) -> list[tu
 
 
 def _verified(got: Got) -> list[int]:
-    """Return how many drafts were verified for each row with tokens."""
     return [row.draft_token_count for row in got.rows if row.token_ids.size]
 
 

@@ -54,7 +54,6 @@ absent = no_such_module:Letters
 
 
 def distribution(folder: Path, name: str, points: str) -> None:
-    """Install a distribution that has these entry points into a folder."""
     metadata = folder / f"{name}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

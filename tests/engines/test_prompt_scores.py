@@ -44,7 +44,6 @@ def scoring(key: int, prompt: str | Sequence[int], most: int = 2, **wanted: Any)
 
 
 def scores_of(run: Run) -> dict[int, PromptScores]:
-    """Return the scores that came, each once and in the step of its request's first row."""
     found: dict[int, PromptScores] = {}
     for arrays in run.arrays:
         for each in (each for one in arrays for each in one.prompt_scores):

@@ -32,7 +32,6 @@ def params(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, rows: i
 
 
 def plain(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
-    """Return the distribution as one would write it down: token by token."""
     weights = {token: np.exp((value - max(logits)) / temperature) for token, value in enumerate(logits)}
     ranked = sorted(weights, key=lambda token: (-weights[token], token))[: top_k or len(logits)]
     mass = sum(weights[token] for token in ranked)

@@ -11,8 +11,6 @@ from tokenbus.engines.scheduler import Plan, Scheduler
 
 
 class Scheduled:
-    """A scheduler, and requests that get one token in each step that plans one."""
-
     def __init__(self, *keys: int, prompt: str = "abc", **options: int) -> None:
         """Let requests wait for a place; each prompt has one token more."""
         self.requests = Requests()

@@ -24,8 +24,6 @@ platform.platform()  # OpenAI's client asks for it, and the first time that star
 
 
 class App:
-    """An application, and the bus that it is a client of."""
-
     def __init__(self, gateway: Gateway, bus: Bus) -> None:
         self.gateway = gateway
         self.bus = bus
@@ -36,7 +34,6 @@ class App:
         return httpx.AsyncClient(transport=transport, base_url=base_url, timeout=MOST)
 
     def openai(self) -> AsyncOpenAI:
-        """Return OpenAI's client, which tries nothing twice."""
         return AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=self._client2())
 
     def anthropic(self) -> AsyncAnthropic:

@@ -31,5 +31,4 @@ def reading(vocabulary: str = "bytes", *, context: int = 0, given: dict[str, obj
 
 
 def read(reader: Reader, route: str, **fields: Any) -> Any:  # noqa: ANN401 - what the route's method returns
-    """Return what the smallest body of a route is read as, with some fields."""
     return getattr(reader, route)(VALID[route] | fields)

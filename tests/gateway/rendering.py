@@ -52,7 +52,6 @@ def three_steps(
 
 
 def spelled(text: str, steps: Steps) -> Vocabulary:
-    """Return a vocabulary in which the tokens of some steps' rows, together, are a text."""
     ids = [token for each, _ in steps for row in each.rows() for token in row.token_ids.tolist()]
     cuts = [place * len(text) // len(ids) for place in range(len(ids) + 1)]
     return Vocabulary(

@@ -44,7 +44,6 @@ def keys(tmp_path: Path) -> Keys:
 
 
 async def _streams(app: App, headers: dict[str, str], **fields: Any) -> asyncio.Task[httpx.Response]:  # noqa: ANN401 - JSON
-    """Begin a stream that goes on while time stands still."""
     app.bus.worker.step_seconds = 1.0
     stream = asyncio.create_task(app.client().post("/v1/completions", json=LONG | fields, headers=headers))
     await app.bus.advance(2)

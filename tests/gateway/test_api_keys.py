@@ -9,7 +9,6 @@ from tokenbus.testing import ManualClock
 
 
 def _admitted(caller: Caller, most: int) -> int:
-    """Return how many requests a caller is let in with at once, of so many."""
     for count in range(most):
         try:
             caller.admit()

@@ -14,8 +14,6 @@ from tokenbus_contracts import ValueKind
 
 
 class _Engine(SyntheticEngine):
-    """An engine that says other things of itself."""
-
     def __init__(self, **facts: Any) -> None:  # noqa: ANN401 - of any type
         super().__init__()
         self.facts = facts

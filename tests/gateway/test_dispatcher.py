@@ -31,8 +31,6 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 
 
 class _Listener:
-    """Counts the tokens that it takes, at most so many of them."""
-
     stream: EventStream | None = None
     cached_tokens: int | None = None
     turns: Sequence[Turn] = ()
@@ -139,8 +137,6 @@ async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int
 
 
 class _Holder(Answer):
-    """An answer that holds nothing, and counts how often it was evicted."""
-
     def __init__(self, listener: _Listener, buffers: Buffers) -> None:
         super().__init__(1000, buffers)
         self.listeners = [listener]

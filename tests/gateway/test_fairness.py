@@ -13,8 +13,6 @@ from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter, BodyRoom, F
 
 
 class Asking:
-    """Requests of clients for one turn at a time; `order` has those that had it."""
-
     def __init__(self) -> None:
         self.turns = FairTurns(1, 7)
         self.order: list[str] = []
@@ -68,8 +66,6 @@ async def test_who_waits_for_the_most_is_refused_first() -> None:
 
 
 class Bodies:
-    """Bodies that are held until they are let go."""
-
     def __init__(self, largest: int) -> None:
         self.room = BodyRoom(largest, 7)
         self.let_go = asyncio.Event()

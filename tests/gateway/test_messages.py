@@ -35,7 +35,6 @@ def text(content: str) -> dict[str, str]:
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return the chat that a body is, whose messages name only what they have."""
     body = {"max_tokens": 5, "messages": list(messages) or [USER], **fields}
     return chat_of(READER.types.read(Messages, body))
 
@@ -46,7 +45,6 @@ def told(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:  # n
 
 
 async def _both(asked: CompletionRequest, steps: Steps, output: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return an answer and a stream's events, which the clients' own models take."""
     whole, events = await both(asked, steps, output, MessagesFormat)
     Answer.model_validate(whole)
     for event in events:

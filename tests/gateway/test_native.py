@@ -40,7 +40,6 @@ class _Words:
 
 
 def _drawn(random: np.random.Generator, rows: int, most: int, scoring: Scoring = Scoring.FULL) -> LogprobBatch:
-    """Return a step of rows of all sizes, whose ids are below `most`."""
     wanted = [
         RowShape(
             key,

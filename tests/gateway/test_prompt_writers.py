@@ -34,7 +34,6 @@ def scored(**asked: Any) -> PromptScores:  # noqa: ANN401 - fields of PromptScor
 
 
 async def echoed(*, is_streamed: bool, top_logprobs: int | None, n: int = 2) -> list[dict[str, Any]]:
-    """Return the choices of an answer whose prompt is echoed, joined of a stream's chunks."""
     request = CompletionRequest(
         model="m", prompts=[PROMPT], n=n, top_logprobs=top_logprobs, is_streamed=is_streamed, echoes=["hi\0"]
     )

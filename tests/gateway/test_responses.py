@@ -37,7 +37,6 @@ def told(given: Any, **fields: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - J
 
 
 async def _both(asked: CompletionRequest, steps: Steps, output: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return an answer and a stream's events, which the clients' own models take."""
     whole, events = await both(asked, steps, output, ResponsesFormat)
     Response.model_validate(whole)
     for event in events:

@@ -30,7 +30,6 @@ def random(rng: np.random.Generator, rows: int, width: int) -> Floats:
 
 
 def peaked(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return what a trained model emits: few tokens with almost all of the probability."""
     logits = random(rng, rows, width)
     for row in logits:
         row[rng.integers(0, width, 5)] += np.float32(20)
@@ -55,7 +54,6 @@ def all_but_one(rng: np.random.Generator, rows: int, width: int) -> Floats:
 
 
 def huge(rng: np.random.Generator, rows: int, width: int) -> Floats:
-    """Return numbers as large as floats get: their products leave the floats."""
     return np.clip(rng.normal(0, 1, (rows, width)) * 1e38, -3e38, 3e38).astype(np.float32)
 
 

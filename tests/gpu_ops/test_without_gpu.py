@@ -85,8 +85,6 @@ def test_streams_are_handles_or_say_theirs() -> None:
     """A stream is taken as a number, through CUDA's own protocol, or by the name that a framework has for it."""
 
     class Protocol:
-        """A stream as cuda-core has them: the protocol's version, and the handle."""
-
         def __cuda_stream__(self) -> tuple[int, int]:
             return 0, 78
 

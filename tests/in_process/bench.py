@@ -42,7 +42,6 @@ class Bench:
         return outcome
 
     def put_off(self) -> None:
-        """From now on, keep what the core puts off until `run_soon`."""
         self._puts_off = True
 
     def _call_soon(self, call: Callable[[], None]) -> None:
@@ -80,8 +79,6 @@ class Bench:
 
 
 class BenchWorker:
-    """A worker, played by the test."""
-
     def __init__(self, bench: Bench, worker_id: str, epoch: int) -> None:
         self.bench = bench
         self.worker_id = worker_id
@@ -111,7 +108,6 @@ class BenchWorker:
         self.say(WorkerFrame(item=item_of(payload, sequence, kind, checksum=checksum)), payload)
 
     def publish(self, wanted: Sequence[RowShape], step: int | None = None, **header: Any) -> LogprobBatch:  # noqa: ANN401
-        """Send the next batch; its step is its sequence unless given."""
         sequence = self.sequence + 1
         made = batch_of(
             wanted, worker_id=self.worker_id, epoch=self.epoch, sequence=sequence, step=step or sequence, **header
@@ -153,8 +149,6 @@ class BenchWorker:
 
 
 class Heard(NamedTuple):
-    """A frame that a client was sent, and its batches."""
-
     frame: ServerFrame
     batches: list[LogprobBatch]
 
@@ -165,8 +159,6 @@ class Heard(NamedTuple):
 
 
 class BenchClient:
-    """A client, played by the test."""
-
     def __init__(self, bench: Bench, session: int) -> None:
         self.bench = bench
         self.session = session

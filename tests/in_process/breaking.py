@@ -8,8 +8,6 @@ from tokenbus.bus.transport import ignore_loss
 
 
 class Breaking(MemoryConnection):
-    """A connection that fails when something is sent."""
-
     def send(self, parts: object) -> bool:
         raise RuntimeError(parts)
 
@@ -22,8 +20,6 @@ class BreakingTransport(MemoryTransport):
 
 
 class UselessTransport(MemoryTransport):
-    """A transport that connects to nothing."""
-
     async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> MemoryConnection:
         del lost
         raise AddressError(address, "of no use")

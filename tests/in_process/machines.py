@@ -39,7 +39,6 @@ class Bus(RuleBasedStateMachine):
     world: World
 
     def teardown(self) -> None:
-        """Let everything come to its end, and look at how it did."""
         if hasattr(self, "world"):
             self.world.settle()
             self.world.check_bounds()
@@ -101,7 +100,6 @@ class Bus(RuleBasedStateMachine):
 
     @rule()
     def run_soon(self) -> None:
-        """Let the processor's event loop turn."""
         self.world.run_soon()
 
     @rule(client=_PLACES)
@@ -146,21 +144,18 @@ class LosslessBus(Bus):
 
     @rule(node=_PLACES, heard=st.integers(0, 3), answers=st.booleans(), keeps_unsent=st.booleans())
     def disconnect(self, node: int, heard: int, *, answers: bool, keeps_unsent: bool) -> None:
-        """Break a connection, after a part of what was on its way has arrived."""
         peer = self.node(node)
         self.hear(peer, heard, answers=answers)
         peer.reconnect(keeps_unsent=keeps_unsent)
 
     @rule(place=_PLACES, heard=st.integers(0, 3), answers=st.booleans(), keeps_unsent=st.booleans())
     def restart_processor(self, place: int, heard: int, *, answers: bool, keeps_unsent: bool) -> None:
-        """Restart a processor, or start one that was away."""
         place %= len(self.world.sites)
         for peer in self.world.nodes_of(self.world.sites[place]):
             self.hear(peer, heard, answers=answers)
         self.world.restart_processor(place, keeps_unsent=keeps_unsent)
 
     def hear(self, peer: Node, heard: int, *, answers: bool) -> None:
-        """Carry a few messages to a peer, and perhaps what it says then."""
         if not peer.wire.down:
             self.world.stir(carries_up=True)
         for _ in range(heard):
@@ -252,13 +247,11 @@ class ContinuingBus(LosslessBus):
     @precondition(lambda self: len(self.world.cores) > 1)
     @rule(place=_PLACES)
     def kill_processor(self, place: int) -> None:
-        """Kill one of several processors, which may stay away."""
         self.world.kill_processor(place % len(self.world.sites))
 
     @precondition(lambda self: len(self.world.cores) > 1)
     @rule(place=_PLACES, closes=st.booleans())
     def drain_processor(self, place: int, *, closes: bool) -> None:
-        """Let one of several processors drain, and perhaps close at once."""
         self.world.drain_processor(place % len(self.world.sites), closes=closes)
 
     def restart_client(self, client: int) -> None:

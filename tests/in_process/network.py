@@ -12,21 +12,18 @@ class Wire:
     """One connection: what is on its way from the peer to the processor (up), and from the processor to it (down)."""
 
     def __init__(self, peer: bytes, capacity: int) -> None:
-        """Let at most so many messages be on their way in each direction."""
         self.peer = peer
         self.up: deque[Message] = deque()
         self.down: deque[Message] = deque()
         self._capacity = capacity
 
     def send(self, parts: Message) -> bool:
-        """Send to the processor; False: too much is on its way."""
         if len(self.up) >= self._capacity:
             return False
         self.up.append(list(parts))
         return True
 
     def deliver(self, parts: Message) -> bool:
-        """Send to the peer; False: too much is on its way."""
         if len(self.down) >= self._capacity:
             return False
         self.down.append(list(parts))

@@ -96,7 +96,6 @@ class DrivenPublisher(Publisher):
 
     @property
     def waiting_generates(self) -> int:
-        """How many new requests the engine has not looked at yet."""
         return sum(isinstance(request, Generate) for request in self.incoming._requests)
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
@@ -141,7 +140,6 @@ class WorkerNode(Node):
         drafts: bool,
         engine: Engine | None = None,
     ) -> None:
-        """Start; the engine is a synthetic one unless another is given."""
         self.publisher = DrivenPublisher(settings, epoch)
         self.engine = engine or SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
         publisher = EnginePublisher(self.publisher, self.engine.vocabulary_size)
@@ -232,7 +230,6 @@ class AskingClient:
         by_columns: bool,
         new_id: Callable[[], int],
     ) -> None:
-        """Start; tokens are taken from each request's iterator, or as columns."""
         client, bus = settings.client, settings.bus
         hello = client_hello(
             life,
@@ -272,7 +269,6 @@ class AskingClient:
         self.pump()
 
     def take_over(self, asked: Asked) -> None:
-        """Ask for the rest of what an earlier life of this client asked for."""
         self.asked[asked.key] = asked
         drafts = asked.generate.include_draft_logprobs
         asked.source = self.requests.resume(asked.key, len(asked.tokens), include_drafts=drafts)

@@ -6,8 +6,6 @@ from tokenbus.bus import ANONYMOUS, Identity, Outcome
 
 
 class Sending:
-    """Sends through a function, and holds each peer's identity."""
-
     def __init__(
         self, send: Callable[[bytes, list[bytes]], Outcome], connected: Container[bytes] | None = None
     ) -> None:

@@ -66,12 +66,10 @@ def _shapes(choices: dict[str, list[object]], capacities: list[int]) -> st.Searc
 
 
 def lossless_shapes() -> st.SearchStrategy[Shape]:
-    """Return worlds in which time ends nothing."""
     return _shapes(_TIGHT | _PATIENT, [64])
 
 
 def healing_shapes() -> st.SearchStrategy[Shape]:
-    """Return worlds in which what is lost is asked for until it comes."""
     return _shapes(_TIGHT | _PATIENT | _HEALING, [64])
 
 
@@ -90,5 +88,4 @@ def continuing_shapes() -> st.SearchStrategy[Shape]:
 
 
 def faulty_shapes() -> st.SearchStrategy[Shape]:
-    """Return worlds in which anything may be full, or late."""
     return _shapes(_TIGHT | _FAULTY, [6, 64])

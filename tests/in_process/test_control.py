@@ -47,8 +47,6 @@ async def test_engines_say_how_they_are(bus: tokenbus.testing.Bus) -> None:
 
 
 class Calling(SyntheticEngine):
-    """An engine whose processes have a method."""
-
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Sequence[Any]:
@@ -258,8 +256,6 @@ async def test_update_that_is_given_up_leaves_damaged_weights(bus: tokenbus.test
 
 
 class _SleepingEngine(SyntheticEngine):
-    """An engine that can sleep, and refuses what is sent to it half-way."""
-
     def sleep(self, level: int) -> None:
         """Free nothing."""
 
@@ -296,8 +292,6 @@ async def test_weights_that_are_gone_are_not_used(weights: str) -> None:
 
 
 class _CountingEngine(SyntheticEngine):
-    """An engine that remembers what it was told."""
-
     def __init__(self) -> None:
         super().__init__()
         self.told: list[str] = []
@@ -337,8 +331,6 @@ async def test_each_command_is_done_once_and_answered(seed: int, tmp_path: Path)
 
 
 class _TransferringEngine(SyntheticEngine):
-    """An engine of two processes that remembers what it was sent."""
-
     def __init__(self) -> None:
         super().__init__()
         self.world_size = 2

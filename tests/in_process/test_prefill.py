@@ -18,7 +18,6 @@ Tokens = list[tuple[int, float | None]]
 
 @asynccontextmanager
 async def pairs() -> AsyncIterator[tuple[testing.Bus, Generation, "asyncio.Future[Tokens]"]]:
-    """Yield a bus with two prefill and two decode workers, a request, and its tokens."""
     async with testing.bus(workers=0, step_seconds=0.1) as bus:
         roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode", "prefill", "decode")
         for role in roles:
@@ -37,7 +36,6 @@ def whole() -> Tokens:
 
 
 async def having(bus: testing.Bus, role: str) -> testing.Worker:
-    """Return the worker of a role that has the request, once one has it."""
     while True:
         for worker in bus.workers:
             if worker.publisher.settings.worker.role == role and worker.publisher.session.requests:

@@ -10,7 +10,6 @@ _WISH = Wish(client=0, max_tokens=7, top_logprobs=2, drafts=True)
 
 
 def world_of(shape: Shape | None = None, **settings: object) -> World:
-    """Return a world in which every node is connected."""
     chosen = shape or Shape()
     keys = {name.replace("__", "."): value for name, value in settings.items()}
     world = World(replace(chosen, settings=keys))
@@ -19,7 +18,6 @@ def world_of(shape: Shape | None = None, **settings: object) -> World:
 
 
 def assert_all_well(world: World) -> None:
-    """Assert that everything comes to its end, and every request with all of its tokens."""
     world.settle()
     world.check_ends()
     assert [(asked.key, asked.status, asked.error) for asked in world.asked] == [

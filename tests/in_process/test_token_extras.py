@@ -28,7 +28,6 @@ WISHES: list[dict[str, Any]] = [
 
 
 def check(tokens: list[Token], key: int, given: dict[str, Any]) -> None:
-    """Compare what came with tokens with what is true of them."""
     asked = {name: wish for name, wish in given.items() if name != "top_logprobs"}
     assert [token.extras for token in tokens] == true_tokens(key, 0, len(tokens), **asked).extras
     assert [token.position for token in tokens] == list(range(len(tokens)))

@@ -53,8 +53,6 @@ class Wish(NamedTuple):
 
 
 class Site:
-    """The place of one processor, which may be down, and the networks of those that connect to it."""
-
     def __init__(self, capacity: int) -> None:
         self.worker_network = Network(capacity)
         self.client_network = Network(capacity)
@@ -147,7 +145,6 @@ class World:
         return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
 
     def turn(self, place: int) -> None:
-        """Let a worker's engine take a turn; a patient one waits for room instead."""
         worker = self.workers[place]
         if not worker.is_paused and (not self.is_patient or worker.has_room()):
             worker.turn()
@@ -175,7 +172,6 @@ class World:
     # What the network does.
 
     def deliver_up(self, node: Node) -> bool:
-        """Carry a node's oldest message to the processor; False: there is none."""
         wire = node.wire
         core = next(site.core for site in self.sites if node.network in (site.worker_network, site.client_network))
         if not wire.up or core is None:
@@ -191,7 +187,6 @@ class World:
                 site.soon.popleft()()
 
     def flush(self, most: int = 10_000) -> None:
-        """Carry messages in turns, until no node has anything to send."""
         for _ in range(most):
             moved = [node.receive() | self.deliver_up(node) for node in self.nodes()]
             waits = any(site.soon for site in self.sites)
@@ -203,7 +198,6 @@ class World:
         raise AssertionError(f"messages go to and fro without an end: more than {most} rounds")
 
     def pass_time(self, seconds: float, *, carries: bool) -> None:
-        """Let time pass, with messages being carried or without; no step waits for its parts meanwhile."""
         for worker in self.workers:
             worker.release()
         end = self.clock.now() + seconds
@@ -234,7 +228,6 @@ class World:
         self._start(self.sites[place])
 
     def kill_processor(self, place: int, *, keeps_unsent: bool = False) -> None:
-        """Kill a processor, which stays away."""
         site = self.sites[place]
         for node in self.nodes_of(site):
             node.reconnect(keeps_unsent=keeps_unsent)
@@ -249,7 +242,6 @@ class World:
                 self.kill_processor(place)
 
     def restart_worker(self, place: int) -> None:
-        """Kill a worker and start another life of it: its requests are lost."""
         old = self.workers[place]
         old.network.wires.pop(old.wire.peer, None)
         self.workers[place] = self._new_worker(place)
@@ -314,7 +306,6 @@ class World:
         raise AssertionError(f"after {_SETTLE_SECONDS} s: {self.unsettled()}")
 
     def unsettled(self) -> list[str]:
-        """Name what has not come to its end."""
         left = [f"request {asked.key} is open at its client" for _, asked in self.open_requests()]
         left += [line for worker in self.workers for line in work_left(worker)]
         for core in self.cores:

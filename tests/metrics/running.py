@@ -39,8 +39,6 @@ def settings(**changed: object) -> Settings:
 
 
 class Bus:
-    """A processor and a worker that have the same transport."""
-
     def __init__(self, chosen: Settings | None = None, *, drafts: bool = False) -> None:
         self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts)
         self._keys = count(1)

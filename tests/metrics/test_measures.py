@@ -25,8 +25,6 @@ def test_histogram_counts_up_to_each_bound() -> None:
 
 
 class SlowLoop:
-    """An event loop that answers when the test says so."""
-
     def __init__(self) -> None:
         self.asked: list[Callable[[], None]] = []
         self.is_closed = False

@@ -40,8 +40,6 @@ def say(server: MetricsServer, text: bytes) -> bytes:
 
 
 class Broken(Collector):
-    """A collector that cannot be read."""
-
     def collect(self) -> Iterator[Metric]:
         raise RuntimeError("a defect")
 

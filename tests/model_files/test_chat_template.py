@@ -110,7 +110,6 @@ LOOPS = [
 
 
 def given(source: str, *messages: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    """Return the messages that a template is given, which ends with what shows them."""
     text = ChatTemplate({"default": source + "|||" + SHOWN}, {}).render(messages)
     return json.loads(text.rpartition("|||")[2])
 

@@ -49,7 +49,6 @@ class Covering:
             raise SystemExit(f"{path}: no line is attributed to a test; was it measured with tests.mutants.contexts?")
 
     def tests(self, mutant: Mutant, most: int) -> list[str]:
-        """Return the tests that run a mutant's first line, those of the fewest lines first."""
         by_line = self._data.contexts_by_lineno(self._files.get(mutant.file, ""))
         return sorted(filter(None, by_line.get(mutant.number, [])), key=lambda test: (self._lines[test], test))[:most]
 

@@ -70,8 +70,6 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _faults(node: ast.AST, source: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Yield places in a node and what to write there instead."""
-
     def text(part: ast.AST) -> str:
         return ast.get_source_segment(source, part) or ""
 
@@ -90,7 +88,6 @@ def _faults(node: ast.AST, source: str) -> Iterator[tuple[ast.expr | ast.stmt, s
 
 
 def _other_faults(node: ast.AST, text: Callable[[ast.AST], str]) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Yield the faults of branches, constants and statements."""
     match node:
         case ast.IfExp(test=test, body=body, orelse=orelse):
             yield node, f"({text(orelse)} if {text(test)} else {text(body)})"

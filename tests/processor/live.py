@@ -22,8 +22,6 @@ QUICK = {
 
 
 class Worker:
-    """A worker, played by the test over a connection in memory."""
-
     def __init__(self, connection: Connection, epoch: int = 7) -> None:
         self.connection = connection
         self.epoch = epoch

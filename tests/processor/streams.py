@@ -19,7 +19,6 @@ def payload(sequence: int, size: int = 1) -> bytes:
 
 
 def take(to: Stream, *sequences: int, checksum: bool = True) -> list[ItemOutcome]:
-    """Let items come, and return what became of each."""
     made = {sequence: payload(sequence) for sequence in sequences}
     items = [item_of(made[n], n, checksum=crc32(made[n]) if checksum else None) for n in sequences]
     return [to.receive(item, made[item.sequence]) for item in items]

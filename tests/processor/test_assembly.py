@@ -42,7 +42,6 @@ def parts_of(
     cuts: Sequence[int],
     **header: Any,  # noqa: ANN401 - a header
 ) -> list[LogprobBatch]:
-    """Return a step's rows, in some order of columns, cut into parts."""
     bounds = [0, *cuts, len(wanted)]
     pieces = [list(order[begin:end]) for begin, end in pairwise(bounds)]
     return [

@@ -359,8 +359,6 @@ def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> N
     bench.worker(tokenizer_digest=1)
 
     class Workers(dict[str, Worker]):
-        """Counts how often all are looked at."""
-
         def values(self) -> Any:  # noqa: ANN401 - a view of a dict
             nonlocal looks
             looks += 1

@@ -30,7 +30,6 @@ def hoarding(items: int, **overrides: object) -> tuple[Bench, BenchWorker, Bench
 
 
 def granted(worker: BenchWorker) -> int:
-    """Return up to which sequence a worker may send now."""
     return worker.known.stream.credit.through_sequence
 
 

@@ -40,7 +40,6 @@ def tokens(client: BenchClient) -> dict[int, int]:
 
 
 def release_all(steps: "asyncio.Queue[Step | None]") -> None:
-    """Take the steps that wait, as the consumer of `Processor.steps` does."""
     while not steps.empty():
         step = steps.get_nowait()
         assert step is not None

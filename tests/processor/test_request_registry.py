@@ -31,8 +31,6 @@ def pass_time(table: Table, seconds: float) -> None:
 
 
 class Claim:
-    """What a client gets that resumes a request."""
-
     def __init__(self, table: Table, key: int, position: int = 0) -> None:
         registry, self._recorder, self._key = table.registry, table.recorders[ROUTE], key
         resume = Resume(request_id=key, next_position=position, include_draft_logprobs=True)
@@ -50,7 +48,6 @@ class Claim:
 
     @property
     def positions(self) -> list[tuple[int, int]]:
-        """Where each of its rows begins, and how many tokens it has."""
         return self._waited + [(row[2], len(row[6])) for row in self._recorder.rows if row[0] == self._key]
 
 

@@ -40,7 +40,6 @@ def test_refused_large_hellos_cost_little() -> None:
     bench = Bench()
 
     def say(peer: bytes, size: int) -> int:
-        """Say a hello whose name is too long; return how many were refused."""
         hello = ClientFrame(hello=client_hello(7, name="n" * size)).SerializeToString()
         bench.core.clients.receive(peer, [hello], bench.clock.now())
         return bench.core.clients.refused

@@ -30,7 +30,6 @@ class Line:
     """The test that must fail then, as pytest names it; of several, with spaces between, one must."""
 
     def __str__(self) -> str:
-        """Return the line's file and the claim, for a list."""
         return f"{self.file}: {self.claim}"
 
 

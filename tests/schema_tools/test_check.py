@@ -83,7 +83,6 @@ def copy(tmp_path: Path) -> Copy:
 
 @pytest.fixture
 def released(copy: Copy) -> Copy:
-    """Return a copy whose schema was released as it is."""
     write_baseline(copy.tree)
     return copy
 

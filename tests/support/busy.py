@@ -13,7 +13,6 @@ from tests.support import orphans
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Keep the processors busy with some processes."""
     loops = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -7,5 +7,4 @@ IS_SOAK = _SHARE > 0
 
 
 def many(long: int, short: int) -> int:
-    """Return how many examples, messages or steps a campaign has."""
     return max(short, round(_SHARE * long))

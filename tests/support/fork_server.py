@@ -85,7 +85,6 @@ def _forked_request(control: socket.socket) -> Request | None:
 
 
 def _report(ended: int, child: _Child) -> None:
-    """Send the exit status of a process that has ended."""
     _, status = os.waitpid(child.pid, 0)
     _send(child.status, os.waitstatus_to_exitcode(status))
     os.close(child.status)
@@ -100,7 +99,6 @@ def _send(file: int, number: int) -> None:
 
 
 def _run(request: Request) -> None:
-    """Run a command as the interpreter would that was started for it."""
     os.environ.clear()
     os.environ.update(request.environment)
     take_constants(os.environ)

@@ -49,7 +49,6 @@ def with_byte_fallback() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """Return a SentencePiece unigram model without byte fallback."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -61,7 +60,6 @@ def metaspace() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """Return BERT's kind, of which a token's text depends on the token before it."""
     tokenizer = Tokenizer(models.WordPiece({_UNKNOWN: 0, "a": 1, "##b": 2}, unk_token=_UNKNOWN))
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer

@@ -14,8 +14,6 @@ _PROGRAM = str(Path(sys.executable).parent / "nats-server")
 
 
 class NatsServer:
-    """One nats-server process, which can be killed and started again at its port."""
-
     def __init__(self, folder: Path, config: str = "", disk: SmallDisk | None = None) -> None:
         self.folder = folder
         self.disk = disk

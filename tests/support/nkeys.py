@@ -12,8 +12,6 @@ _SEED = 18 << 3
 
 
 class Nkey:
-    """A key of an operator, an account or a user."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._key = Ed25519PrivateKey.generate()
@@ -36,7 +34,6 @@ class Nkey:
 
 
 def write_credentials(path: Path, jwt: str, seed: str) -> str:
-    """Write a .creds file as NATS's tools do, and return its path."""
     path.write_text(
         f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\nKeep it secret.\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"

@@ -47,7 +47,6 @@ class Forked:
     """A forked process, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, request: Request, files: Sequence[int]) -> None:
-        """Fork it; `files` are its standard input, output and error."""
         sys.audit(FORK, request.command)
         self.args = request.command
         self.stdin: IO[str] | None = None
@@ -171,7 +170,6 @@ def _closing(file: int) -> Iterator[int]:
 
 @cache
 def _control() -> socket.socket:
-    """Start the fork server, and return the socket at which it takes requests."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     others = {name: value for name, value in os.environ.items() if not name.startswith(_READ_AT_START)}
     command = [sys.executable, "-c", _SERVER]

@@ -30,7 +30,6 @@ class SmallDisk:
         """What runs a command where the file system is."""
 
     def __enter__(self) -> "SmallDisk":
-        """Mount it, for as long as a process of its own holds the namespace."""
         command = ["unshare", "-rm", "sh", "-c", _HELD.format(size=self._size, folder=self._folder)]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
@@ -55,5 +54,4 @@ class SmallDisk:
                 return
 
     def make_room(self) -> None:
-        """Give the room back that was taken."""
         self._ballast.unlink()

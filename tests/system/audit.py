@@ -43,7 +43,6 @@ class Audit:
 
     @property
     def true(self) -> str:
-        """The checksum of what should have come up to here."""
         return self._true.hexdigest()
 
     @property

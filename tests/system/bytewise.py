@@ -21,7 +21,6 @@ LONG = 1_000_000
 async def serving(
     deployment: Deployment, engine: Engine | None = None, /, **overrides: object
 ) -> AsyncIterator[Serving]:
-    """Run a processor, a worker and a gateway in this process."""
     async with (
         processing(deployment, **overrides) as (processor, addresses),
         working(deployment, engine or SyntheticEngine(), **addresses, **overrides),
@@ -43,7 +42,6 @@ async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def sent(served: Serving, *pieces: bytes) -> bytes:
-    """Return what comes for some bytes until the gateway closes the connection."""
     reader, writer = await connected(served.address)
     try:
         for piece in pieces:

@@ -11,7 +11,6 @@ from tests.system.deployment import Deployment
 
 @pytest.fixture
 def deployment() -> Iterator[Deployment]:
-    """Addresses of the test's own; every process that it starts ends with it."""
     with tempfile.TemporaryDirectory(prefix="tb") as folder:
         made = Deployment(Path(folder))
         try:

@@ -20,7 +20,6 @@ class Deployment:
     """Addresses and settings that a processor, workers and clients share."""
 
     def __init__(self, folder: Path, overrides: Overrides | None = None, patience: float = MOST) -> None:
-        """Wait so many seconds for what a process is to write, and for its end."""
         self.folder, self._patience = folder, patience
         self.overrides: dict[str, object] = {
             "bus.workers_address": f"ipc://{folder}/w",
@@ -51,7 +50,6 @@ class Deployment:
         return program
 
     def start_worker(self, name: str = "worker-0", *arguments: str, **overrides: object) -> Program:
-        """Start a worker at 300 steps a second, and return when a processor has accepted it."""
         command = [COMMAND, "worker", "--engine", "synthetic", "--steps-per-second", "300", *arguments]
         program = self.start(name, command, worker__id=name, **overrides)
         program.wait_for('"connected"')

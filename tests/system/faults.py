@@ -48,8 +48,6 @@ _LIFE_TOKENS = 500
 
 @dataclass(slots=True)
 class Figures:
-    """What a campaign found."""
-
     faults: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     tokens: int = 0
@@ -81,8 +79,6 @@ class Figures:
 
 
 class Worker:
-    """A place for a worker, whose lives follow each other."""
-
     def __init__(self, start: Callable[[], Program]) -> None:
         self._start = start
         self.program = start()
@@ -145,7 +141,6 @@ class Faults:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
-        """Run the processes, and requests that follow each other until the faults are over."""
         self._processors = [self._processor(place) for place in (0, 1)]
         self._workers = [Worker(lambda role=role: self._worker(role)) for role in self._roles]  # type: ignore[misc]
         for worker in self._workers:
@@ -235,7 +230,6 @@ class Faults:
     # Requests.
 
     async def _ask_on(self) -> None:
-        """Have one request after the other, until the last fault."""
         while not self._over.is_set():
             generation = self._client.generate(
                 Generate(

@@ -21,13 +21,11 @@ TCP: Overrides = {"bus__workers_address": "tcp://127.0.0.1:0", "bus__clients_add
 
 @asynccontextmanager
 async def working(deployment: Deployment, engine: Engine, **overrides: object) -> AsyncIterator[Publisher]:
-    """Run an engine's loop in a thread, with a publisher in another one."""
     stop = threading.Event()
     publisher = Publisher(deployment.settings(**overrides), vocabulary_size=engine.vocabulary_size)
     await asyncio.to_thread(publisher.__enter__)
 
     def paced() -> None:
-        """Wait between two steps, unless it is to end."""
         stop.wait(_STEP_SECONDS)
 
     engine_loop = EngineLoop(engine, EnginePublisher(publisher, engine.vocabulary_size))

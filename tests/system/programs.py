@@ -136,7 +136,6 @@ class Program:
         return self.wait()
 
     def wait(self, seconds: float | None = None) -> int:
-        """Return its exit status, once it has ended and all of its output is read."""
         status = self.process.wait(seconds or self._patience)
         self._readers[0].join(seconds or self._patience)  # what it has started may write on
         return status

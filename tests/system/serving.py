@@ -21,8 +21,6 @@ _ADDRESS = re.compile(r'"address":"http://([^"]+)"')
 
 
 class Served:
-    """A deployment with a gateway."""
-
     def __init__(self, deployment: Deployment, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
         self.deployment = deployment
         self.processor = deployment.start_processor(processor__metrics_address="127.0.0.1:0", **overrides)
@@ -44,7 +42,6 @@ class Served:
 
 @contextmanager
 def served(**overrides: object) -> Iterator[Served]:
-    """Run a processor and a gateway in a folder with a short path."""
     with TemporaryDirectory(prefix="tb") as folder:
         deployment = Deployment(Path(folder))
         try:
@@ -67,7 +64,6 @@ async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def when_ready(url: str, path: str = "/readyz") -> AsyncIterator[httpx.AsyncClient]:
-    """Return a client of plain HTTP, once a path answers."""
     async with plainly(url) as client:
         await until(lambda: answers(client, path))
         yield client

@@ -82,14 +82,12 @@ async def _encoder_at_work(served: Serving) -> int:
 
 
 async def _serves(client: httpx.AsyncClient) -> None:
-    """Fail unless texts are encoded, short ones and long ones."""
     for content in ("hello", "hello" * 5000):
         answer = await soon(client.post("/tokenize", json={"messages": [{"role": "user", "content": content}]}))
         assert answer.status_code == 200, answer.text
 
 
 def _waiting(served: Serving, count: int) -> Callable[[], bool]:
-    """Return what tells whether so many texts wait in the slow lane."""
     return lambda: served.gateway.encoders.lanes["slow"].turns.waiting == count
 
 
@@ -123,7 +121,6 @@ async def test_costly_text_holds_up_nobody_and_ends_with_its_client(deployment: 
         await _serves(client)
 
         async def is_served() -> bool:
-            """Return whether texts are encoded again that are too long for the gateway itself."""
             return (await client.post("/tokenize", json={"prompt": "hello" * 1000})).status_code == 200
 
         for processes in (_children(_fork_server(served)), [_fork_server(served)]):
@@ -216,7 +213,6 @@ async def test_memory_of_all_texts_is_bounded(deployment: Deployment, folder: st
     left: list[int] = []
 
     def measure() -> bool:
-        """Tell whether it can be measured."""
         left[:] = _memory_left([child for server in _children(program.pid) for child in _children(server)])
         return bool(left)
 

@@ -28,8 +28,6 @@ _MOST_CONNECTIONS = 64
 
 @dataclass
 class Pair:
-    """Two gateways at one port."""
-
     gateways: tuple[Program, Program]
     url: str
 
@@ -62,7 +60,6 @@ async def _health(gateway: Program) -> dict[str, Any]:
 
 
 async def _stream(stack: AsyncExitStack, url: str) -> AsyncIterator[dict[str, Any]]:
-    """Begin a stream on a connection of its own, and return its chunks."""
     client = await stack.enter_async_context(plainly(url))
     asked: dict[str, Any] = {"model": "tokenbus", "prompt": [1], "max_tokens": 1_000_000, "stream": True}
     response = await stack.enter_async_context(client.stream("POST", "/v1/completions", json=asked))

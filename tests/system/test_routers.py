@@ -49,7 +49,6 @@ def start_router(system: Served, name: str, arguments: Sequence[str]) -> str:
 
 
 async def is_ready(client: httpx.AsyncClient) -> bool:
-    """Return whether a router listens, and its own checks have found the gateway well."""
     try:
         return await answers(client, "/readiness")
     except httpx.TransportError:
@@ -57,7 +56,6 @@ async def is_ready(client: httpx.AsyncClient) -> bool:
 
 
 def check(key: str, ids: Sequence[str], logprobs: Sequence[float]) -> None:
-    """Check that an answer has the true tokens of its request, which its id names."""
     true = true_tokens(int(key.rpartition("-")[2], 16), 0, COUNT)
     assert list(ids) == [f" {token}" for token in true.ids.tolist()]
     assert np.array(logprobs, np.float32).tobytes() == true.logprobs.tobytes()

@@ -152,8 +152,6 @@ async def test_code_that_still_waits_when_the_bus_ends_goes_on() -> None:
 
 
 class Stuck(testing.SyntheticEngine):
-    """An engine that cannot be closed."""
-
     def close(self) -> None:
         """Raise."""
         raise OSError("it cannot be closed")
@@ -180,11 +178,8 @@ async def test_what_is_not_there_is_told() -> None:
 
 
 class Defective(testing.SyntheticEngine):
-    """An engine that raises where none may."""
-
     @property
     def has_work(self) -> bool:
-        """Raise once a request is there."""
         if self._requests:
             raise TypeError("a defect of the engine's")
         return False

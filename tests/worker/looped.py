@@ -51,8 +51,6 @@ class Engine:
 
 
 class Once(threading.Event):
-    """A stop that is asked for after some turns."""
-
     def __init__(self, turns: int = 1) -> None:
         super().__init__()
         self.turns = turns
@@ -86,8 +84,6 @@ def batches(publisher: Publisher) -> list[LogprobBatch]:
 
 
 class Looped(Generic[E]):
-    """A worker without a processor, in time that stands still."""
-
     def __init__(self, engine: E) -> None:
         self.engine, self.clock = engine, ManualClock()
         self.publisher = running(items=100_000)
@@ -112,7 +108,6 @@ class Looped(Generic[E]):
         return {error.request_id: (error.code, error.message) for error in found}
 
     def tokens(self, key: int) -> list[int]:
-        """Return a request's tokens, which must come without a hole."""
         found: list[int] = []
         for made in batches(self.publisher):
             for row in made.rows():

@@ -23,8 +23,6 @@ def welcome_of(through: int = 1000, size: int = 2**30, **more: Any) -> Welcome: 
 
 
 class Peer:
-    """A session, and a processor that the test plays."""
-
     def __init__(
         self, items: int = 0, *, retention: Retention | None = None, processors: int = 1, abandon_after: float = 0
     ) -> None:

@@ -11,8 +11,6 @@ LONG = 100_000
 
 
 class Worker(Looped[SyntheticEngine]):
-    """A worker whose requests have deadlines."""
-
     def __init__(self) -> None:
         super().__init__(SyntheticEngine())
 

@@ -17,8 +17,6 @@ from tokenbus.worker.run import run_engine
 
 
 class Noting(SyntheticEngine):
-    """An engine that notes the threads that made, stepped and closed it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.threads = [threading.current_thread()]

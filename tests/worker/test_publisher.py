@@ -41,7 +41,6 @@ class Bare(Publisher):
             self.session.receive([write_frame(ProcessorFrame(**body))], 0.0)
 
     def abandon(self) -> None:
-        """Go to another processor than the one that welcomed it."""
         self.session.move(0.0)
         self.connect()
 

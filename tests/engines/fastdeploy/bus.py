@@ -153,7 +153,6 @@ def stained(op: str) -> list[Array]:
 
 
 def same_bytes(op: str, at: int, found: Array, expected: Array, undefined: Mask) -> None:
-    """Assert that an output is what it should be; what is undefined is made so."""
     for output, places in undefined:
         if output == at:
             expected.reshape(-1)[places] = found.reshape(-1)[places]

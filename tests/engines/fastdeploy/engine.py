@@ -61,7 +61,6 @@ class Steps:
         self._random = np.random.default_rng(seed)
 
     def drawn(self, op: str, slots: int, columns: int = 1) -> dict[str, Any]:
-        """Return the arguments of a save op, by name and in their order."""
         draw = self._random
         numbers = draw.integers(0, TOKENS + (op != FIRST), slots)
         if op != FIRST:

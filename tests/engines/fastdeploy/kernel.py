@@ -25,8 +25,6 @@ compiled()  # at collection: most tests may not start a process, such as a compi
 
 
 class Saved(NamedTuple):
-    """A message that waits in a queue."""
-
     number: int
     """Counted over both queues."""
     op: str

@@ -19,13 +19,11 @@ OP = "speculate_save_output_topk"
 
 @pytest.fixture
 def beside() -> Iterator[Beside]:
-    """The kernel's queue, to which this process saves what another one saves to ours."""
     with kernel.queue() as queue:
         yield Beside(queue)
 
 
 def check(beside: Beside, steps: Steps, count: int) -> None:
-    """Get as many steps, and compare each with what the kernel's queue gives for the same."""
     for _ in range(count):
         beside.kernel.save(OP, steps.drawn(OP, 16, 6))
         beside.get()

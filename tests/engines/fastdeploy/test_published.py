@@ -56,7 +56,6 @@ class Shown:
         return [" ".join(_name(arrays) for arrays in self.steps.of(each)) for each in messages]
 
     def round(self, order: str) -> list[str]:
-        """Return the same of a step whose slots go on: T and D, in some order."""
         self.computed += 2
         return self.all(*(message({"T": TARGET, "D": DRAFT}[each], 2, 1, computed=self.computed) for each in order))
 
@@ -218,7 +217,6 @@ def test_whatever_is_saved_keeps_the_contract(seed: int, folder: Path, monkeypat
 
 
 def assert_read_alike(given: Message, tokens: Array, *scored: Array) -> None:
-    """Assert that a message has the elements that its get op filled in."""
     columns, of_slots, header, rows = given.tokens.shape[1], 0, 2, np.arange(given.slots)
     if not given.kind.is_single:
         header, of_slots = (3, 512) if given.kind.is_scored else (2, 256)

@@ -241,7 +241,6 @@ def make_environment(folder: Path, *, with_switch: bool = True) -> Path:
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[dict[bool, Path]]:
-    """Environments with the switch's .pth file, and without it."""
     with tempfile.TemporaryDirectory(prefix="tb") as made:
         yield {has: make_environment(Path(made, f"{has}"), with_switch=has) for has in (True, False)}
 

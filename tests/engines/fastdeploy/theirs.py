@@ -69,8 +69,6 @@ class _Request(ctypes.Structure):
 
 
 class Queues(NamedTuple):
-    """An id's two queues: FastDeploy makes one key of "/dev/shm", and one of "./" for speculation without scores."""
-
     scored: Queue
     plain: Queue
 

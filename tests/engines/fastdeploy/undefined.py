@@ -115,5 +115,4 @@ def _is_preempted(given: Given, slots: int) -> Array:
 
 
 def _sent_counts(given: Given, counts: Array) -> Array:
-    """Return slots' counts without those of chunks, and -9 where a slot was preempted."""
     return np.where(_is_preempted(given, counts.size), -9, np.where(_is_chunk(given, counts.size), 0, counts))

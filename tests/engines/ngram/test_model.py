@@ -15,7 +15,6 @@ TOLERANCE = 2e-6
 
 
 def histories() -> list[list[int]]:
-    """Return ends of texts: from the taught ones, and of tokens thrown together."""
     chance = random.Random(4)  # noqa: S311 - a test's
     texts = [[default_tokenizer().end_token, *default_tokenizer().encode(text)] for text in documents()]
     found = []

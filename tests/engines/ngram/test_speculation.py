@@ -45,7 +45,6 @@ def emitted(text: str, choice: Choice, count: int, rows: int = ROWS, draft: Choi
 
 
 def chances_after(text: str, choice: Choice, token: int | None = None) -> reference.Floats:
-    """Return the target's distribution after a text, and perhaps a token more."""
     tokens = default_tokenizer().encode(text) + ([] if token is None else [token])
     return reference.chosen_from(reference.logprobs_after(tokens), choice)
 

@@ -15,7 +15,6 @@ Array = npt.NDArray[np.float64]
 
 @cache
 def reference() -> "Reference":
-    """Return the plain network; it is made once, and keeps the states of each text."""
     return Reference()
 
 

@@ -42,7 +42,6 @@ def test_logprobs_are_those_of_a_full_forward_pass(options: dict[str, int]) -> N
 
 
 def check(generate: Generate, got: Got) -> None:
-    """Compare all that a request got with what follows from its whole text."""
     prompt, output = tokens_of(generate), got.tokens
     states = reference().states([*prompt, *output])[len(prompt) - 1 :]
     expected = reference().logprobs(states)

@@ -30,8 +30,6 @@ VOCABULARY = 64
 
 
 class FinishReason(IntEnum):
-    """As vLLM's."""
-
     STOP = 0
     LENGTH = 1
     ABORT = 2
@@ -57,7 +55,6 @@ def output_of(name: str, tokens: list[int], reason: object = None, stop: object 
 
 
 def prefilled(prompt: int, cached: int) -> SimpleNamespace:
-    """Return what vLLM says with a request's first tokens."""
     return SimpleNamespace(num_prompt_tokens=prompt, num_cached_tokens=cached)
 
 
@@ -112,7 +109,6 @@ class Core:
         return scheduled_of(tokens, scheduled_new_reqs=new, finished_req_ids=finished)
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:  # noqa: ANN401 - as vLLM's
-        """Return a token of each request, with logprobs for those that asked."""
         outputs = []
         for name in filter(self.requests.__contains__, scheduled.num_scheduled_tokens):
             index, wants = computed.req_id_to_index[name], self.requests[name].sampling_params.num_logprobs is not None

@@ -56,8 +56,6 @@ class Step:
 
 
 class Reference:
-    """Requests, read one row after the other."""
-
     def __init__(self) -> None:
         self.open: dict[str, Open] = {}
 
@@ -108,7 +106,6 @@ class Reference:
 
 
 def values_of(row: Row, logprobs: Lists) -> tuple[list[float], list[int], list[tuple[float, int]]]:
-    """Return the logprobs, ranks and alternatives that a row must have."""
     if row.top_k is None or not row.token_ids:
         return [], [], []
     starts = logprobs.cu_num_generated_tokens

@@ -17,7 +17,6 @@ Open = Callable[..., Page]
 
 
 def chromium() -> str | None:
-    """Return the browser that is installed here."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 
 

@@ -13,7 +13,6 @@ expect.set_options(timeout=MOST * 1000)
 
 
 def ask(page: Page, gateway: ScriptedGateway, prompt: str = "Why does bread rise?") -> Stream:
-    """Type a prompt and send it; return the answer that is to be written."""
     page.get_by_label("Prompt").fill(prompt)
     page.get_by_role("button", name="Generate").click()
     stream = gateway.next_stream()

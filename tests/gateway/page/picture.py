@@ -25,7 +25,6 @@ def digest() -> str:
 
 
 def take(browser: Browser, url: str) -> None:
-    """Take a picture of a finished text, with a token that a draft had wrong."""
     page = browser.new_page(viewport={"width": 1440, "height": 1000}, color_scheme="light")
     page.goto(url)
     page.get_by_label("Prompt").fill("In the evening the old man said")

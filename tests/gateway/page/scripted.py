@@ -26,8 +26,6 @@ _SAFE = {"Content-Security-Policy": "default-src 'self'"}
 
 
 class Stream:
-    """One request's answer, which the test writes."""
-
     def __init__(self, body: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
         self.body = body
         self.parts: asyncio.Queue[bytes] = asyncio.Queue()

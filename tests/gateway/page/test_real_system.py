@@ -19,8 +19,6 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 class System(NamedTuple):
-    """What runs, and where its page is."""
-
     url: str
     worker: Program
 

@@ -22,8 +22,6 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 
 
 class Life(NamedTuple):
-    """One life of a worker."""
-
     epoch: int
     hello: Hello
 
@@ -62,7 +60,6 @@ async def write(writer: LogWriter, numbers: Iterable[int], stream: Life = STREAM
 
 
 async def log_with(server: NatsServer, numbers: Iterable[int], **overrides: object) -> Settings:
-    """Write items of some sequences into the log; return its settings."""
     settings = log_settings(server, **overrides)
     async with writer_of(settings) as writer:
         await write(writer, numbers)
@@ -70,7 +67,6 @@ async def log_with(server: NatsServer, numbers: Iterable[int], **overrides: obje
 
 
 async def filled(server: NatsServer, *lives: Life, without: range = range(0)) -> None:
-    """Write a worker's items of three requests into the log, for each of some lives."""
     async with writer_of(log_settings(server)) as writer:
         for life in lives:
             for sequence, kind, payload in payloads():
@@ -112,7 +108,6 @@ def sequences(items: Iterable[StreamItem]) -> list[int]:
 
 
 def numbered(items: Iterable[StreamItem]) -> list[tuple[int, int]]:
-    """Return each item's sequence, and how many are missing before it."""
     return [(item.sequence, item.missing_items) for item in items]
 
 

@@ -80,7 +80,6 @@ class Apart:
         self.publisher.bell.close()
 
     async def turn(self, times: int = 1) -> None:
-        """Let the engine have its turns, and all else go on between them."""
         for _ in range(times):
             self.loop.turn()
             await self.bus.settle()
@@ -140,7 +139,6 @@ class _Words:
 
 @asynccontextmanager
 async def apart(*, drafts: bool = False, **worker: Any) -> AsyncIterator[Apart]:  # noqa: ANN401 - any setting's value
-    """Run a bus, and on it a worker whose publisher is connected."""
     async with bus(workers=0) as on:
         chosen = replace(on.settings.worker, **{"retention_bytes": 2**23, **worker})
         made = Apart(on, replace(on.settings, worker=chosen), SyntheticEngine(drafts=drafts, role=chosen.role))

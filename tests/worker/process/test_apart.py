@@ -60,8 +60,6 @@ async def test_publisher_that_dies_at_any_store_loses_nothing(times: int) -> Non
 
 
 class Asked:
-    """A request of a client that is read as its tokens come."""
-
     def __init__(self, client: Client, tokens: int = TOKENS) -> None:
         self.generation = client.generate(
             [1, 2, 3], max_tokens=tokens, ignore_end_token=True, top_logprobs=2, continuation="off"
@@ -86,7 +84,6 @@ class Asked:
 
 
 async def asked(of: Apart, count: int = 3, tokens: int = TOKENS) -> list[Asked]:
-    """Have requests that the engine has begun with."""
     made = [Asked(of.bus.client, tokens) for _ in range(count)]
     await of.bus.settle()
     await of.turn(3)

@@ -46,8 +46,6 @@ class Host:
 
 
 class EngineHost(Host):
-    """A process with an engine, which functions get as their first argument."""
-
     def __init__(self, model: Path, arguments: Sequence[str], role: str = "mixed") -> None:
         super().__init__()
         super().__call__(_start, model, arguments, role)
@@ -91,7 +89,6 @@ def _run(engine: VllmEngine, module: str, name: str, given: Mapping[str, Any]) -
 
 
 def _serve(calls: Connection) -> NoReturn:
-    """Call functions until the other end of a connection closes."""
     import torch
 
     torch.cpu._init_amx()  # vLLM's attention in bfloat16 uses what a process may only use that has asked for it

@@ -63,8 +63,6 @@ class Case:
 
 @dataclass
 class Answer:
-    """What became of a request."""
-
     status: RowStatus | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -104,7 +102,6 @@ def reference(
 def answered(
     engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63, accepted: Sequence[int] = ()
 ) -> list[Answer]:
-    """Return the answers, all of which go on behind tokens that an earlier turn has had."""
     answers = {}
     for key, case in enumerate(cases, first_key):
         generate = case.generate(key)
@@ -170,7 +167,6 @@ def check(case: Case, mine: Answer, theirs: Answer) -> None:
 def answers_of(
     model: str, options: Mapping[str, Any], groups: Sequence[list[Case]], stops_of: int | None
 ) -> list[tuple[list[Case], list[Answer]]]:
-    """Return groups of requests with their answers, as `runs.reference` says."""
     from vllm import LLM
 
     made = LLM(model=model, disable_log_stats=True, **options)

@@ -33,8 +33,6 @@ PARSER = "pythonic"
 
 
 class Server(NamedTuple):
-    """One of the two, by its URL, by OpenAI's client and by plain HTTP."""
-
     url: str
     openai: openai.OpenAI
     plain: httpx.Client
@@ -47,8 +45,6 @@ class Server(NamedTuple):
 
 
 class Servers(NamedTuple):
-    """Both, with the same model."""
-
     theirs: Server
     ours: Server
     model: str
@@ -57,7 +53,6 @@ class Servers(NamedTuple):
     """Where it is."""
 
     def both(self, ask: Callable[..., Result], *given: Any, **named: Any) -> tuple[Result, Result]:  # noqa: ANN401
-        """Ask both at a time, and return what they answer, theirs first."""
         with ThreadPoolExecutor(2) as threads:
             theirs, ours = threads.map(lambda server: ask(server, *given, **named), self[:2])
         return theirs, ours
@@ -67,7 +62,6 @@ class Servers(NamedTuple):
         return self.both(lambda server: server.plain.post(path, json={"model": self.model, **body}))
 
     def choices(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Post to both, and return the first choice of each answer."""
         theirs, ours = (answer.json()["choices"][0] for answer in self.posted(path, body))
         return theirs, ours
 
@@ -132,8 +126,6 @@ class Choice(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer of either server."""
-
     kind: str
     model: str
     usage: tuple[int, int, int]

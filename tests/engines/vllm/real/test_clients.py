@@ -409,7 +409,6 @@ def test_same_prompt_logprobs(servers: Servers, path: str, body: dict[str, Any])
 
 
 def _prompt_logprobs(answer: dict[str, Any]) -> list[list[Any]]:
-    """Return each prompt's, with numbers of 32 bits; ranks and texts of the tokens too."""
     is_chat = answer["object"] == "chat.completion"
     found = [each["prompt_logprobs"] for each in ([answer] if is_chat else answer["choices"])]
     return [
@@ -455,7 +454,6 @@ def test_same_metrics_under_their_names(servers: Servers) -> None:
 
 
 def _metrics(server: Server) -> dict[tuple[str, str], float]:
-    """Return what there is under vLLM's names that we have, by name and label."""
     wanted = {family.name.removesuffix("_total") for family in VLLM}
     page = server.plain.get("/metrics").text
     return {

@@ -271,7 +271,6 @@ def refused_for_a_lack(model: Path, lacking: str) -> tuple[str, int]:
     used, core = compatibility.check_members, import_module("vllm.v1.engine.core").EngineCore
 
     def checked(owner: object, names: tuple[str, ...]) -> None:
-        """Check as it is done, with one member missing."""
         for name in names:
             if lacking.endswith(f".{name}") and not hasattr(owner, "step_fn"):
                 raise compatibility.VersionError(f"vLLM: {lacking} is not there")

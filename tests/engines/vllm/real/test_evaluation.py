@@ -62,7 +62,6 @@ def scores(url: str, name: str, folder: Path) -> Scores:
 
 
 def both_scores(theirs: str, ours: str, name: str, folder: Path) -> tuple[Scores, Scores]:
-    """Return how both servers score, in one process that imports lm-eval."""
     return scores(theirs, name, folder), scores(ours, name, folder)
 
 
@@ -126,7 +125,6 @@ def routed(url: str, name: str) -> Routed:
 
 
 def both_routed(theirs: str, ours: str, name: str) -> tuple[Routed, Routed]:
-    """Ask both servers, in one process that imports litellm."""
     return routed(theirs, name), routed(ours, name)
 
 

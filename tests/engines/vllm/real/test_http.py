@@ -141,7 +141,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_ending(folder: Path, texts: Sequence[str]) -> Path:
-    """Make a model whose answers end by themselves after some tens of tokens."""
     import torch
     from safetensors.torch import load_file, save_file  # noqa: PLC0415 - only where vLLM is
 

@@ -19,7 +19,6 @@ BLOCK = SHARED["block_size"]
 def computed(
     engine: VllmEngine, key: int, accepted: list[int], state: bytes
 ) -> tuple[Answer, dict[int, bytes], list[int]]:
-    """Return an answer, the transfer states, and how many tokens were cached."""
     generate, answer = CASE.generate(key), Answer(tokens=list(accepted))
     generate.continuation.token_ids.extend(accepted)
     generate.continuation.transfer_state = state

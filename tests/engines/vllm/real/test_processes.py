@@ -31,7 +31,6 @@ def sleeps() -> None:
 
 
 def queue() -> tuple[Any, Any]:
-    """Return a writer, and a reader that an engine waits for."""
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
     writer = MessageQueue(1, 1)
