@@ -22,10 +22,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def mode_of(path: str) -> int:
-    return Path(path).stat().st_mode & 0o777
-
-
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = main(arguments)
     printed = capsys.readouterr()
@@ -36,7 +32,11 @@ def test_key_is_made_for_its_owner_alone(capsys: pytest.CaptureFixture[str]) -> 
     """Both files are there, the secret one for its owner alone in a folder of its owner's, and is never printed."""
     status, out, err = said(capsys, "keys", "make", "w0")
     assert (status, err) == (0, "")
-    assert [mode_of(path) for path in ("keys", "keys/w0.key_secret", "keys/w0.key")] == [0o700, 0o600, 0o644]
+    assert [Path(path).stat().st_mode & 0o777 for path in ("keys", "keys/w0.key_secret", "keys/w0.key")] == [
+        0o700,
+        0o600,
+        0o644,
+    ]
     pair = load_key("keys/w0.key_secret")
     assert pair.public.decode() in out
     assert pair.secret.decode() not in out + Path("keys/w0.key").read_text()

@@ -1,11 +1,11 @@
 """A cluster of three NATS servers with JetStream, on loopback."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.support.nats import NatsServer
+from tests.support.ports import free_ports
 from tests.support.small_disk import SmallDisk
 from tests.support.waiting import until
 from tokenbus.recordings.durable_log.stream import LogError, LogStream
@@ -23,7 +23,7 @@ cluster {{ name: tests, listen: '127.0.0.1:{port}', routes: [{routes}] }}
 @contextmanager
 def cluster(folder: Path, size: int = 3, limit: str = "", disk_bytes: int = 0) -> Iterator[list[NatsServer]]:
     """Start the servers, each with a limit of JetStream or on a small disk if need be, and kill them at the end."""
-    ports = _free_ports(size)
+    ports = free_ports(size)  # each server must know those of the others before they start
     routes = ", ".join(f"'nats://127.0.0.1:{port}'" for port in ports)
     with ExitStack() as stack:
         servers = []
@@ -55,10 +55,3 @@ async def until_ready(settings: Settings) -> None:
 
     await until(is_ready, every=0.1)
     await connection.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free: each server must know those of the others before they start."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]

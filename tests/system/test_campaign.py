@@ -19,6 +19,7 @@ async def test_nothing_is_lost_or_repeated_whichever_process_is_killed(deploymen
 
     A client's requests are resumed from what it had taken. Those of a dead engine are continued by another one.
     """
+    deployment.overrides["worker.drain_timeout_ms"] = 2000  # which a publisher waits at the end for its processor
     kills = [*KILLS, "kill_engine", "kill_processor", "kill_client"]
     random.Random(0).shuffle(kills)  # noqa: S311 - a campaign can be run again
     figures = await Faults(deployment, tmp_path, requests=8, roles=("prefill", "decode", "mixed")).one_by_one(kills)

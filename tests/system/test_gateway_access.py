@@ -65,7 +65,7 @@ async def test_http_server_that_failed_is_seen(deployment: Deployment, monkeypat
         ),
         ({"gateway__origins": "https://a.example/"}, "gateway.origins: the origin of a web page"),
         ({"gateway__origins": "*"}, "gateway.origins: the origin of a web page"),
-        ({"gateway__hosts": "a.example:80"}, "gateway.hosts: names of hosts"),
+        ({"gateway__hosts": "a.example:80"}, "gateway.hosts: host names"),
     ],
 )
 async def test_start_is_refused_in_one_line(

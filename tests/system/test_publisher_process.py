@@ -59,7 +59,8 @@ def test_it_lives_and_ends_with_its_owner(deployment: Deployment) -> None:
     """
     deployment.start_processor()
     (port,) = free_ports(1)
-    with PublisherProcess(deployment.settings(worker__metrics_address=f"127.0.0.1:{port}")) as publisher:
+    settings = deployment.settings(worker__metrics_address=f"127.0.0.1:{port}", worker__drain_timeout_ms=0)
+    with PublisherProcess(settings) as publisher:
         first = publisher.pid
         child = os.fork()
         if not child:

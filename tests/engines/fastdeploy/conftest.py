@@ -15,12 +15,6 @@ from tokenbus.engines import fastdeploy
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tb") as made:
-        yield Path(made)
-
-
-@pytest.fixture
 def bus(folder: Path) -> Iterator[Path]:
     with speaking("develop", folder):
         yield folder
