@@ -157,7 +157,6 @@ class Access:
             added.update(caller.limits())
 
     def limited(self, scope: Scope, error: ApiError, caller: Caller) -> None:
-        """Count and log an error if it is a rate or concurrency limit."""
         why = _WHYS.get(error.code or "")
         if why is not None:
             self._refused(scope, why, error, caller.name)
@@ -191,7 +190,6 @@ def _is_same(origin: str, host: str, scheme: str) -> bool:
 
 
 def _is_near(scope: Scope, headers: Headers) -> bool:
-    """Return whether a request comes from this machine, and not through a proxy."""
     return _FORWARDING.isdisjoint(headers.keys()) and _is_loopback((scope.get("client") or ("",))[0])
 
 

@@ -65,7 +65,7 @@ class Listener(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Number of its tokens so far."""
+        """Number of its received tokens."""
 
     def take(self, step: RenderedStep, row: int) -> bool:
         """Add a row of a step; return whether more rows are wanted."""
@@ -335,10 +335,7 @@ class Choice:
         self._answer.end(error)
 
     def _add_until_stop(self, step: RenderedStep, row: int, stop: int) -> tuple[str, int]:
-        """Add a row's tokens up to the end of a stop; return the text and the number of these tokens.
-
-        `stop` is the worker's. A stop text is searched here, too: the worker does not say where it begins.
-        """
+        """Add a row's tokens up to a stop, which is searched here, too: workers do not say where its text begins."""
         ids = step.row_ids(row)
         pieces = step.vocabulary.special_pieces if self._shows_special else step.vocabulary.pieces
         # If no stop of the request ended it, its last token is the model's end token.

@@ -79,7 +79,6 @@ def digest(clear: str) -> str:
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Return the keys of a file, none if the file is missing; raises a KeysError."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -99,7 +98,6 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace a file's keys atomically; only its owner may read the file."""
     content = {"version": _VERSION, "keys": [asdict(key) for key in _checked(keys)]}
     replace_file(path, json.dumps(content, indent=2) + "\n", _MODE)
 
@@ -189,7 +187,6 @@ class Caller:
         self._left = left - 1
 
     def limits(self) -> Mapping[str, str]:
-        """Return OpenAI's rate limit headers."""
         if not self.per_minute:
             return {}
         left = self._refilled()
@@ -201,7 +198,6 @@ class Caller:
         }
 
     def check_room(self, count: int) -> None:
-        """Raise an ApiError if `count` more requests would exceed the concurrency limit."""
         opened = len(self._open)
         if not self._has_others or opened + count <= self._most:
             return
@@ -212,7 +208,6 @@ class Caller:
         raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
 
     def open(self, request_ids: Sequence[int]) -> None:
-        """Count requests until `closed` says that the bus has ended them."""
         self._open.update(request_ids)
 
     @property
@@ -269,7 +264,6 @@ class Callers:
         return matches[0] if matches else None
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; call it periodically."""
         try:
             if self.files.refresh(lambda: self._take(read_keys(self._path))):
                 _log.info("API keys read", keys=len(self._by_hash))

@@ -1,4 +1,4 @@
-"""The types of request bodies: their fields with meanings and the bounds of every deployment, as OpenAPI shows them."""
+"""The types of request bodies, with the meanings and fixed bounds of their fields, as OpenAPI shows them."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,13 +7,13 @@ from msgspec import Meta, Struct, field
 COMPLETION_TOKENS = 16
 MAX_FORM_CHARACTERS = 65_536
 MOST_NAMED, MOST_MASKED = 128, 1024
-"""How many tokens a request may name, to have their logprobs at each token, and of how many a mask lists the ids."""
+"""Most tokens whose logprobs a request may ask for at each token, and most ids in a mask."""
 MAX_BIASED, MAX_BIAS = 1024, 100
-"""How many tokens may be biased, and by how much at most: what is beyond it is taken for that, as in vLLM."""
+"""Most biased tokens, and the largest bias: larger ones are clipped, as in vLLM."""
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
-    """Return what the document says of a field, with the schema of one that has no type of its own."""
+    """Return a field's description in the document, and its schema if its type has none."""
     return Meta(description=meaning, extra_json_schema=schema or None)
 
 
@@ -22,7 +22,7 @@ Content = Annotated[str, Meta(max_length=4_194_304)]
 Name = Annotated[str, Meta(max_length=256)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
 Word = Annotated[str, Meta(min_length=1, max_length=256)]
-"""`RequestTypes` holds it to the bytes that the contract allows, and a stop text, too."""
+"""`RequestTypes` bounds its bytes, and those of a stop text."""
 Stop = Annotated[str, Meta(min_length=1, max_length=4096)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 FormText = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
@@ -65,14 +65,14 @@ class CalledFunction(Body, kw_only=True):
 class ToolCall(Body, kw_only=True):
     """A call that the assistant made."""
 
-    id: Annotated[Name | None, says("What the message with the result names as its tool_call_id.")] = None
-    type: Annotated[_Kind | None, says("What is called.")] = None
+    id: Annotated[Name | None, says("The tool_call_id of the message with the result.")] = None
+    type: Annotated[_Kind | None, says("The kind of tool.")] = None
     function: Annotated[CalledFunction, says("The function.")]
 
 
 _Parts = Annotated[list[ContentPart | str], Meta(max_length=1024)]
 _Calls = Annotated[list[ToolCall], Meta(max_length=128)]
-_Thoughts = Annotated[Content | None, says("What the assistant thought, for templates that show it.")]
+_Thoughts = Annotated[Content | None, says("The assistant's thoughts, for templates that show them.")]
 
 
 class Message(Body, kw_only=True):
@@ -94,7 +94,7 @@ class Function(Body, kw_only=True):
     name: Annotated[Label, says("Its name.")]
     description: Annotated[Description | None, says("What it does.")] = None
     parameters: Annotated[dict[str, Any] | None, says("The JSON Schema of its arguments.")] = None
-    strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
+    strict: Annotated[bool | None, says("For the template; a forced call always follows the schema.")] = None
 
 
 class Tool(Body, kw_only=True):
@@ -123,7 +123,7 @@ _Functions = Annotated[list[Function], Meta(max_length=128)]
 _Tools = Annotated[_ToolList | None, says("The functions that the model may call.")]
 _Begins = Annotated[bool | None, says("Whether the chat ends where the assistant begins.")]
 _Continues = Annotated[bool | None, says("Whether the answer continues the last message.")]
-_Special = Annotated[bool | None, says("Whether the tokens that the model wants around a text are added.")]
+_Special = Annotated[bool | None, says("Whether the model's special tokens are added.")]
 _DocumentList = Annotated[list[dict[str, str]], Meta(max_length=256)]
 _Documents = Annotated[_DocumentList | None, says("Documents, for templates that show them.")]
 Variables = Annotated[dict[str, Any] | None, says("Variables of the template.")]
@@ -171,13 +171,13 @@ class StreamOptions(Body, kw_only=True):
 class BusOptions(Body, kw_only=True):
     """How the bus treats a request."""
 
-    continue_: Annotated[_Continue | None, says("Whether another worker goes on when its own is lost.")] = field(
+    continue_: Annotated[_Continue | None, says("Whether another worker may continue it.")] = field(
         default="any", name="continue"
     )
 
 
 class Sampling(Body, kw_only=True):
-    """What every route that generates takes."""
+    """Sampling parameters of all routes that generate."""
 
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
     top_p: Annotated[TopP | None, says("The probability mass that is kept.")] = None
@@ -186,36 +186,36 @@ class Sampling(Body, kw_only=True):
 
 
 class EngineSampling(Sampling, kw_only=True):
-    """What vLLM's sampling parameters have beside that, in each of its APIs."""
+    """Further sampling parameters of vLLM, in each of its APIs."""
 
     top_k: Annotated[TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False
     min_p: Annotated[Share | None, says("The least share of the top probability kept.")] = None
-    presence_penalty: Annotated[Penalty | None, says("What tokens lose that the output has already.")] = None
-    frequency_penalty: Annotated[Penalty | None, says("What tokens lose each time that the output has them.")] = None
-    repetition_penalty: Annotated[Repetition | None, says("Divides the logits of tokens that were there.")] = None
+    presence_penalty: Annotated[Penalty | None, says("Subtracted from the logits of tokens in the output.")] = None
+    frequency_penalty: Annotated[Penalty | None, says("Subtracted for each time that the output has them.")] = None
+    repetition_penalty: Annotated[Repetition | None, says("Divides the logits of earlier tokens.")] = None
     logit_bias: Annotated[Any, says("Added to tokens' logits, by token id.")] = None
     min_tokens: Annotated[int | None, says("The least tokens before a stop ends a choice.")] = None
     stop_token_ids: Annotated[list[int] | None, says("Tokens that end the answer, whose text is cut off.")] = None
-    include_stop_str_in_output: Annotated[bool | None, says("Whether the stop that ends an answer is in it.")] = False
+    include_stop_str_in_output: Annotated[bool | None, says("Whether an answer contains the stop that ends it.")] = (
+        False
+    )
     skip_special_tokens: Annotated[bool | None, says("Whether special tokens are left out of the text.")] = True
     bad_words: Annotated[_BadWords | None, says("Texts that are not generated.")] = None
     allowed_token_ids: Annotated[list[int] | None, says("The only tokens to choose from.")] = None
-    structured_outputs: Annotated[StructuredOutputs | None, says("The form that the answer has, as vLLM says it.")] = (
-        None
-    )
+    structured_outputs: Annotated[StructuredOutputs | None, says("The form of the answer, in vLLM terms.")] = None
 
 
 class FullSampling(EngineSampling, kw_only=True):
-    """What completions, chats and responses have in common."""
+    """Parameters of completions, chats and responses."""
 
     priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
-    vllm_xargs: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
-    cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
+    vllm_xargs: Annotated[EngineArguments | None, says("Arguments of the engine's extensions.")] = None
+    cache_salt: Annotated[Word | None, says("Prompts with the same salt share cached states.")] = None
 
 
 class Generation(FullSampling, kw_only=True):
-    """What completions and chats have in common."""
+    """Fields of completions and chats."""
 
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     n: Annotated[int, says("How many choices each prompt has.")] = 1
@@ -231,13 +231,13 @@ class Generation(FullSampling, kw_only=True):
     return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
     return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
     return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
-    return_mask: Annotated[int | None, says("Adds token_extras, with up to so many possible tokens.")] = None
+    return_mask: Annotated[int | None, says("Adds token_extras, with this many possible tokens.")] = None
     return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
     truncate_prompt_tokens: Annotated[int | None, says("A prompt's tokens that are kept; -1: all that fit.")] = None
     truncation_side: Annotated[_Side | None, says("Where a prompt that is too long is cut; absent: left.")] = None
-    request_id: Annotated[Label | None, says("What the answer's id has behind `cmpl-` or `chatcmpl-`.")] = None
+    request_id: Annotated[Label | None, says("The answer's id without `cmpl-` or `chatcmpl-`.")] = None
     tokenbus: Annotated[BusOptions | None, says("How the bus treats the request.")] = None
-    response_format: Annotated[ResponseFormat | None, says("The form that the answer has.")] = None
+    response_format: Annotated[ResponseFormat | None, says("The form of the answer.")] = None
 
 
 class Completion(Generation, kw_only=True):
@@ -248,7 +248,7 @@ class Completion(Generation, kw_only=True):
     add_special_tokens: _Special = True
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     echo: Annotated[bool | None, says("Whether the text and its logprobs begin with the prompt's.")] = False
-    best_of: Annotated[int | None, says("At most n: of more choices none would be better.")] = None
+    best_of: Annotated[int | None, says("At most n: choices are not selected.")] = None
 
 
 class Chat(Generation, kw_only=True):
@@ -271,7 +271,7 @@ class Chat(Generation, kw_only=True):
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     reasoning_effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
     echo: Annotated[bool | None, says("Whether the text begins with the last message's.")] = False
-    include_reasoning: Annotated[bool | None, says("Nothing is left out: what a model thinks is its text.")] = None
+    include_reasoning: Annotated[bool | None, says("Ignored: a model's thoughts are part of its text.")] = None
     modalities: Annotated[list[Literal["text"]] | None, says("Answers are texts.")] = None
 
 
@@ -287,7 +287,7 @@ class Inspection(Sampling, kw_only=True):
     prompt: Annotated[Text, says("The text to continue.")]
     max_tokens: Annotated[int | None, says("The most tokens.")] = 128
     top_logprobs: Annotated[int | None, says("How many alternatives each token has.")] = 10
-    drafts: Annotated[bool | None, says("Whether rows have what the draft model proposed.")] = True
+    drafts: Annotated[bool | None, says("Whether rows have the draft model's proposals.")] = True
     return_entropies: Annotated[bool | None, says("Whether each token has its entropy; an engine may refuse.")] = False
 
 

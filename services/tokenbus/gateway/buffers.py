@@ -56,7 +56,6 @@ class Buffers:
         self._holders[holder] = None
 
     def leave(self, holder: "Answer") -> None:
-        """Remove an answer, which frees its bytes itself."""
         self._holders.pop(holder, None)
 
     def grow(self, count: int) -> None:
@@ -325,7 +324,6 @@ class SendQueue:
         self.hold(count)
 
     def drop(self) -> None:
-        """Drop the waiting bytes."""
         self._free_reserved()
         self._parts.clear()
         self._chunks.clear()
@@ -419,7 +417,6 @@ class Backlog:
         waiting.step.waiting[waiting] = None
 
     def free(self, waiting: WaitingRow) -> None:
-        """Stop counting a waiting row."""
         del waiting.step.waiting[waiting]
         if not waiting.step.waiting:
             self.size -= waiting.step.size
@@ -435,7 +432,7 @@ class Backlog:
             self.size += step.compacted().size - step.size
 
     def weights(self) -> Counter[int]:
-        """Return the memory of each request's rows, without those that have left the backlog."""
+        """Return the memory of each request's rows in the backlog."""
         weights: Counter[int] = Counter()
         steps = (output for output, _ in self._entries if isinstance(output, StepRows))
         for batch in (batch for step in steps for batch in step if batch is not None):
@@ -443,7 +440,6 @@ class Backlog:
         return weights
 
     def keep(self, wanted: Container[int]) -> None:
-        """Free the rows of requests that are not wanted any more."""
         entries, self._entries = self._entries, deque()
         self.size -= sum(entry.size for entry in entries)
         for output, _ in entries:
@@ -457,7 +453,6 @@ class Backlog:
 
 
 def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None:
-    """Return a batch of the rows of the wanted request ids; None without any."""
     rows = [row for row, request_id in enumerate(batch.request_ids.tolist()) if request_id in wanted]
     if len(rows) == batch.row_count:
         return batch

@@ -1,11 +1,10 @@
-"""CompletionRequest: what a client asks for, checked, whichever route it came by."""
+"""CompletionRequest: a checked request of any route. Reader: reads bodies into such requests."""
 
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from sys import getsizeof
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -16,29 +15,8 @@ import orjson
 from tokenbus.client.parameters import CONTINUATIONS
 from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
-from tokenbus.gateway import generate_body, messages_body, responses_body
-from tokenbus.gateway.bodies import (
-    Chat,
-    ChatBatch,
-    Completion,
-    Detokenization,
-    Generation,
-    Inspection,
-    Sampling,
-    StreamOptions,
-    Tokenization,
-)
-from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError, too_long
-from tokenbus.gateway.output_form import (
-    AutoCalls,
-    ForcedCall,
-    auto_calls,
-    forced_call,
-    form_of_vllm,
-    structured_output,
-    take_older_names,
-    tools_of,
-)
+from tokenbus.gateway import bodies, generate_body, messages_body, output_form, responses_body
+from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError, body_field, too_long
 from tokenbus.gateway.prompts import Cut, PromptEncoder, echoed_text
 from tokenbus.gateway.request_body import RequestTypes, check_texts
 from tokenbus.gateway.stop_strings import Stopping
@@ -50,10 +28,10 @@ from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
 T = TypeVar("T")
-B = TypeVar("B", Chat, Completion)
+B = TypeVar("B", bodies.Chat, bodies.Completion)
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 DEFAULT_MODEL = "tokenbus"
-"""The name of the one model where the settings name none."""
+"""Name of the only model if the settings name none."""
 _SEEDS = 2**64
 _MAX_ENGINE_BYTES = 65_536
 _SAME_NAMES = (
@@ -64,7 +42,7 @@ _SAMPLING = {name: name for name in _SAME_NAMES} | {
     "ignore_eos": "ignore_end_token",
     "include_stop_str_in_output": "include_stop_string",
 }
-"""By a body's field the sampling parameter that has the same values."""
+"""Sampling parameters by the body's field with the same values."""
 _TOKEN_SCORING = {
     "return_other_logprobs": "other_logprobs",
     "return_entropies": "entropies",
@@ -73,22 +51,16 @@ _TOKEN_SCORING = {
 }
 
 
-_BODY_FIELDS = {
-    **{name: member for member, name in (_SAMPLING | _TOKEN_SCORING).items()},
-    "structured_output": "response_format",
-    "engine_arguments": "vllm_xargs",
-}
-"""By a parameter on the bus the body's field."""
 _NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_logprob_token_ids")
 _COPY_BYTES = 16
-"""Of one field in all choices' requests, for each of gateway.max_prompt_tokens: as much as prompts may have."""
+"""Largest field in all choices' requests, for each of gateway.max_prompt_tokens: as large as prompts may be."""
 _MESSAGE_BYTES = 48
 _IDS = "I"
-"""The type of arrays of token ids."""
+"""Type code of arrays of token ids."""
 _KEPT = frozenset({"stop", "min_tokens", "max_tokens", "include_stop_string", "include_special_tokens"})
-"""The sampling parameters that an answer needs when its requests are sent."""
+"""Sampling parameters that an answer still needs after its requests were sent."""
 _ECHO_BYTES, _SCORE_BYTES = 16, 64
-"""A logprob of a prompt rarely takes fewer bytes in an echo, and in `prompt_logprobs`."""
+"""Fewest bytes of a prompt's logprob in an echo, and in `prompt_logprobs`, with few exceptions."""
 
 
 class Ending(NamedTuple):
@@ -96,29 +68,28 @@ class Ending(NamedTuple):
 
     reason: str
     stop: str | int | None
-    """Which of the request's own stop texts or stop tokens ended it."""
+    """The request's stop text or stop token that ended it, if one did."""
     weight_spans: tuple[WeightSpan, ...] = ()
     turns: Sequence[Turn] = ()
-    """The choice's turns, if there was more than one."""
+    """The choice's turns, if it was continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """What each choice is generated with, and the form of the answer."""
+    """The parameters of all choices, and the form of the answer."""
 
     model: str
     prompts: Sequence[Sequence[int]]
     parent: str = ""
-    """The model that the named one is a LoRA adapter of; empty: it is none."""
+    """The base model, if `model` is a LoRA adapter; else empty."""
     n: int = 1
     sampling: Mapping[str, Any] = field(default_factory=dict)
     top_logprobs: int | None = None
-    """How many alternatives; None: no logprobs at all."""
+    """Number of alternatives; None: no logprobs."""
     wants_drafts: bool = False
     continuation: str = "any"
-    """Whether another worker goes on when its own is lost."""
     wants_ids: bool = False
-    """Whether the answer has its tokens' ids, and its prompts' unless it hides those."""
+    """Whether the answer shows its tokens' ids, and those of its prompts unless `hides_prompts`."""
     hides_prompts: bool = False
     wants_columns: bool = False
     is_streamed: bool = False
@@ -126,63 +97,60 @@ class CompletionRequest:
     wants_running_usage: bool = False
     names_ids: bool = False
     echoes: Sequence[str] = ()
-    """The prompts' texts, where choices begin with them."""
+    """The prompts' texts, if choices begin with them."""
     prompt_scoring: Mapping[str, Any] | None = None
     token_scoring: Mapping[str, Any] = field(default_factory=dict)
-    """What is wanted of each token beside its logprob and alternatives, by the contract's names."""
+    """The contract's TokenScoring."""
     names_alternatives: bool = False
-    """Whether a token's alternatives are the `token_ids` of `token_scoring`."""
+    """Whether the alternatives are the `token_ids` of `token_scoring`."""
     wants_prompt_logprobs: bool = False
-    """Whether a choice has them, beside what an echo has."""
+    """Whether choices show their prompt's logprobs beside an echo."""
     scores_once: bool = False
-    """Whether the first choice alone has its prompt scored, as the answer has the scores beside its choices."""
+    """Whether only the first choice's prompt is scored, for an answer that shows the scores beside its choices."""
     name: str = ""
-    """What the answer's id has behind its kind; empty: the request id on the bus of its first choice."""
+    """The client's part of the answer's id; empty: the id of the first choice's request."""
     is_chat: bool = False
     wants_text: bool = True
-    """Whether the answer has its text, too, in an API that is about token ids."""
-    forced: ForcedCall | None = None
-    auto: AutoCalls | None = None
-    """How calls are found in a chat's text; None: the text stays as it is."""
+    """Whether an answer of token ids has texts, too."""
+    forced: output_form.ForcedCall | None = None
+    auto: output_form.AutoCalls | None = None
+    """How to find calls in a chat's text; None: not at all."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """By the name that an error has for a field the body's, where they differ."""
+    """The body's fields by other names that errors have for them."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def choices(self) -> int:
-        """How many choices the answer has."""
         return len(self.prompts) * self.n
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompts have together."""
         return sum(map(len, self.prompts))
 
     @property
     def stopping(self) -> Stopping:
-        """What ends the text of each choice."""
         given = self.sampling
         stops, least = tuple(given.get("stop", ())), given.get("min_tokens", 0)
         return Stopping(stops, least, "include_stop_string" in given, "include_special_tokens" in given)
 
     @property
     def scored_tokens(self) -> int:
-        """How many tokens of prompts are scored, those of each choice counted."""
+        """Number of scored tokens of prompts, counted for each choice."""
         return 0 if self.prompt_scoring is None else self.prompt_tokens * (1 if self.scores_once else self.n)
 
     @property
     def scored_values(self) -> int:
-        """How many logprobs their scores have, those of alternatives included."""
+        """Number of logprobs in these scores, including those of alternatives."""
         asked = self.prompt_scoring or {}
         return self.scored_tokens * (1 + (asked.get("top_logprobs", 0) or len(asked.get("token_ids", ()))))
 
     @property
     def scored_bytes(self) -> int:
-        """How many bytes of memory these take: an id and a logprob each, and a prompt's own tokens a rank."""
+        """Memory of the scores: an id and a logprob for each value, and a rank for each token."""
         return 8 * self.scored_values + 4 * self.scored_tokens
 
     def kept(self) -> "CompletionRequest":
-        """Return it without lists for the engine, and with ranges in the place of hidden prompts."""
+        """Return the part that an answer needs: without the engine's lists, and with ranges for hidden prompts."""
         shows_prompts = self.echoes or (self.wants_ids and not self.hides_prompts)
         prompts = self.prompts if shows_prompts else [range(len(each)) for each in self.prompts]
         sampling = {name: value for name, value in self.sampling.items() if name in _KEPT}
@@ -190,11 +158,10 @@ class CompletionRequest:
 
     @property
     def size(self) -> int:
-        """How many bytes of memory its prompts and texts take."""
+        """Memory of its prompts and texts, in bytes."""
         return _memory_of([*self.prompts, *self.echoes, self.sampling, self.echoed, self.forced and self.forced.schema])
 
     def packed(self) -> bytes:
-        """Return it as bytes, for `unpacked` in another process."""
         prompts = [array(_IDS, each).tobytes() for each in self.prompts]
         return msgspec.msgpack.encode((replace(self, prompts=()), prompts))
 
@@ -214,7 +181,6 @@ class CompletionRequest:
                 yield generate
 
     def generate(self, index: int) -> Generate:
-        """Return the request on the bus for a choice."""
         sampling = dict(self.sampling)
         if "seed" in sampling:
             sampling["seed"] = (sampling["seed"] + index % self.n) % _SEEDS
@@ -235,22 +201,25 @@ _DECODER = msgspec.msgpack.Decoder(tuple[CompletionRequest, list[bytes]])
 
 
 def unpacked(data: bytes) -> CompletionRequest:
-    """Return a request that was packed; its prompts are arrays, as lists of ids would take ten times the memory."""
+    """Return a packed request. Its prompts are arrays, as lists of ids would take ten times the memory."""
     request, prompts = _DECODER.decode(data)
     return replace(request, prompts=[array(_IDS, each) for each in prompts])
 
 
 class BodyHeaders(NamedTuple):
-    """What a request's headers say of its body."""
+    """Headers that belong to a body."""
 
     name: str = ""
     """The `x-request-id`, which names the answer."""
     adapter: str = ""
-    """The model of an invocation, where a header names it."""
+    """The model of an invocation, if a header names it."""
 
 
 class Reader:
-    """Turns JSON bodies into CompletionRequests; every method raises an ApiError that names the field."""
+    """Reads JSON bodies, with a method for each route; all raise an ApiError that names the field.
+
+    They return CompletionRequests, or the JSON of an answer.
+    """
 
     def __init__(self, settings: Settings, vocabulary: Vocabulary) -> None:
         self._settings = settings.gateway
@@ -258,18 +227,18 @@ class Reader:
         self.encoder = PromptEncoder(settings.gateway, vocabulary)
         self.types = RequestTypes(settings)
         self.fixed_models = tuple(filter(None, map(str.strip, self._settings.models.split(","))))
-        """The models that the settings name; empty: those of the workers."""
+        """Models in the settings; empty: those of the workers."""
         self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
-        """The models that requests may name, and how many tokens a request of each may have; 0: not known."""
+        """Models that requests may name, and their contexts in tokens; 0: not known."""
         self.knows_models = bool(self.fixed_models)
-        """Whether the settings, or a worker, have said which they are."""
+        """Whether the models come from the settings or from a worker."""
         self.parents: dict[str, str] = {}
-        """Of those that are LoRA adapters, the models that they belong to."""
+        """The base models of LoRA adapters."""
         self.headers = BodyHeaders()
-        """Those of the request whose body is read."""
+        """Headers of the current request."""
 
     def learn_models(self, workers: Iterable[WorkerStatus]) -> None:
-        """Take what workers serve: the models, where the settings name none, and each model's adapters and context."""
+        """Learn the workers' models, unless the settings name some, and each model's adapters and context."""
         found: dict[str, int] = {}
         parents: dict[str, str] = {}
         for worker in workers:
@@ -283,10 +252,9 @@ class Reader:
         self.models = {name: found.get(self.parents.get(name, name), 0) for name in (*names, *self.parents)}
 
     def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /v1/completions."""
-        return self._completion(self.types.read(Completion, value))
+        return self._completion(self.types.read(bodies.Completion, value))
 
-    def _completion(self, body: Completion, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
+    def _completion(self, body: bodies.Completion, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
         common = self._common(body)
         if body.logprob_token_ids is not None and body.echo:
             raise invalid("logprob_token_ids", "only without echo, got it with")
@@ -313,16 +281,15 @@ class Reader:
         return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=logprobs, **common))
 
     def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /v1/chat/completions."""
-        return self._chat(self.types.read(Chat, value))
+        return self._chat(self.types.read(bodies.Chat, value))
 
     def invocation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /invocations: a chat if it has messages, else a completion."""
+        """Read a chat if the body has messages, else a completion."""
         return self.chat(value) if isinstance(value, dict) and "messages" in value else self.completion(value)
 
     def chat_batch(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /v1/chat/completions/batch: each conversation is a prompt of one answer."""
-        body = self.types.read(ChatBatch, value)
+        """Read several conversations as the prompts of one answer."""
+        body = self.types.read(bodies.ChatBatch, value)
         for name in _NOT_IN_BATCHES:
             if getattr(body, name):
                 raise invalid(name, "none for a batch of chats, got some")
@@ -331,40 +298,35 @@ class Reader:
         return self._chat(body)
 
     def completion_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        """Return the JSON that answers a body of /v1/completions/render: one of /inference/v1/generate a prompt."""
-        body = self.types.read(Completion, value)
+        body = self.types.read(bodies.Completion, value)
         texts = ((each, bool(body.add_special_tokens)) for each in body.prompt)
         return orjson.dumps(self._rendered(body, self._completion(body), texts), option=orjson.OPT_NON_STR_KEYS)
 
     def chat_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        """Return the JSON that answers a body of /v1/chat/completions/render: one of /inference/v1/generate."""
-        return self._rendering(self.types.read(Chat, value), _NO_NAMES)
+        return self._rendering(self.types.read(bodies.Chat, value), _NO_NAMES)
 
     def messages_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        """Do the same for a body of /v1/messages/render."""
         chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
         return self._translated(chat, messages_body.FIELDS, self._rendering)
 
     def responses_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        """Do the same for a body of /v1/responses/render."""
         body = self.types.read(responses_body.Responses, responses_body.typed(value))
         render = partial(self._rendering, kind="resp_")
         return self._translated(responses_body.chat_of(body), responses_body.FIELDS, render)
 
-    def _rendering(self, body: Chat, names: Mapping[str, str], kind: str = "chatcmpl-") -> bytes:
+    def _rendering(self, body: bodies.Chat, names: Mapping[str, str], kind: str = "chatcmpl-") -> bytes:
         request = self._chat(body, names)
-        texts = (self.encoder.chat_text(body, tools_of(body)) for _ in request.prompts)
+        texts = (self.encoder.chat_text(body, output_form.tools_of(body)) for _ in request.prompts)
         (answer,) = self._rendered(body, request, texts, kind)
         return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS)
 
     def _rendered(
         self,
-        body: Chat | Completion,
+        body: bodies.Chat | bodies.Completion,
         request: CompletionRequest,
         texts: Iterable[tuple[str | list[int], bool]],
         kind: str = "cmpl-",
     ) -> list[dict[str, Any]]:
-        """Return the bodies of /inference/v1/generate that a body is; `texts` are its prompts, read if need be."""
         answers = rendered(body, request, self.models, kind)
         if body.return_token_offsets:
             cut = self._cut(body, request.model)
@@ -373,23 +335,19 @@ class Reader:
         return answers
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /v1/messages."""
         chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
         return self._translated(chat, messages_body.FIELDS, self._chat)
 
     def token_count(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        """Return the JSON that answers a body of /v1/messages/count_tokens."""
         chat = messages_body.chat_of(self.types.read(messages_body.TokenCount, value))
         return self._translated(chat, messages_body.FIELDS, self._counted)
 
     def responses(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /v1/responses."""
         body = self.types.read(responses_body.Responses, responses_body.typed(value))
         request = self._translated(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
         return replace(request, echoed=responses_body.echoed(body))
 
     def generation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /inference/v1/generate."""
         body = self.types.read(generate_body.Generate, value)
         if body.output_mode == "text" and body.sampling_params.detokenize is False:
             raise invalid("output_mode", "tokens where sampling_params.detokenize is false, got text")
@@ -400,20 +358,20 @@ class Reader:
         return replace(request, wants_text=wants_text, scores_once=scores_once, hides_prompts=hides)
 
     def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:
-        """Read the chat or the completion that another body is; errors name that body's fields."""
+        """Read another API's body as a chat or a completion; errors name that body's fields."""
         try:
             check_texts(body)
             return read(body, names)
         except ApiError as error:
             raise error.renamed(names) from None
 
-    def _counted(self, chat: Chat, _names: Mapping[str, str]) -> bytes:
+    def _counted(self, chat: bodies.Chat, _names: Mapping[str, str]) -> bytes:
         self._check_model(chat.model)
-        return orjson.dumps({"input_tokens": len(self.encoder.chat(chat, tools_of(chat)))})
+        return orjson.dumps({"input_tokens": len(self.encoder.chat(chat, output_form.tools_of(chat)))})
 
-    def _chat(self, body: Chat, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
+    def _chat(self, body: bodies.Chat, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
         common = self._common(body)
-        take_older_names(body)
+        output_form.take_older_names(body)
         top, newer, older = body.top_logprobs, body.max_completion_tokens, body.max_tokens
         if top and not body.logprobs:
             raise invalid("top_logprobs", f"only with logprobs: true, got {top} without")
@@ -423,16 +381,16 @@ class Reader:
             if older is not None and newer != older:
                 raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
             common["sampling"]["max_tokens"] = newer
-        tools = tools_of(body)
-        forced = forced_call(body, tools)
+        tools = output_form.tools_of(body)
+        forced = output_form.forced_call(body, tools)
         if forced is not None:
             common["sampling"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
             common["fields"]["response_format"] = "tool_choice"
-        auto = auto_calls(body, self._settings.tool_call_parser)
+        auto = output_form.auto_calls(body, self._settings.tool_call_parser)
         if auto is not None and PARSERS[auto.parser].shows_special:
             common["sampling"]["include_special_tokens"] = True
         cut = self._cut(body, common["model"])
-        is_batch = isinstance(body, ChatBatch)
+        is_batch = isinstance(body, bodies.ChatBatch)
         chats = [msgspec.structs.replace(body, messages=each) for each in body.messages] if is_batch else [body]
         prompts = self.encoder.prompts([self.encoder.chat(each, tools, cut) for each in chats], body.n, "messages")
         if body.echo:
@@ -454,8 +412,7 @@ class Reader:
         return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a body of /inspect."""
-        body = self.types.read(Inspection, value)
+        body = self.types.read(bodies.Inspection, value)
         return CompletionRequest(
             model=self.fixed_models[0] if self.fixed_models else DEFAULT_MODEL,
             prompts=[self.encoder.prompt(body.prompt, "prompt")],
@@ -467,11 +424,10 @@ class Reader:
         )
 
     def tokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        """Return the JSON that answers a body of /tokenize: the tokens of a text or a chat."""
-        body = self.types.read(Tokenization, value)
+        body = self.types.read(bodies.Tokenization, value)
         self._check_model(body.model)
         if body.messages is not None and body.prompt is None:
-            ids = self.encoder.chat(body, tools_of(body))
+            ids = self.encoder.chat(body, output_form.tools_of(body))
         elif body.prompt is not None and body.messages is None:
             ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
         else:
@@ -484,8 +440,7 @@ class Reader:
         return orjson.dumps({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
 
     def detokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        """Return the JSON that answers a body of /detokenize: the text of token ids."""
-        body = self.types.read(Detokenization, value)
+        body = self.types.read(bodies.Detokenization, value)
         self._check_model(body.model)
         return orjson.dumps({"prompt": self.encoder.text(body.tokens, "tokens")})
 
@@ -494,10 +449,10 @@ class Reader:
             message = f"model: one of {', '.join(self.models)}, got {name!r}"
             raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
 
-    def _common(self, body: Generation) -> dict[str, Any]:
+    def _common(self, body: bodies.Generation) -> dict[str, Any]:
         model = self.headers.adapter or body.model or next(iter(self.models))
         self._check_model(model)
-        options, names_ids = body.stream_options or StreamOptions(), body.return_tokens_as_token_ids
+        options, names_ids = body.stream_options or bodies.StreamOptions(), body.return_tokens_as_token_ids
         forces_usage = bool(body.stream and self._settings.force_include_usage)
         if body.stream_options is not None and not body.stream:
             raise invalid("stream_options", "only where stream is true, got it without")
@@ -537,17 +492,18 @@ class Reader:
         return request
 
     def _check_copies(self, request: CompletionRequest) -> None:
-        """Raise an ApiError for a field that is too long to be sent to the workers for each choice."""
+        """Raise an ApiError for a field that is too large to be sent to the workers for each choice."""
         most, choices = _COPY_BYTES * self._settings.max_prompt_tokens, request.choices
-        for name, value in chain(request.sampling.items(), request.token_scoring.items()):
+        parameters = {f"sampling.{name}": value for name, value in request.sampling.items()}
+        parameters |= {f"token_scoring.{name}": value for name, value in request.token_scoring.items()}
+        for name, value in parameters.items():
             size = choices * _bytes_of(value) if isinstance(value, str | list | dict) else 0
             if size > most:
-                member = _BODY_FIELDS.get(name, name)
-                limit = f"at most {most} bytes of all choices together"
-                raise invalid(request.fields.get(member, member), f"{limit}, got {size} of {choices}")
+                field, limit = body_field(name), f"at most {most} bytes of all choices together"
+                raise invalid(request.fields.get(field, field), f"{limit}, got {size} of {choices}")
 
     def _check_scores(self, request: CompletionRequest) -> None:
-        """Raise an ApiError for prompts whose scores are more than an answer has room for."""
+        """Raise an ApiError for prompts whose scores an answer has no room for."""
         is_shown, values = request.wants_prompt_logprobs, request.scored_values
         most = self._settings.answer_bytes // (_SCORE_BYTES if is_shown else _ECHO_BYTES)
         if values > most:
@@ -556,7 +512,7 @@ class Reader:
             limit = f"at most {most} logprobs of all choices' prompts together"
             raise invalid(name, f"{limit}, got {values} of {request.scored_tokens} tokens")
 
-    def _cut(self, body: Generation, model: str) -> Cut | None:
+    def _cut(self, body: bodies.Generation, model: str) -> Cut | None:
         most, context = body.truncate_prompt_tokens, self.models.get(model, 0)
         if most is None:
             return None
@@ -564,21 +520,21 @@ class Reader:
             raise invalid("truncate_prompt_tokens", "-1 or at least 1, got 0")
         if context and most > context:
             raise invalid("truncate_prompt_tokens", f"at most {context}, the model's context, got {most}")
-        if most == -1:  # one place is for the answer
+        if most == -1:  # one token is for the answer
             most = context - 1 if context else self._settings.max_prompt_tokens
         return Cut(most, body.truncation_side)
 
 
 def rendered(
-    body: Chat | Completion, request: CompletionRequest, models: Mapping[str, int], kind: str = "cmpl-"
+    body: bodies.Chat | bodies.Completion, request: CompletionRequest, models: Mapping[str, int], kind: str = "cmpl-"
 ) -> list[dict[str, Any]]:
-    """Return the bodies of /inference/v1/generate that a body is, one a prompt, whose ids begin with `kind`."""
+    """Return the bodies of /inference/v1/generate for a body, one for each prompt; their ids begin with `kind`."""
     same = (each for each in generate_body.SamplingParams.__struct_fields__ if each in body.__struct_fields__)
     params = {name: value for name in same if (value := getattr(body, name)) is not None}
     form = request.sampling.get("structured_output")
     params |= {
         "logprobs": None if request.names_alternatives else request.top_logprobs,
-        "structured_outputs": None if form is None else form_of_vllm(form),
+        "structured_outputs": None if form is None else output_form.form_of_vllm(form),
     }
     if body.prompt_logprob_token_ids is not None:
         raise invalid("prompt_logprob_token_ids", "none where a body is rendered, got some")
@@ -610,7 +566,7 @@ def rendered(
 
 
 def _bytes_of(value: object) -> int:
-    """Return about how many bytes a parameter takes in a request on the bus; an object costs more time than those."""
+    """Return the approximate size of a parameter in a request on the bus; an object also costs time."""
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, dict):
@@ -621,7 +577,7 @@ def _bytes_of(value: object) -> int:
 
 
 def _memory_of(value: object) -> int:
-    """Return how many bytes of memory a value takes with those in it; an array's ids are its own."""
+    """Return the memory of a value with its members, in bytes; an array contains its ids."""
     members: Iterable[object] = ()
     if isinstance(value, dict):
         members = (*value, *value.values())
@@ -630,11 +586,11 @@ def _memory_of(value: object) -> int:
     return getsizeof(value) + sum(map(_memory_of, members))
 
 
-def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
+def _prompt_scoring(body: bodies.Generation) -> dict[str, Any] | None:
     k, ids = body.prompt_logprobs, body.prompt_logprob_token_ids
     if k is None and ids is None:
         return None
-    if body.stream:  # as in vLLM: no chunk has a place for them
+    if body.stream:  # as in vLLM, where no chunk has a member for them
         raise invalid(
             "prompt_logprobs" if k is not None else "prompt_logprob_token_ids", "only without stream, got it with"
         )
@@ -645,13 +601,13 @@ def _prompt_scoring(body: Generation) -> dict[str, Any] | None:
     return {"token_ids": ids}
 
 
-def _fields_of(body: Generation) -> dict[str, str]:
-    """Return by the name that an error has for a field the body's, where a body may have either of two."""
+def _fields_of(body: bodies.Generation) -> dict[str, str]:
+    """Return the body's fields by other names that errors have for them, if the body may have either of two."""
     given = {"response_format": "structured_outputs", "return_logprobs_of": "logprob_token_ids"}
     return {name: other for name, other in given.items() if getattr(body, other) is not None}
 
 
-def _token_scoring(body: Generation) -> dict[str, Any]:
+def _token_scoring(body: bodies.Generation) -> dict[str, Any]:
     if body.logprob_token_ids is not None:
         for name in ("return_logprobs_of", "return_columns"):
             if getattr(body, name):
@@ -665,14 +621,14 @@ def _token_scoring(body: Generation) -> dict[str, Any]:
     return {scoring[member]: value for member, value in asked.items()}
 
 
-def _sampling(body: Sampling) -> dict[str, Any]:
+def _sampling(body: bodies.Sampling) -> dict[str, Any]:
     given = ((name, getattr(body, member, None)) for member, name in _SAMPLING.items())
     found = {name: value for name, value in given if value is not None and value is not False}
     if body.stop:
         found["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
-    if not isinstance(body, Generation):
+    if not isinstance(body, bodies.Generation):
         return found
-    if body.top_k == -1:  # all, as 0 is
+    if body.top_k == -1:  # all tokens, like 0
         del found["top_k"]
     if body.skip_special_tokens is False:
         found["include_special_tokens"] = True
@@ -680,7 +636,7 @@ def _sampling(body: Sampling) -> dict[str, Any]:
         found["logit_bias"] = [{"token_id": token_id, "bias": bias} for token_id, bias in body.logit_bias.items()]
     if body.vllm_xargs:
         found["engine_arguments"] = json_text("vllm_xargs", body.vllm_xargs, _MAX_ENGINE_BYTES)
-    form = structured_output(body)
+    form = output_form.structured_output(body)
     if form is not None:
         found["structured_output"] = form
     return found

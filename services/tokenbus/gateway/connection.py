@@ -93,7 +93,6 @@ class Connection(HttpToolsProtocol):
         return True
 
     def cut_off(self) -> None:
-        """Close the connection at once and drop the unsent bytes."""
         if self._answered is not None:
             # uvicorn sets it later, when the answer may have returned: a missing end would then count as an error.
             self._answered.disconnected = True
@@ -112,7 +111,6 @@ class Connection(HttpToolsProtocol):
         self._start_timer(self.settings.idle_timeout_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer and tell the request in flight."""
         if self.stream is not None:  # the socket is closed next, and its number is used again
             self.stream.socket = -1
         self._stop_timer()
@@ -123,7 +121,6 @@ class Connection(HttpToolsProtocol):
             self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, and refuse headers that are too long."""
         if self.transport.is_closing():
             return
         # A request's timeout begins with its first byte, unless an earlier request is still being answered.
@@ -142,7 +139,6 @@ class Connection(HttpToolsProtocol):
             self._too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header; ignore trailers."""
         if not self._is_in_headers:
             return
         super().on_header(name, value)
@@ -156,7 +152,7 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is no dictionary
 
     def on_headers_complete(self) -> None:
-        """Begin the body, which has a timeout of its own."""
+        """Begin the body, and end the timeout of the headers."""
         if self.transport.is_closing():
             return
         if not self._has_host():
@@ -325,7 +321,6 @@ class ChunkWriter:
         return self._socket.fileno()  # type: ignore[no-any-return]
 
     def send_rest(self, rest: bytes) -> None:
-        """Send the bytes for which the socket had no room."""
         self._transport.write(rest)
 
     def _is_open(self) -> bool:
@@ -339,6 +334,5 @@ def host_of(authority: str) -> str | None:
 
 
 def connection_of(scope: Scope) -> Connection | None:
-    """Return the connection of a request; None under another server."""
     extensions: Mapping[str, Any] = scope.get("extensions") or {}
     return extensions.get(_EXTENSION)

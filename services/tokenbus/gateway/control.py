@@ -114,7 +114,6 @@ class ControlRoutes:
             return await do(operator, arguments)
 
     async def _abort_requests(self, operator: Operator, arguments: _Arguments) -> object:
-        """End some requests, of any gateway, or all."""
         if "request_ids" not in arguments:
             return await self._done(_abort_all, operator, {})
         return self._abort(_request_ids(arguments["request_ids"]))
@@ -258,7 +257,6 @@ def _seconds(arguments: _Arguments, name: str) -> float:
 
 
 async def _collective_rpc(operator: Operator, arguments: _Arguments) -> object:
-    """Call a method of the engines' processes, as vLLM's route does."""
     args, kwargs = arguments.get("args", []), arguments.get("kwargs", {})
     if not isinstance(args, list):
         raise invalid("args", f"a list, got {shown(args)}")
@@ -357,7 +355,6 @@ def _weights(states: States) -> dict[str, object]:
 
 
 async def _server_info(operator: Operator, arguments: _Arguments) -> object:
-    """Return the configuration that TRL reads; all processes count as one engine's."""
     if arguments.get("config_format", "json") not in ("json", "text"):
         raise invalid("config_format", f"json or text, got {shown(arguments['config_format'])}")
     states = await operator.describe()

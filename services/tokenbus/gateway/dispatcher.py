@@ -187,7 +187,6 @@ class Dispatcher:
                 await self._deliver_waiting()
 
     async def _deliver_steps(self, steps: Sequence[RenderedStep]) -> None:
-        """Deliver the rows of some steps; those of one request together, in one write."""
         rows = Rows(self._writer, steps)
         for begin in range(0, len(rows), _ROWS_AT_ONCE):
             for request_id, left in rows.write(begin, min(begin + _ROWS_AT_ONCE, len(rows))):
@@ -213,7 +212,6 @@ class Dispatcher:
         await self._end_long_turn()
 
     def _deliver_some(self, one: OpenRequest, until: float) -> None:
-        """Deliver waiting rows of a request, at least one, until the time is up."""
         queue, stream = one.answer.queue, one.listener.stream
         if stream is not None:
             stream.is_held = one.is_held
@@ -386,19 +384,16 @@ class Dispatcher:
             raise self._refusal(429, f"{message} (gateway.buffer_bytes), got {held} and {reserved} more", "overloaded")
 
     def close(self, request_ids: Sequence[int]) -> None:
-        """Forget requests, and abort the unfinished ones."""
         for request_id in request_ids:
             if self._forget(request_id) is not None:
                 self._client.abort(request_id)
 
     def revoke(self, caller: Caller) -> None:
-        """End the open requests of a revoked API key."""
         for one in [each for each in self._opened.values() if each.caller is caller]:
             one.listener.end(ApiError(401, "the API key was revoked", code="invalid_api_key"))
             self.close([one.request_id])
 
     def give_up(self) -> None:
-        """End all open requests: the gateway stops."""
         for one in list(self._opened.values()):
             self.close([one.request_id])
             one.listener.end(ApiError(503, "the gateway stopped before the request had ended", code="stopping"))
@@ -428,7 +423,6 @@ class Dispatcher:
             self._client.abort(one.request_id)
 
     def _forget(self, request_id: int) -> OpenRequest | None:
-        """Deliver no more rows of a request, and return it; None if it has ended before."""
         self._writer.close(request_id)
         self._weights.forget(request_id)
         one = self._opened.pop(request_id, None)

@@ -161,7 +161,6 @@ class EncoderPool:
 
 @contextlib.asynccontextmanager
 async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
-    """Run the processes that encode for as long as `async with` lasts."""
     encoders = EncoderPool(settings, repeated_log)
     if is_folder(settings.gateway.tokenizer):  # with other tokenizers most bodies are read in this process
         encoders.start()
@@ -194,14 +193,12 @@ class Lane:
         self._server: _Server | None = None
 
     def start(self, server: "_Server") -> None:
-        """Replace the idle encoders by those of another fork server."""
         self.stop()
         self._server = server
         for _ in range(self._size):
             self._add()
 
     def stop(self) -> None:
-        """Let the idle encoders exit."""
         for each in self._idle:
             each.close()
         self._idle = []
@@ -277,7 +274,6 @@ class _Encoder:
             self._server.order(KILL, self._number)
 
     def close(self) -> None:
-        """Let the process exit once it is idle."""
         self._end.close()
 
 
@@ -326,7 +322,6 @@ class _Server:
             self._ended(number, None)
 
     async def close(self) -> None:
-        """End the process, with its encoders."""
         self._lose()
         try:
             await asyncio.to_thread(self._process.wait, _LEAVE_SECONDS)

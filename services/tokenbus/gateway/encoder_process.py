@@ -94,7 +94,6 @@ def _leave_if_out_of_memory(error: BaseException | None) -> None:
 
 
 def receive(end: socket.socket) -> bytes:
-    """Return a message; empty if the other side is gone."""
     size = LENGTH.unpack(end.recv(LENGTH.size, socket.MSG_WAITALL).ljust(LENGTH.size, b"\0"))[0]
     data = bytearray(size)
     view = memoryview(data)
@@ -107,7 +106,6 @@ def receive(end: socket.socket) -> bytes:
 
 
 def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
-    """Answer jobs until the gateway closes the socket, or a bound is exceeded."""
     os.nice(_NICE)
     _limit_memory(bounds.memory_bytes)
     decoder = msgspec.msgpack.Decoder(Job)
@@ -154,7 +152,6 @@ class ForkServer:
             os.kill(process, signal.SIGKILL)
 
     def _obey_or_reap(self) -> bool:
-        """Wait for an order or an encoder's end; return False if the gateway is gone."""
         ready, _, _ = select.select([self._control, self._woken], [], [])
         if self._woken in ready:
             self._woken.recv(4096)
@@ -207,7 +204,6 @@ class ForkServer:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the gateway is gone; return the exit status."""
     # A terminal's Ctrl-C reaches all processes; this one stops with the gateway.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

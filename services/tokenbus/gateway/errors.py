@@ -73,7 +73,6 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, object]:
-        """The error as OpenAI's API writes it."""
         if self.code in _RATE_LIMITED:
             kind = "rate_limit_error"
         else:
@@ -98,15 +97,19 @@ def too_long(field: str, context: int, tokens: int) -> ApiError:
     return ApiError(400, f"{message}; got {tokens} tokens", param=field, code="context_length_exceeded")
 
 
+def body_field(name: str) -> str:
+    """Return the API's name for a field of the contract."""
+    return _FIELDS.get(name, name.removeprefix("sampling."))
+
+
 def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
-    """Return the ApiError of a request that failed on the bus."""
     status = _STATUSES.get(error.code, 500)
     after = f" (after {error.emitted_tokens} tokens)" if error.emitted_tokens else ""
     reason, field = error.reason, None
     named, _, what = reason.partition(":")
     found = _FIELD.fullmatch(named)
     if status == 400 and what and found is not None:  # noqa: PLR2004 - a status speaks for itself
-        field = _FIELDS.get(found[1], found[1].removeprefix("sampling.")) + found[2]
+        field = body_field(found[1]) + found[2]
         reason = f"{field}:{what}"
     too_many = _TOO_LONG.fullmatch(what) if field == "prompt" else None
     if too_many is not None:  # the gateway has not learned this model's context yet

@@ -90,7 +90,6 @@ class EventStream:
         self._around = b""
 
     def open(self, request_id: int, state: _State, form: EventForm) -> None:
-        """Count in the table from now on."""
         self._around = form.before + form.behind + form.ending
         state.key, state.tokens, state.characters, state.socket = request_id, self.tokens, self.characters, -1
         state.around = ctypes.cast(ctypes.c_char_p(self._around), ctypes.c_void_p)
@@ -100,7 +99,6 @@ class EventStream:
         self._state = state
 
     def close(self) -> None:
-        """Count for itself again."""
         own = SimpleNamespace(tokens=self.tokens, characters=self.characters, socket=-1, is_held=False)
         state, self._state = self._state, own
         state.key, state.socket, state.is_held = 0, -1, True
@@ -144,7 +142,6 @@ class EventWriter:
             stream.close()
 
     def slots_of(self, request_ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Return the slots of requests in the table; -1 for those that are not in it."""
         return self._slots.find(request_ids) if self._streams else np.full(request_ids.size, -1, np.intp)
 
     def learn(self, form: int, steps: Sequence[RenderedStep]) -> None:
@@ -158,7 +155,6 @@ class EventWriter:
                 fragments.add(np.concatenate([ids, others]))
 
     def described(self) -> _Vocabulary:
-        """Return the vocabulary as the library reads it."""
         vocabulary = self.vocabulary
         fragments = (vocabulary.text_fragments, vocabulary.key_fragments, vocabulary.entry_fragments)
         return _Vocabulary(*(ctypes.addressof(each.described) for each in fragments), self._characters)

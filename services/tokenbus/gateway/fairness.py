@@ -149,7 +149,6 @@ class HeldBody:
         self._room = room
 
     def grow_to(self, size: int) -> None:
-        """Count a body that has grown to `size` bytes."""
         more = size - SHORT_BYTES - self.size
         if more > 0 and not self.is_refused:
             self._room.grow(self, more)
@@ -181,7 +180,6 @@ class AdmissionLimiter:
         await turn
 
     def spent(self, seconds: float) -> None:
-        """Count the time that an admitted request took in this tick."""
         self._seconds += seconds
 
     def _refill(self) -> None:
@@ -220,8 +218,8 @@ class _Round(Generic[T]):
 class FairQueue(Generic[T]):
     """Gives slices of time to clients in turn, and to each client's answers in turn.
 
-    A client, or an answer, that had finished all its work when new work came goes before those that are behind: if its
-    own work is short it keeps up, however much others ask for.
+    A client, or an answer, without work gets the next slice when new work comes. If its work is short it keeps up,
+    however much others ask for.
     """
 
     def __init__(self) -> None:
@@ -242,7 +240,6 @@ class FairQueue(Generic[T]):
         return who, self.answers[who].take()
 
     def give_back(self, who: Hashable, answer: T, *, has_more: bool) -> None:
-        """End a slice of an answer, which may have more work."""
         answers = self.answers[who]
         if has_more:
             answers.add_again(answer)

@@ -59,7 +59,6 @@ class ModelCounts:
         self.latency = Histogram(_WHOLE)
 
     def count(self, outcome: Outcome, asked_at: float, first_at: float | None, ended_at: float) -> None:
-        """Count an ended request; all times are on one clock."""
         self.finished[outcome.reason] += 1
         self.prompt_tokens.observe(outcome.prompt_tokens)
         self.generation_tokens.observe(outcome.tokens)
@@ -134,7 +133,6 @@ class Gateway:
         return self.callers.files.is_unread + (self.certificate is not None and self.certificate.files.is_unread)
 
     def tick(self) -> None:
-        """Run the periodic work: loop lag, repeated log lines, changed keys and certificate, freed memory."""
         self.watch.ask()
         self.repeated_log.expire()
         self.callers.refresh()
@@ -143,7 +141,6 @@ class Gateway:
             self.certificate.refresh()
 
     def note_ignored(self, fields: Iterable[str]) -> None:
-        """Count a body's unknown fields, and log those that are new."""
         counts = self.counts.ignored_fields
         for name in fields:
             if name in counts:
@@ -218,13 +215,11 @@ class Gateway:
         return [f"no worker has the tokenizer that gateway.tokenizer names{self._difference(status)}"]
 
     async def pauses(self) -> list[dict[str, object]]:
-        """Return the paused workers, which hold requests: since when, and by which client."""
         with contextlib.suppress(TimeoutError):
             return paused(await self.status.get())
         return []
 
     async def explained(self, error: ApiError) -> ApiError:
-        """Return a request's error; if the tokenizers differ, it says how."""
         if error.message.startswith("tokenizer_digest:"):
             with contextlib.suppress(TimeoutError):
                 error.message += self._difference(await self.status.get())
@@ -246,7 +241,6 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
-    """Connect to the bus and deliver rows for as long as `async with` lasts."""
     with contextlib.closing(DeduplicatedLog()) as repeated_log:
         async with Client(settings) as client, encoders_of(settings, repeated_log) as encoders:
             gateway = Gateway(settings, client, encoders, repeated_log)

@@ -1,4 +1,4 @@
-"""vLLM's /inference/v1/generate: its body, and the completion that it is."""
+"""Bodies of vLLM's /inference/v1/generate, which are read as completions."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -18,24 +18,24 @@ from tokenbus.gateway.bodies import (
 
 
 class SamplingParams(EngineSampling, kw_only=True):
-    """How tokens are chosen, and what is said of them, as vLLM's object of that name has it."""
+    """vLLM's sampling parameters."""
 
     n: Annotated[int | None, says("How many choices the answer has.")] = 1
     max_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
-    extra_args: Annotated[EngineArguments | None, says("What extensions of the engine take.")] = None
+    extra_args: Annotated[EngineArguments | None, says("Arguments of the engine's extensions.")] = None
     detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
 
 
 class Generate(Body, kw_only=True):
     """A body of /inference/v1/generate."""
 
-    request_id: Annotated[Label | None, says("What the answer's has behind `generate-tokens-`.")] = None
+    request_id: Annotated[Label | None, says("The answer's id without `generate-tokens-`.")] = None
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     token_ids: Annotated[list[int], says("The prompt.")]
-    sampling_params: Annotated[SamplingParams, says("How tokens are chosen, and what is said of them.")]
+    sampling_params: Annotated[SamplingParams, says("How tokens are sampled, and their logprobs.")]
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
     return_token_ids: Annotated[bool | None, says("Adds prompt_token_ids.")] = False
@@ -43,8 +43,8 @@ class Generate(Body, kw_only=True):
     return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
     return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
     return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
-    return_mask: Annotated[int | None, says("Adds token_extras, with up to so many possible tokens.")] = None
-    cache_salt: Annotated[Word | None, says("Prompts' states are shared within one salt.")] = None
+    return_mask: Annotated[int | None, says("Adds token_extras, with this many possible tokens.")] = None
+    cache_salt: Annotated[Word | None, says("Only prompts with the same salt share cached states.")] = None
     priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
 
 
@@ -54,14 +54,13 @@ FIELDS: Mapping[str, str] = {
     "response_format": "sampling_params.structured_outputs",
     "vllm_xargs": "sampling_params.extra_args",
 }
-"""By a completion's field this body's, where they differ."""
+"""This body's fields by those of a completion, if they differ."""
 SCORING = ("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask")
 _BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", *SCORING)
 _SAMPLING = tuple(name for name in Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 
 
 def completion_of(body: Generate) -> Completion:
-    """Return the completion that a body is."""
     given = {name: getattr(body.sampling_params, name) for name in _SAMPLING}
     if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM they ask for logprobs
         given["logprobs"] = 0

@@ -49,7 +49,6 @@ class MemberWriter(Protocol):
         return ()
 
     def joined(self, piece: Piece) -> bytes:
-        """Return the member's JSON value from one row's piece."""
         return self.form % (piece or (b"",) * self.form.count(b"%b"))
 
     def lists(self) -> list[Collected]:
@@ -83,7 +82,6 @@ class Drafted(MemberWriter):
         self._writer = writer
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:  # noqa: ARG002 - all proposals
-        """Return the piece of a row's proposals, all of them."""
         found = step.drafted(row)
         if found is None:
             return ()
@@ -250,7 +248,6 @@ class TokenExtras(MemberWriter):
     name = b'"token_extras":'
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:
-        """Return the objects; null for a token whose extras were dropped on the way."""
         found = extras_by_token(step.batch.row(row).extras, count)
         return (b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]]),)
 
@@ -282,7 +279,6 @@ class Columns(MemberWriter):
         self.name = name
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:
-        """Return a byte for each token, its number of alternatives, and the bytes of the five arrays."""
         ids, logprobs, ranks, other_ids, other_logprobs = step.column_bytes
         top_k, scored = step.top_ks[row], min(count, step.scored[row])
         begin, begin_scored, begin_other = step.begins[row], step.scored_begins[row], step.alternative_begins[row]

@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's /v1/messages: their types, and the chats that they are."""
+"""Bodies of Anthropic's /v1/messages, which are read as chats."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -17,9 +17,9 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "prompt": "messages",
 }
-"""By a chat's name of a field, this body's, where they differ."""
+"""This body's fields by those of a chat, if they differ."""
 _BILLING = "x-anthropic-billing-header"
-"""Begins a text that Claude Code adds to the system prompt. It differs with every request; vLLM drops it, too."""
+"""Beginning of a text that Claude Code adds to the system prompt, different in each request; vLLM drops it, too."""
 _Choice = Literal["auto", "any", "tool", "none"]
 _Thinking = Literal["enabled", "disabled", "adaptive"]
 
@@ -37,7 +37,7 @@ class TextBlock(Block, kw_only=True, tag="text"):
 class ToolUse(Block, kw_only=True, tag="tool_use"):
     """A call that the assistant made."""
 
-    id: Annotated[Name, says("What the block with the result names as its tool_use_id.")]
+    id: Annotated[Name, says("The tool_use_id of the block with the result.")]
     name: Annotated[Name, says("The name of the tool.")]
     input: Annotated[dict[str, Any], says("Its arguments.")]
 
@@ -46,20 +46,20 @@ _Texts = Annotated[list[TextBlock], Meta(max_length=1024)]
 
 
 class ToolResult(Block, kw_only=True, tag="tool_result"):
-    """What a call came to."""
+    """The result of a call."""
 
     tool_use_id: Annotated[Name, says("Which call it answers.")]
     content: Annotated[Content | _Texts | None, says("The result, as a text or its parts.")] = None
 
 
 class Thinking(Block, kw_only=True, tag="thinking"):
-    """What the assistant thought."""
+    """The assistant's thoughts."""
 
-    thinking: Annotated[Content, says("Shown to templates that show it.")]
+    thinking: Annotated[Content, says("Shown by templates that show thoughts.")]
 
 
 class RedactedThinking(Block, kw_only=True, tag="redacted_thinking"):
-    """What the assistant thought, where it cannot be read."""
+    """The assistant's encrypted thoughts."""
 
 
 _Blocks = Annotated[list[TextBlock | ToolUse | ToolResult | Thinking | RedactedThinking], Meta(max_length=1024)]
@@ -79,7 +79,7 @@ class MessagesTool(Body, kw_only=True):
     description: Annotated[Description | None, says("What it does.")] = None
     input_schema: Annotated[dict[str, Any], says("The JSON Schema of its arguments.")]
     type: Annotated[Literal["custom"] | None, says("The kind of tool.")] = None
-    strict: Annotated[bool | None, says("For the template: where a call is forced, the schema always holds.")] = None
+    strict: Annotated[bool | None, says("For the template; a forced call always follows the schema.")] = None
 
 
 class MessagesChoice(Body, kw_only=True):
@@ -107,7 +107,7 @@ class OutputConfig(Body, kw_only=True):
     """How the model answers."""
 
     effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
-    format: Annotated[OutputFormat | None, says("The form that the answer has.")] = None
+    format: Annotated[OutputFormat | None, says("The form of the answer.")] = None
 
 
 _Turns = Annotated[list[Turn], Meta(min_length=1, max_length=1024)]
@@ -119,7 +119,7 @@ class TokenCount(Body, kw_only=True):
 
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     messages: Annotated[_Turns, says("The chat so far; an assistant's last message is continued.")]
-    system: Annotated[Content | _Texts | None, says("What stands before the chat.")] = None
+    system: Annotated[Content | _Texts | None, says("The text before the chat.")] = None
     tools: Annotated[_Tools | None, says("The tools that the model may call.")] = None
     tool_choice: Annotated[MessagesChoice | None, says("Whether, or which, tools are called.")] = None
     thinking: Annotated[ThinkingConfig | None, says("Whether the model thinks.")] = None
@@ -136,8 +136,8 @@ class Messages(TokenCount, kw_only=True):
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
     top_k: Annotated[bodies.TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     top_p: Annotated[bodies.TopP | None, says("The probability mass that is kept.")] = None
-    vllm_xargs: Annotated[bodies.EngineArguments | None, says("What extensions of the engine take.")] = None
-    cache_salt: Annotated[bodies.Word | None, says("Prompts' states are shared within one salt.")] = None
+    vllm_xargs: Annotated[bodies.EngineArguments | None, says("Arguments of the engine's extensions.")] = None
+    cache_salt: Annotated[bodies.Word | None, says("Only prompts with the same salt share cached states.")] = None
 
 
 _BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
@@ -145,12 +145,12 @@ _BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
     "assistant": (TextBlock, ToolUse, Thinking, RedactedThinking),
     "system": (TextBlock,),
 }
-"""What a role's message may have."""
+"""Allowed blocks by the message's role."""
 _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", "cache_salt")
 
 
 def chat_of(body: TokenCount) -> bodies.Chat:
-    """Return the chat that a body is; raises an ApiError that names the body's field."""
+    """Return a body as a chat; raises an ApiError that names the body's field."""
     messages = list(_system(body.system))
     for place, turn in enumerate(body.messages):
         messages += _messages(turn, f"messages[{place}].content")
@@ -189,7 +189,7 @@ def _system(given: str | Sequence[TextBlock] | None) -> Iterator[bodies.Message]
 
 
 def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
-    """Yield the messages that a turn is: results of tools are messages of their own, and come first."""
+    """Yield a turn's messages: first the results of tools, each a message, then the rest."""
     if isinstance(turn.content, str):
         yield bodies.Message(role=turn.role, content=turn.content)
         return

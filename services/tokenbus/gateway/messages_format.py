@@ -35,7 +35,6 @@ _BEHIND_TEXT = b"}}\n\n"
 
 
 def message_error(error: ApiError) -> dict[str, Any]:
-    """Return an error as Anthropic's API writes it."""
     other = "api_error" if error.status >= _SERVER_ERROR else "invalid_request_error"
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, other), "message": error.message}}
 
@@ -122,7 +121,6 @@ class MessagesFormat(Format):
         return _event("content_block_start", index=self._block, content_block=block)
 
     def _to_block(self, kind: str, block: dict[str, Any]) -> bytes:
-        """Return the events that begin another block; none if the last block has the same kind and may go on."""
         if kind and kind == self._kind:
             return b""
         self._kind = kind
@@ -140,7 +138,6 @@ def _event(name: str, /, **members: Any) -> bytes:  # noqa: ANN401 - JSON
 
 
 def _ending(end: Ending | None, *, has_calls: bool) -> dict[str, str | None]:
-    """Return why a message ended; a stop that is a number is one of the model's end tokens."""
     reason, stop, *_ = end or (None, None)
     if reason in ("length", "abort"):
         return {"stop_reason": "max_tokens", "stop_sequence": None}

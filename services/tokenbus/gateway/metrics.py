@@ -180,7 +180,6 @@ VLLM: tuple[Family[Gateway], ...] = (
 
 
 def metrics_page(gateway: Gateway) -> str:
-    """Return the metrics of one process as text."""
     return generate_latest(gateway_collector(gateway)).decode()
 
 

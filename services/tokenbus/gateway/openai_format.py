@@ -79,7 +79,6 @@ class Envelope(Format):
         }
 
     def _member_of_text(self) -> bytes:
-        """Return a chunk's member for the text; empty: none."""
         return b'"delta":{"content":%b},' if self._request.is_chat else b'"text":%b,'
 
     def stream(self, index: int) -> EventStream:
@@ -214,7 +213,6 @@ class Envelope(Format):
         return sum(each.held for each in self._call_writers)
 
     def _ending(self, index: int, end: Ending | None) -> bytes:
-        """Return the members for a choice's finish reason, stop, weight versions and turns."""
         reason, stop, spans, turns = end or (None, None, (), ())
         if reason == "stop" and self._call_writers and self._call_writers[index].is_called:
             reason = "tool_calls"
@@ -223,7 +221,6 @@ class Envelope(Format):
         return ending + b"," + orjson.dumps(history)[1:-1] if history else ending
 
     def _of_prompt(self, index: int) -> Iterator[Written]:
-        """Yield a whole answer's members about a prompt."""
         logprobs = self._prompt_logprobs.pop(index, None)
         yield self._prompt_ids(index) + b',"prompt_logprobs":' + (b"null" if logprobs is None else b"[")
         if logprobs is not None:
@@ -240,7 +237,6 @@ class Envelope(Format):
         return self._request.prompts[index // self._request.n]
 
     def _usage_so_far(self, index: int, tokens: int) -> bytes:
-        """Return the `usage` of a chunk that is not the last."""
         if self._request.wants_running_usage:
             return b',"usage":' + self._usage(len(self._prompt(index)), tokens)
         return b',"usage":null' if self._request.wants_usage else b""

@@ -49,7 +49,6 @@ _EVENT = {"type": "object", "properties": {"event": _TEXT, "data": _TEXT}, "requ
 
 
 def document(types: RequestTypes) -> dict[str, Any]:
-    """Return the document, for OpenAPI 3.1."""
     _, schemas = msgspec.json.schema_components(types.bounded.values(), ref_template=_SCHEMAS + "{name}")
     schemas["Tokenization"]["oneOf"] = [
         {"required": [name], "properties": {name: {"type": kind}}}

@@ -31,7 +31,6 @@ _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def structured_output(body: Generation) -> dict[str, Any] | None:
-    """Return the contract's StructuredOutput for a body, None without a form; raises an ApiError."""
     found = None if body.structured_outputs is None else _form_in(body.structured_outputs)
     response = None if body.response_format is None else _form_of_response(body.response_format)
     if found is not None and response is not None and body.response_format is not None:
@@ -86,7 +85,6 @@ def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 
 
 
 def form_of_vllm(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a StructuredOutput in the form of vLLM's API."""
     ((name, members),) = form.items()
     if name == "choice":
         return {"choice": members["texts"]}

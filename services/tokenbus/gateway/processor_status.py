@@ -57,7 +57,6 @@ def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bo
 
 
 def paused(status: ProcessorStatus) -> list[dict[str, object]]:
-    """Return the paused workers: since when, in seconds since 1970-01-01 UTC, and by which client."""
     return [
         {"worker": each.worker_id, "since": each.paused_since_unix_ms / 1000, "by": each.paused_by}
         for each in status.workers
@@ -66,7 +65,6 @@ def paused(status: ProcessorStatus) -> list[dict[str, object]]:
 
 
 def bus_panel(status: ProcessorStatus, at: float) -> dict[str, Any]:
-    """Return the status as JSON for the page; `at` is when it was requested, in seconds since 1970-01-01 UTC."""
     return {
         "workers": [_worker(worker) for worker in status.workers],
         "processor": {

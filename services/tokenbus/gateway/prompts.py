@@ -62,7 +62,6 @@ class PromptEncoder:
         adds_special: bool = True,
         cut: Cut | None = None,
     ) -> list[list[int]]:
-        """Return the ids of an answer's prompts, each of which has `n` choices."""
         most, tokens, encoded = _MAX_PROMPTS_SHARE * self._most, 0, []
         for prompt in prompts:
             encoded.append(self.prompt(prompt, name, adds_special=adds_special, cut=cut))
@@ -156,7 +155,6 @@ def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
 
 
 def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = None) -> dict[str, Any]:
-    """Return the template's variables beside messages and tools; raises an ApiError."""
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")
     variables: dict[str, Any] = {}

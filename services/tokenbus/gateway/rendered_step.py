@@ -113,18 +113,15 @@ class RenderedStep:
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """Rows by request id."""
         return {request_id: row for row, request_id in enumerate(self.batch.request_ids.tolist())}
 
     def drafted(self, row: int) -> "tuple[RenderedStep, int] | None":
-        """Return the step and the row of a row's draft proposals; None without proposals."""
         if self.draft is None:
             return None
         found = self.draft.rows.get(int(self.batch.request_ids[row]))
         return None if found is None or not self.draft.counts[found] else (self.draft, found)
 
     def weight_spans(self, row: int) -> tuple[WeightSpan, ...]:
-        """Return the versions of the weights that computed the tokens of a request whose last row this is."""
         if self._weights is None:
             return ()
         end = int(self.batch.positions[row]) + self.counts[row]
@@ -137,7 +134,6 @@ class RenderedStep:
 
     @cached_property
     def special_character_begins(self) -> list[int]:
-        """The same for a text with the names of special tokens."""
         return [0, *accumulate(map(self.vocabulary.special_characters.__getitem__, self.ids))]
 
     @cached_property
@@ -188,7 +184,6 @@ class RenderedStep:
 
     @cached_property
     def column_bytes(self) -> list[memoryview]:
-        """The bytes of the tokens' ids, logprobs and ranks, and of the alternatives' ids and logprobs."""
         names = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
         return [np.ascontiguousarray(getattr(self.batch, name)).view(np.uint8).data for name in names]
 
@@ -210,7 +205,6 @@ class WaitingRow:
 
 
 def size_of(batch: LogprobBatch) -> int:
-    """Return the memory of a batch, in bytes."""
     return _BATCH_BYTES + batch.nbytes
 
 

@@ -9,25 +9,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
-from tokenbus.gateway.bodies import (
-    MAX_BIAS,
-    MAX_BIASED,
-    MOST_MASKED,
-    MOST_NAMED,
-    Body,
-    Chat,
-    ChatBatch,
-    Completion,
-    Conversation,
-    Detokenization,
-    EngineSampling,
-    FullSampling,
-    Inspection,
-    Sampling,
-    Text,
-    Tokenization,
-    says,
-)
+from tokenbus.gateway import bodies
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import HeldBody
 from tokenbus.gateway.generate_body import Generate, SamplingParams
@@ -38,20 +20,20 @@ from tokenbus.gateway.validation import check_depth, converted, depth_of, invali
 from tokenbus.settings import GatewaySettings, Settings
 from tokenbus.settings.errors import shown
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=bodies.Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
-"""How much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
+"""Bytes of a too large body that are still read: a client that is cut off while it writes sees no answer."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
 _MOST_SHOWN = 8
-"""Of the wrong keys of an object, in an error."""
+"""Wrong keys of an object that an error shows."""
 _MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
-"""Of a stop text; and of a bad word or a salt, as the contract bounds them."""
+"""The contract's bounds of a stop text, and of a bad word or a salt."""
 
 
 async def read_body(request: Request, settings: GatewaySettings, held: HeldBody) -> bytearray:
-    """Return a request's body, counted as it comes.
+    """Return a request's body, counted while it is received.
 
-    Raises an ApiError if it is not declared as JSON, too large or too slow.
+    Raises an ApiError if the body is not declared as JSON, is too large or too slow.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -89,16 +71,16 @@ def _too_large(most: int, size: int) -> ApiError:
 
 
 class RequestTypes:
-    """The type of each route's body, with the bounds that the settings give."""
+    """The types of the routes' bodies, with bounds from the settings."""
 
     def __init__(self, settings: Settings) -> None:
         gateway, limits = settings.gateway, settings.limits
         self._token_id = token_id = _integer(0, limits.max_token_id)
         self._ids = _array(token_id, 1, gateway.max_prompt_tokens)
-        self._texts = _array(Text, 1, gateway.max_choices)
+        self._texts = _array(bodies.Text, 1, gateway.max_choices)
         self._id_lists = _array(self._ids, 1, gateway.max_choices)
-        # msgspec has no unions of lists: `read` checks the prompt by the type of its first element.
-        prompts = [msgspec.json.schema(kind) for kind in (Text, self._texts, self._ids, self._id_lists)]
+        # msgspec has no unions of lists: `_prompts` chooses by the type of the first element.
+        prompts = [msgspec.json.schema(kind) for kind in (bodies.Text, self._texts, self._ids, self._id_lists)]
         tokens, alternatives = _integer(1, gateway.max_tokens), _integer(0, limits.max_top_k)
         bounds = {
             "n": _integer(1, gateway.max_choices),
@@ -112,30 +94,38 @@ class RequestTypes:
             "tokens": self._ids,
             "prompt_logprobs": alternatives,
             "prompt_logprob_token_ids": _array(token_id, 1, 256),
-            "logprob_token_ids": _array(token_id, 1, MOST_NAMED),
-            "return_logprobs_of": _array(token_id, 1, MOST_NAMED),
-            "return_mask": _integer(0, MOST_MASKED),
+            "logprob_token_ids": _array(token_id, 1, bodies.MOST_NAMED),
+            "return_logprobs_of": _array(token_id, 1, bodies.MOST_NAMED),
+            "return_mask": _integer(0, bodies.MOST_MASKED),
             "truncate_prompt_tokens": Annotated[int, Meta(ge=-1, extra_json_schema={"not": {"const": 0}})],
-            "logit_bias": Annotated[Any, says("", anyOf=[_biases_up_to(limits.max_token_id), {"type": "null"}])],
+            "logit_bias": Annotated[Any, bodies.says("", anyOf=[_biases_up_to(limits.max_token_id), {"type": "null"}])],
         }
         of_completions = {
             "max_tokens": _integer(0, gateway.max_tokens),
             "logprobs": alternatives,
-            "prompt": Annotated[Any, says("", anyOf=prompts)],
+            "prompt": Annotated[Any, bodies.says("", anyOf=prompts)],
         }
-        same = (Chat, Messages, TokenCount, Responses, Inspection, Tokenization, Detokenization)
-        self.bounded: dict[type[Body], type[Body]] = {kind: _bounded(kind, bounds) for kind in same}
-        self.bounded[ChatBatch] = _bounded(
-            ChatBatch, bounds | {"messages": _array(Conversation, 1, gateway.max_choices)}
+        same = (
+            bodies.Chat,
+            Messages,
+            TokenCount,
+            Responses,
+            bodies.Inspection,
+            bodies.Tokenization,
+            bodies.Detokenization,
         )
-        self.bounded[Completion] = _bounded(Completion, bounds | of_completions)
+        self.bounded: dict[type[bodies.Body], type[bodies.Body]] = {kind: _bounded(kind, bounds) for kind in same}
+        self.bounded[bodies.ChatBatch] = _bounded(
+            bodies.ChatBatch, bounds | {"messages": _array(bodies.Conversation, 1, gateway.max_choices)}
+        )
+        self.bounded[bodies.Completion] = _bounded(bodies.Completion, bounds | of_completions)
         params = _bounded(SamplingParams, bounds | of_completions)
         self.ignored: list[str] = []
-        """The unknown fields of the body that was read last."""
+        """Unknown fields of the last body."""
         self.bounded[Generate] = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
 
     def read(self, kind: type[B], value: Any) -> B:  # noqa: ANN401 - JSON
-        """Return a body as a type with its bounds; raises an ApiError that names the field, the limit and the value.
+        """Return a body as a type with bounds; raises an ApiError that names the field, the limit and the value.
 
         A completion's prompt is returned as a list of prompts.
         """
@@ -143,12 +133,12 @@ class RequestTypes:
             if isinstance(member, (dict, list)):
                 check_depth(name, depth_of(member))
         if isinstance(value, dict):
-            # null stands for a field that is left out.
+            # null stands for an absent field.
             value = {name: _integral(member) for name, member in value.items() if member is not None}
         body: B = converted(value, self.bounded[kind])
         self.ignored = ignored_fields(body, value)
         self._check(body)
-        if isinstance(body, Completion):
+        if isinstance(body, bodies.Completion):
             body.prompt = self._prompts(body.prompt)
         if isinstance(body, Generate):
             try:
@@ -157,29 +147,31 @@ class RequestTypes:
                 raise error.renamed({str(error.param): f"sampling_params.{error.param}"}) from None
         return body
 
-    def _check(self, body: Body) -> None:
-        if isinstance(body, Sampling):
+    def _check(self, body: bodies.Body) -> None:
+        if isinstance(body, bodies.Sampling):
             check_texts(body)
-        if isinstance(body, EngineSampling) and body.logit_bias is not None:
+        if isinstance(body, bodies.EngineSampling) and body.logit_bias is not None:
             body.logit_bias = self._biases(body.logit_bias)
 
     def _biases(self, given: Any) -> dict[int, float]:  # noqa: ANN401 - JSON
-        # msgspec tells neither the key nor the place of an entry that is wrong.
+        # msgspec names neither the key nor the index of a wrong entry.
         if not isinstance(given, dict):
             raise invalid("logit_bias", f"expected object | null, got {shown(given)}")
-        if len(given) > MAX_BIASED:
-            raise invalid("logit_bias", f"expected object of length <= {MAX_BIASED}, got a length of {len(given)}")
+        if len(given) > bodies.MAX_BIASED:
+            raise invalid(
+                "logit_bias", f"expected object of length <= {bodies.MAX_BIASED}, got a length of {len(given)}"
+            )
         if wrong := [shown(key) for key in given if _ID_DIGITS.fullmatch(key) is None]:
             raise invalid("logit_bias", f"expected token ids in digits, got {', '.join(wrong[:_MOST_SHOWN])}")
         biases = {}
         for key, bias in given.items():
             token_id = converted(int(key), self._token_id, "logit_bias")
-            biases[token_id] = max(-MAX_BIAS, min(MAX_BIAS, converted(bias, float, f"logit_bias.{key}")))
+            biases[token_id] = max(-bodies.MAX_BIAS, min(bodies.MAX_BIAS, converted(bias, float, f"logit_bias.{key}")))
         return biases
 
     def _prompts(self, given: Any) -> list[Any]:  # noqa: ANN401 - JSON
         if not isinstance(given, list):
-            return [converted(given, Text, "prompt")]
+            return [converted(given, bodies.Text, "prompt")]
         if given and isinstance(given[0], str):
             texts: list[Any] = converted(given, self._texts, "prompt")
             return texts
@@ -189,12 +181,12 @@ class RequestTypes:
         return [converted(given, self._ids, "prompt")]
 
 
-def check_texts(body: Sampling) -> None:
-    """Raise an ApiError for a text that the contract has no room for; the types bound only its characters."""
+def check_texts(body: bodies.Sampling) -> None:
+    """Raise an ApiError for a text that is too long for the contract; the types bound only its characters."""
     given = [("stop", body.stop, _MAX_STOP_BYTES)]
-    if isinstance(body, EngineSampling):
+    if isinstance(body, bodies.EngineSampling):
         given += [("bad_words", body.bad_words, _MAX_TEXT_BYTES)]
-    if isinstance(body, FullSampling):
+    if isinstance(body, bodies.FullSampling):
         given += [("cache_salt", body.cache_salt, _MAX_TEXT_BYTES)]
     for name, texts, most in given:
         for place, text in enumerate([texts] if isinstance(texts, str) else texts or ()):
@@ -205,7 +197,7 @@ def check_texts(body: Sampling) -> None:
 
 
 def _biases_up_to(most: int) -> dict[str, Any]:
-    """Return the JSON Schema of `logit_bias`, where no token id is larger."""
+    """Return the JSON Schema of `logit_bias` for token ids up to `most`."""
     digits = str(most)
     alternatives = [digits, *([f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else [])]
     for place, digit in enumerate(digits):
@@ -213,7 +205,7 @@ def _biases_up_to(most: int) -> dict[str, Any]:
             alternatives.append(f"{digits[:place]}[0-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}")
     return {
         "type": "object",
-        "maxProperties": MAX_BIASED,
+        "maxProperties": bodies.MAX_BIASED,
         "propertyNames": {"pattern": f"^({'|'.join(alternatives)})$"},
         "additionalProperties": {"type": "number"},
     }
@@ -228,7 +220,7 @@ def _array(kind: Any, low: int, high: int) -> Any:  # noqa: ANN401 - a type
 
 
 def _bounded(kind: type[B], bounds: Mapping[str, Any]) -> type[B]:
-    """Return a type whose fields have these types; those with a default may be null, too."""
+    """Return a type whose fields have these types; fields with a default may also be null."""
     hints, fields = get_type_hints(kind, include_extras=True), []
     for field in msgspec.structs.fields(kind):
         if field.name in bounds:
@@ -238,7 +230,7 @@ def _bounded(kind: type[B], bounds: Mapping[str, Any]) -> type[B]:
 
 
 def _integral(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return numbers such as 5.0 as integers, as JSON Schema has them; msgspec would refuse them."""
+    """Return numbers such as 5.0 as integers, as JSON Schema does; msgspec would refuse them."""
     if type(value) is float:
         return int(value) if value.is_integer() else value
     if type(value) is list and not {float, list}.isdisjoint(map(type, value)):

@@ -30,7 +30,6 @@ _STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
 def error_response(error: ApiError, path: str) -> Response:
-    """Return an error as the API of a path writes it."""
     body = message_error(error) if path.startswith("/v1/messages") else error.body
     headers = {"cache-control": "no-store", **error.headers}
     return JSONResponse(body, status_code=error.status, headers=headers)
@@ -65,7 +64,6 @@ class AnswerResponse(Response):
         self._first_at: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer until its end, or until its client disconnects."""
         sending = asyncio.current_task()
         disconnecting = asyncio.create_task(self._wait_for_disconnect(receive))
         disconnecting.add_done_callback(lambda _: self._disconnected(sending))
@@ -163,7 +161,6 @@ class AnswerResponse(Response):
             await asyncio.sleep(0)
 
     def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
-        """Write directly to the connection from now on."""
         queue, listeners = self._answer.queue, self._answer.listeners
         queue.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
         if self._gzip is None and len(listeners) == 1:  # events of another choice could split a partly sent one

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's /v1/responses: their types, and the chats that they are."""
+"""Bodies of OpenAI's /v1/responses, which are read as chats."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "reasoning_effort": "reasoning.effort",
 }
-"""By a chat's name of a field, this body's, where they differ."""
+"""This body's fields by those of a chat, if they differ."""
 _LOGPROBS, _NEAR = "message.output_text.logprobs", 0.85
-"""What includes logprobs; a text that is so near, of difflib's ratio, is this one misspelt."""
+"""The value that includes logprobs, and the similarity (difflib's ratio) of a misspelt one."""
 _Kind = Literal["function"]
 _WhichTools = Literal["none", "auto", "required"]
 _Status = Literal["in_progress", "completed", "incomplete"]
@@ -31,25 +31,25 @@ _Truncation = Literal["disabled", "auto"]
 
 
 class InputText(Body, kw_only=True, tag_field="type", tag="input_text"):
-    """A text that a client wrote."""
+    """A client's text."""
 
     text: Annotated[Content, says("The text.")]
 
 
 class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
-    """A text that the model wrote."""
+    """A model's text."""
 
     text: Annotated[Content, says("The text.")]
 
 
 class Refusal(Body, kw_only=True, tag_field="type", tag="refusal"):
-    """A text with which the model refused."""
+    """A model's refusal."""
 
     refusal: Annotated[Content, says("The text.")]
 
 
 class Thought(Body, kw_only=True):
-    """What the model thought."""
+    """A model's thought."""
 
     type: Annotated[Literal["reasoning_text"], says("The kind of part.")]
     text: Annotated[Content, says("The text.")]
@@ -77,22 +77,22 @@ class InputMessage(Item, kw_only=True, tag="message"):
 class FunctionCall(Item, kw_only=True, tag="function_call"):
     """A call that the model made."""
 
-    call_id: Annotated[Name, says("What the item with the result names.")]
+    call_id: Annotated[Name, says("The call_id of the item with the result.")]
     name: Annotated[Name, says("The name of the function.")]
     arguments: Annotated[Content, says("Its arguments, as the text of a JSON object.")]
 
 
 class FunctionCallOutput(Item, kw_only=True, tag="function_call_output"):
-    """What a call came to."""
+    """The result of a call."""
 
     call_id: Annotated[Name, says("Which call it answers.")]
     output: Annotated[Content | _Results, says("The result, as a text or its parts.")]
 
 
 class ReasoningItem(Item, kw_only=True, tag="reasoning"):
-    """What the model thought."""
+    """The model's thoughts."""
 
-    content: Annotated[_Thoughts | None, says("Shown to templates that show it.")] = None
+    content: Annotated[_Thoughts | None, says("Shown by templates that show thoughts.")] = None
 
 
 class ResponsesTool(bodies.Function, kw_only=True):
@@ -111,7 +111,7 @@ class TextFormat(Body, kw_only=True):
     """The form of the answer."""
 
     type: Annotated[Literal["text", "json_object", "json_schema"], says("The form of the answer.")]
-    name: Annotated[Name | None, says("The schema's name; like the next two, the answer has it again.")] = None
+    name: Annotated[Name | None, says("The schema's name; the answer repeats it, like the next two.")] = None
     description: Content | None = None
     strict: bool | None = None
     schema: Annotated[dict[str, Any] | None, says("The JSON Schema, where the type is json_schema.")] = None
@@ -120,7 +120,7 @@ class TextFormat(Body, kw_only=True):
 class TextConfig(Body, kw_only=True):
     """How the model writes."""
 
-    format: Annotated[TextFormat | None, says("The form that the answer has.")] = None
+    format: Annotated[TextFormat | None, says("The form of the answer.")] = None
 
 
 class Reasoning(Body, kw_only=True):
@@ -141,7 +141,7 @@ class Responses(bodies.FullSampling, kw_only=True):
 
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     input: Annotated[Content | _Items, says("A text, or the conversation so far.")]
-    instructions: Annotated[Content | None, says("What stands before the conversation.")] = None
+    instructions: Annotated[Content | None, says("The text before the conversation.")] = None
     max_output_tokens: Annotated[int | None, says("The most tokens of the answer; absent: all that fit.")] = None
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     tools: Annotated[_Tools | None, says("The functions that the model may call.")] = None
@@ -155,7 +155,7 @@ class Responses(bodies.FullSampling, kw_only=True):
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
     truncation: Annotated[_Truncation | None, says("auto: a prompt that is too long is cut at its left.")] = None
     chat_template_kwargs: bodies.Variables = None
-    metadata: Annotated[dict[str, Any] | None, says("The answer has it again.")] = None
+    metadata: Annotated[dict[str, Any] | None, says("The answer repeats it.")] = None
 
 
 _UNFINISHED = ("in_progress", "incomplete")
@@ -166,7 +166,7 @@ _SAME = (
 
 
 def typed(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a body whose messages say that they are some, which clients may leave out."""
+    """Return a body whose messages have the type `message`, which clients may leave out."""
     items = value.get("input") if isinstance(value, dict) else None
     if not isinstance(items, list):
         return value
@@ -178,7 +178,7 @@ def typed(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def chat_of(body: Responses) -> bodies.Chat:
-    """Return the chat that a body is; raises an ApiError that names the body's field."""
+    """Return a body as a chat; raises an ApiError that names the body's field."""
     included = body.include or ()
     has_logprobs = _LOGPROBS in included
     for place, each in enumerate(included):
@@ -205,7 +205,7 @@ def chat_of(body: Responses) -> bodies.Chat:
 
 
 def echoed(body: Responses) -> dict[str, Any]:
-    """Return the members of a body that its answer has again, with what holds where they are left out."""
+    """Return the members that an answer repeats, with defaults for absent ones."""
     text: dict[str, Any] = {} if body.text is None else _given(body.text)
     choice = body.tool_choice or "auto"
     return {
@@ -250,7 +250,7 @@ def _messages(body: Responses) -> list[bodies.Message]:
 
 
 def _add_to_answer(messages: list[bodies.Message], item: InputMessage | FunctionCall | ReasoningItem) -> None:
-    """Add an item to the assistant's last message, or begin one: what it thinks, says and calls is one message."""
+    """Add an item to the assistant's last message, or begin one: thoughts, text and calls are one message."""
     last = messages[-1] if messages and messages[-1].role == "assistant" else None
     if isinstance(item, FunctionCall):
         function = bodies.CalledFunction(name=item.name, arguments=item.arguments)

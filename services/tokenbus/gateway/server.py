@@ -151,7 +151,6 @@ async def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
 
 @contextlib.asynccontextmanager
 async def _observed(gateway: Gateway) -> AsyncIterator[None]:
-    """Serve the process's own metrics, and pass on uvicorn's log, for as long as `async with` lasts."""
     address, collector = gateway.settings.gateway.metrics_address, gateway_collector(gateway)
     server = MetricsServer("gateway.metrics_address", address, collector, gateway.health, gateway.watch)
     with uvicorn_log(gateway.repeated_log):
@@ -160,7 +159,6 @@ async def _observed(gateway: Gateway) -> AsyncIterator[None]:
 
 
 def _check_exposure(settings: GatewaySettings) -> None:
-    """Refuse to serve remote clients without keys, unless the settings allow it."""
     host = settings.address.rpartition(":")[0].strip("[]").lower()
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -189,7 +187,6 @@ class _Handler(logging.Handler):
 
 @contextlib.contextmanager
 def uvicorn_log(repeated_log: DeduplicatedLog) -> Iterator[None]:
-    """Log uvicorn's records in the gateway's own format for as long as `with` lasts."""
     source, handler = logging.getLogger("uvicorn.error"), _Handler(repeated_log)
     before, source.propagate = source.propagate, False
     source.addHandler(handler)

@@ -63,7 +63,6 @@ class StreamedAnswer(ChoicesAnswer):
         """Do nothing: streams with prompts' scores are refused."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
-        """Add a prompt's chunks, which are made as the client reads: they may be many."""
         if not self.has_begun:
             self._begin_stream()
         before = copy(choice)  # the choice goes on with its rows before all of these chunks are made
@@ -209,7 +208,6 @@ def _name(step: RenderedStep, token_id: int) -> str:
 
 
 def history_of(spans: Sequence[WeightSpan], turns: Sequence[Turn]) -> dict[str, list[dict[str, str | int]]]:
-    """Return the weight versions and the turns of a choice; vLLM's API has versions as texts."""
     versions: list[dict[str, str | int]] = [
         {"version": str(span.weight_version), "start": span.begin, "end": span.end} for span in spans
     ]

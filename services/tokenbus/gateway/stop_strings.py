@@ -43,7 +43,6 @@ class RunningText:
         """The stop that was found; later text is ignored."""
 
     def add(self, data: bytes) -> str:
-        """Add bytes, and return the text that is complete."""
         if not self.is_split:
             try:
                 text = data.decode()
@@ -71,7 +70,6 @@ class RunningText:
         return "".join(texts), taken
 
     def end(self) -> str:
-        """Return the text held back for a stop, at the end."""
         if self.stop is not None:
             return ""
         text, self._held = self._held, ""

@@ -26,7 +26,6 @@ class Certificate:
             raise SettingsError("gateway.tls_certificate", f"a certificate and its key: {reason}", Shown("")) from None
 
     def refresh(self) -> None:
-        """Load the files again if they have changed; call it periodically."""
         try:
             if self.files.refresh(self._load):
                 _log.info("certificate read", file=self._settings.tls_certificate)

@@ -64,12 +64,10 @@ class CallWriter(_Writer):
         return "", calls
 
     def message(self, text: str) -> dict[str, Any]:
-        """Return the members of a message for a whole output."""
         calls = self._calls_in(text)
         return {"content": "", "tool_calls": calls} if calls else {"content": ""}
 
     def _calls_in(self, text: str) -> list[dict[str, Any]]:
-        """Return the calls of an output; none if the output is not complete."""
         if self._name is not None:
             return [_call(self._name, text)] if text.strip() else []
         try:
@@ -166,7 +164,6 @@ class _CallScanner:
 
 
 def call_writer(request: "CompletionRequest") -> CallWriter | AutoCallWriter | None:
-    """Return a choice's writer of calls; None if no calls are expected."""
     if request.forced is not None:
         return CallWriter(request.forced)
     return None if request.auto is None else AutoCallWriter(request.auto)

@@ -48,12 +48,10 @@ class ToolParser(ABC):
         self._calls: list[Call] = []
 
     def add(self, text: str) -> Found:
-        """Return the certain content and calls of a further text."""
         self._read(text)
         return self._found()
 
     def end(self) -> Found:
-        """Return the held-back text at the end."""
         self._finish()
         return self._found()
 

@@ -84,7 +84,6 @@ class _Search:
 
 @cache
 def _fields_of(kind: type[Struct]) -> tuple[frozenset[str | None], tuple[str, ...]]:
-    """Return the known fields of an object, and those of them that may hold objects."""
     names = frozenset({*kind.__struct_encode_fields__, kind.__struct_config__.tag_field})
     hints = get_type_hints(kind)
     return names, tuple(

@@ -45,7 +45,6 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
 
 
 def _texts(kind: Any, steps: list[tuple[str, str]]) -> Iterator[str]:  # noqa: ANN401
-    """Yield the texts that a member of a type may be; msgspec's errors do not list them."""
     if get_origin(kind) in {Union, UnionType}:
         for each in get_args(kind):
             yield from _texts(each, steps)
@@ -59,7 +58,6 @@ def _texts(kind: Any, steps: list[tuple[str, str]]) -> Iterator[str]:  # noqa: A
 
 
 def parse_json(data: bytes | bytearray) -> Any:  # noqa: ANN401 - JSON
-    """Return the JSON value of a body; raises an ApiError if it is malformed."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -69,7 +67,6 @@ def parse_json(data: bytes | bytearray) -> Any:  # noqa: ANN401 - JSON
 
 
 def check_json(where: str, text: str) -> None:
-    """Raise an ApiError for a field's text that is not JSON, or is nested too deep."""
     check_depth(where, _written_depth(text.encode()))
     try:
         orjson.loads(text)
@@ -100,7 +97,6 @@ def json_text(where: str, value: object, most: int) -> str:
 
 
 def _written_depth(data: bytes | bytearray) -> int:
-    """Return how deep lists and objects are nested in JSON that the parser refuses."""
     depth = deepest = 0
     for found in _BRACKET.finditer(data):
         depth += (found[0] in b"[{") - (found[0] in b"]}")

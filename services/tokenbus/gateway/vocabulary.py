@@ -98,7 +98,6 @@ class Vocabulary:
         """The same if special tokens are shown by their names."""
 
     def learn(self, ids: npt.NDArray[np.uint32]) -> None:
-        """Make the text fragments of some tokens for the compiled renderer."""
         for token_id in self.text_fragments.add(ids):
             self.text_characters[token_id] = self.characters.made(token_id)
 
@@ -121,7 +120,6 @@ class Vocabulary:
 
     @property
     def chat_template(self) -> "ChatTemplate":
-        """The model's chat template; raises an ApiError if there is none."""
         template = None if self._of_model is None else self._of_model.chat_template
         if template is None:
             message = "the model has no chat template: use /v1/completions, or set gateway.chat_template"
@@ -156,7 +154,6 @@ class _Table(dict[int, T]):
         self._size = size
 
     def made(self, token_id: int) -> T:
-        """Return a value without keeping it."""
         return self._make(token_id)
 
     def __missing__(self, token_id: int) -> T:
