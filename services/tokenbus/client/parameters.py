@@ -64,7 +64,7 @@ class RequestParameters(TypedDict, total=False):
     stop: str | Sequence[str] | None
     """Texts that end the request, at most 16; default: none."""
     stop_token_ids: Sequence[int] | Ids | None
-    """Tokens that end the request beside the model's own end token, at most 64; default: none."""
+    """Tokens that end the request beside the model's own end token, at most 1024; default: none."""
     ignore_end_token: bool | None
     """True: the model's own end token does not end the request; default: False."""
     min_p: float | None

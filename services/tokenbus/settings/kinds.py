@@ -63,7 +63,9 @@ def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
     return _text(default, valid + several, check, meaning)
 
 
-def host_and_port(default: str, meaning: str) -> Any:  # noqa: ANN401
+def host_and_port(default: str, meaning: str, *, may_be_empty: bool = True) -> Any:  # noqa: ANN401
+    if not may_be_empty:
+        return _text(default, "HOST:PORT", _is_host_and_port, meaning)
     return _text(default, "HOST:PORT, or empty", lambda value: not value or _is_host_and_port(value), meaning)
 
 

@@ -212,7 +212,7 @@ class GatewaySettings(Section):
 
     section = "gateway"
 
-    address: str = host_and_port("127.0.0.1:8000", "HTTP address; port 0: any free port; must not be empty")
+    address: str = host_and_port("127.0.0.1:8000", "HTTP address; port 0: any free port", may_be_empty=False)
     reuse_port: bool = choice(
         "let several gateway processes listen on the same address; all must set it, and the kernel balances the "
         "connections",
