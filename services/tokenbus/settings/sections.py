@@ -269,7 +269,7 @@ class GatewaySettings(Section):
         "name tokens in logprobs by their ids, as `token_id:5`, unless a request says otherwise", default=False
     )
     request_id_headers: bool = choice(
-        "send `x-request-id` with every response: the id on the bus with an answer, else the request's own or a new one",
+        "send `x-request-id` with every response: with an answer the id on the bus, else the request's or a new one",
         default=False,
     )
     force_include_usage: bool = choice("send the usage so far with every chunk of every stream", default=False)
