@@ -86,12 +86,12 @@ class PromptEncoder:
     def spans(
         self, prompt: str | list[int], *, adds_special: bool, cut: Cut | None = None
     ) -> list[tuple[int, int]] | None:
-        """Return at which characters of a text each token of its prompt begins and ends; None: nobody knows."""
+        """Return the character ranges of a prompt's tokens in its text, or None if the tokenizer does not tell them."""
         found = self._vocabulary.spans(prompt, adds_special=adds_special) if isinstance(prompt, str) else None
         return None if found is None else self._cut(found[1], str(prompt), found[0], cut, adds_special=adds_special)
 
     def _cut(self, values: list[T], text: str, ids: list[int], cut: Cut | None, *, adds_special: bool) -> list[T]:
-        """Return what stays of a value for each of a text's tokens."""
+        """Cut a list with a value for each of a text's tokens."""
         if cut is None or len(ids) <= cut.most:
             return values
         return cut.of(values, _begin_of(self._vocabulary.encode_chat(text), ids) if adds_special else 0)
@@ -145,7 +145,7 @@ def _begin_of(text: list[int], ids: list[int]) -> int:
 
 
 def echoed_text(body: Chat) -> str:
-    """Return what an echo of a chat begins with: the text of its last message, if the answer has the same role."""
+    """Return the echo of a chat: the text of its last message, if the answer has the same role."""
     last = _messages_of(body)[-1]
     return _text_of(last["content"]) if last["role"] == "assistant" or not body.add_generation_prompt else ""
 

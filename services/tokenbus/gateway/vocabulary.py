@@ -131,7 +131,7 @@ class Vocabulary:
         return self.encode(text) if self._of_model is None else self._of_model.encode_chat(text)
 
     def spans(self, text: str, *, adds_special: bool) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """Return a text's tokens, and at which characters each begins and ends; None: the tokenizer is no model's."""
+        """Return a text's tokens and their character ranges, or None if the tokenizer is no model's."""
         return None if self._of_model is None else self._of_model.spans(text, adds_special=adds_special)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -71,7 +71,7 @@ class ModelTokenizer:
         return list(encoding.ids)
 
     def spans(self, text: str, *, adds_special: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return a text's token ids, and at which characters each begins and ends; what is added has (0, 0)."""
+        """Return a text's token ids and their character ranges in the text; an added token has (0, 0)."""
         encoding = self._tokenizer.encode(text, add_special_tokens=adds_special)
         return list(encoding.ids), list(encoding.offsets)
 

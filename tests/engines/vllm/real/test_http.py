@@ -108,6 +108,7 @@ DIFFERING = {
         "test_serving_tokens.py::test_abort_requests_is_served_without_tokens_only",
     ),
     "`/version` names the gateway's version": ("test_basic.py::test_show_version",),
+    "`usage` has `cached_tokens` without an option": ("test_orca_metrics.py::test_single_completion",),
     "there are no embeddings": ("test_optional_middleware.py::test_v2_endpoint_accepts_valid_api_token",),
 }
 """Their tests that the gateway does not pass, by the reason."""
@@ -206,5 +207,7 @@ def test_gateway_passes_their_tests(sources: Path, hub: Path, first: int) -> Non
     assert [file for file in files if count[file] < FILES[file]] == []
     names = {Path(file).name for file in files}
     listed = {test for tests in DIFFERING.values() for test in tests if test.partition("::")[0] in names}
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    assert [reason for reason, tests in DIFFERING.items() if f"| {reason} | {len(tests)} |" not in page] == []
     differing, passing = ({Path(test.partition("[")[0]).name for test in tests} for tests in (theirs - ours, theirs))
     assert differing == passing & listed
