@@ -76,7 +76,7 @@ class Column:
 
     @cached_property
     def max_wire_items(self) -> int:
-        """`max_items`, or for a varint column the most bytes that so many elements can take."""
+        """`max_items`; for a varint column, the most bytes of that number of elements."""
         return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.is_bytes else 1)
 
     @cached_property

@@ -81,7 +81,6 @@ class OpenRequest:
 
     @property
     def turn_id(self) -> int:
-        """The request id of its current turn."""
         return self.tokens.turns[-1].request_id
 
     @property
@@ -95,7 +94,6 @@ class OpenRequest:
         return self.generate is not None and not self.sent_to
 
     def error(self, code: ErrorCode, message: str) -> RequestError:
-        """Return an error that ends it."""
         return request_error(self.request_id, code, message)
 
     def frame(self) -> ClientFrame:

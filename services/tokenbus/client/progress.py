@@ -57,7 +57,6 @@ class Progress:
         return int(self._positions[self._slots[request_id]])
 
     def go_on(self, request_id: int, token_ids: Ids) -> None:
-        """Count the next tokens of a request."""
         slot = self._slots[request_id]
         self._positions[slot] += token_ids.size
         self._accepted.add(self._serials[slot : slot + 1].copy(), np.array([token_ids.size]), token_ids)

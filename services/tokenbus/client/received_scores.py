@@ -39,7 +39,6 @@ class ReceivedScores:
         return chunk.prompt_tokens == self._prompt.size and np.array_equal(chunk.token_ids, own)
 
     def scores(self, request_id: int) -> PromptScores:
-        """Return all scores, under the id of the request's first turn."""
         whole = self._chunks[0] if len(self._chunks) == 1 else PromptScores.joined(self._chunks)
         self._chunks = [whole]
         return replace(whole, request_id=request_id)

@@ -164,7 +164,6 @@ class RequestTable:
         self._end_turn(request, request.error(code, message))
 
     def end_all(self, code: ErrorCode, message: str, at: ClientSession | None = None) -> None:
-        """End every request, or every request at one processor, with an error."""
         for request in list(self.requests.values()) if at is None else self._at(at):
             self._abort_with(request, code, message)
 

@@ -61,7 +61,6 @@ class OpenRequests(RequestTable):
     def resume(
         self, request_id: int, position: int, *, include_drafts: bool, deadline_unix_ms: int = 0
     ) -> RequestTokens:
-        """Ask for the rest of a request, from a position on."""
         tokens = RequestTokens(request_id, position, wake_ups=self._wake_ups)
         request = OpenRequest(
             tokens, self._progress, None, include_drafts, is_resumed=True, deadline_unix_ms=deadline_unix_ms
@@ -122,7 +121,6 @@ class OpenRequests(RequestTable):
     # Frames of a processor.
 
     def receive_step(self, session: ClientSession, target: LogprobBatch, draft: LogprobBatch | None) -> None:
-        """Deliver the new rows of a step."""
         target, draft, late = self._under_request_ids(target, draft)
         if late is not None:
             for turn_id, status in zip(late.request_ids.tolist(), late.statuses.tolist(), strict=True):
@@ -214,7 +212,6 @@ class OpenRequests(RequestTable):
             del self._ignored_ids[next(iter(self._ignored_ids))]
 
     def admitted(self, session: ClientSession, admitted: Admitted) -> None:
-        """Note that a worker has a request."""
         request = self._of_turn(admitted.request_id) or self._closed.get(admitted.request_id)
         if request is None or request.home is not session:
             return

@@ -110,7 +110,6 @@ class ClientSession(ReconnectingSession):
 
     @property
     def is_here(self) -> bool:
-        """Whether the processor accepts requests."""
         return self.state is SessionState.OPEN and not self.is_silent
 
     def room_for(self, model: str) -> float:
@@ -121,7 +120,6 @@ class ClientSession(ReconnectingSession):
         return (sum(room.free_requests for room in rooms) - used) / workers if workers else -inf
 
     def used(self, model: str) -> None:
-        """Count a request that was sent to it."""
         self._used[model] += 1
 
     def _set_room(self, room: Room) -> None:
@@ -132,7 +130,6 @@ class ClientSession(ReconnectingSession):
     # Calls of the application.
 
     def watch(self, worker_id: str, receive: ReceiveItem) -> None:
-        """Ask for the items of a worker's streams, or of every worker's."""
         self.say(ClientFrame(watch=Watch(worker_id=worker_id)))
         self._watched = worker_id, receive
 

@@ -57,7 +57,6 @@ class RequestEnd(NamedTuple):
 
 
 def drafts_of(target: LogprobBatch, draft: LogprobBatch) -> LogprobBatch:
-    """Return the rows of a draft batch whose requests are in a target batch."""
     return draft.select(np.flatnonzero(np.isin(draft.request_ids, target.request_ids)))
 
 
@@ -71,7 +70,6 @@ class StepOutput:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a consumer."""
         return self._consume is not None
 
     def open(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
@@ -81,15 +79,12 @@ class StepOutput:
         self._consume = consume
 
     def close(self) -> None:
-        """Pass on nothing more."""
         self._consume = None
 
     def hold_ends(self) -> None:
-        """Keep the ends until `release_ends`."""
         self._held = []
 
     def release_ends(self) -> None:
-        """Pass the kept ends on."""
         held, self._held = self._held, None
         for end in held or ():
             self.put_end(end)
@@ -125,7 +120,6 @@ class StreamQueue(Generic[T]):
         return len(self._items)
 
     def put(self, item: T) -> None:
-        """Add an item behind the others."""
         self._items.append(item)
         self._arrived.set()
         self._on_length(len(self._items))

@@ -74,7 +74,6 @@ class RequestTokens:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
         return self.status is not None or self.error is not None
 
     # For the session.
@@ -95,7 +94,6 @@ class RequestTokens:
         return len(self.waiting)
 
     def finish(self, status: RowStatus, stop: int | str | None = None) -> None:
-        """End it without an error."""
         self.status = status
         self.stop = stop
         self.wake()
@@ -107,12 +105,10 @@ class RequestTokens:
         self.wake()
 
     def close(self) -> None:
-        """Drop unread rows."""
         self.waiting.clear()
         self._tokens.clear()
 
     def wake(self) -> None:
-        """Let a waiting consumer look again."""
         self._waiter.wake()
 
     # For the consumer.

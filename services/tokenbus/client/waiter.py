@@ -69,7 +69,6 @@ class Waiter:
         return self._callback is not None and not self.is_woken
 
     def wake(self) -> None:
-        """Resume the waiting task, if there is one."""
         if self.is_waiting:
             self.is_woken = True
             self._wake_ups.look()
