@@ -179,7 +179,8 @@ class Intake:
         """
         if isinstance(entry, ReceivedItem) and isinstance(entry.contents, LogprobBatch):
             unknown_ids |= self.registry.waiting_for_room(entry.contents, worker.source)
-        worker.waits_for_room = len(unknown_ids) > self.registry.table.room_for(worker.source.payer)
+        if unknown_ids:
+            worker.waits_for_room = len(unknown_ids) > self.registry.table.room_for(worker.source.payer)
         return not worker.waits_for_room
 
     def _add_item(self, worker: Worker, entry: ReceivedItem, now: float) -> None:
