@@ -170,7 +170,7 @@ async def test_connection_closes_with_the_last_process_that_has_it(
     listener = await ZeroMQTransport(settings.bus).listen(settings.bus.workers_address)
     with PublisherProcess(settings) as publisher:
         peer, _ = await soon(listener.receive())
-        await until(lambda: publisher._kept >= 0)
+        await until(lambda: publisher._held_connection >= 0)
         first = publisher.pid
         monkeypatch.setattr(sys, "executable", str(python))
         os.kill(first, signal.SIGKILL)

@@ -2,17 +2,7 @@
 
 from tokenbus.bus.errors import AddressError, BusError, ClosedError, MessageError
 from tokenbus.bus.memory import shared
-from tokenbus.bus.transport import (
-    ANONYMOUS,
-    Connection,
-    Identity,
-    Listener,
-    Outcome,
-    Parts,
-    Role,
-    Transport,
-    Usage,
-)
+from tokenbus.bus.transport import ANONYMOUS, Connection, Identity, Listener, Outcome, Parts, Role, Transport, Usage
 from tokenbus.bus.zeromq import ZeroMQTransport
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings

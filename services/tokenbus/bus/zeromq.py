@@ -126,12 +126,7 @@ class ZeroMQTransport:
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
         binding.hand_over()
         return ZeroMQListener(
-            listening,
-            binding,
-            monitor,
-            has_keys=keys is not None,
-            settings=self._settings,
-            context=self._listening,
+            listening, binding, monitor, has_keys=keys is not None, settings=self._settings, context=self._listening
         )
 
     async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> "ZeroMQConnection":

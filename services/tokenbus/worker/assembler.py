@@ -158,11 +158,11 @@ class StepAssembler:
         ids = ragged.scored("alternative_token_ids", ids, 2)
         values = ragged.scored("alternative_logprobs", values, 2)
         most = int(wanted.max()) if rows else 0
-        mine = wanted[scored]
-        if int(mine.min()) == most:
+        scored_top_ks = wanted[scored]
+        if int(scored_top_ks.min()) == most:
             ids, values = ids[:, :most], values[:, :most]
         else:
-            cut = np.arange(width) < np.repeat(mine, ragged.counts[scored])[:, None]
+            cut = np.arange(width) < np.repeat(scored_top_ks, ragged.counts[scored])[:, None]
             return wanted, ids[cut], _floored(arrays, values[cut])
         return wanted, ids.reshape(-1), _floored(arrays, values.reshape(-1))
 
@@ -243,8 +243,8 @@ def _already_flat(arrays: StepArrays, ids: Host, values: Host, ragged: Ragged, w
         limit = f"{int(per_token.sum())} elements, as top_ks and token_counts say"
         raise ContractError("alternative_token_ids", limit, ids.size, rule=Rule.LENGTH)
     if ragged.kept is not None:
-        mine = np.repeat(ragged.kept, per_token)
-        ids, values = ids[mine], values[mine]
+        kept = np.repeat(ragged.kept, per_token)
+        ids, values = ids[kept], values[kept]
     return ids, _floored(arrays, values)
 
 

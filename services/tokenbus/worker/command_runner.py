@@ -11,13 +11,7 @@ from typing import Any, cast
 from tokenbus.delivery.errors import brief
 from tokenbus.logs import logger
 from tokenbus.worker.engine import ControlledEngine, Engine, EngineBrokenError
-from tokenbus_contracts.generated.control_pb2 import (
-    Control,
-    ControlAnswer,
-    EngineState,
-    PauseMode,
-    WeightTransferStage,
-)
+from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer, EngineState, PauseMode, WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.schema import bounds_in
 

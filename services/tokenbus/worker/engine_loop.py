@@ -202,10 +202,10 @@ class EngineLoop:
         return min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
 
     def _check_weights(self, generate: Generate) -> None:
-        asked, found = generate.continuation, getattr(self._engine, "weight_version", 0)
+        continuation, version = generate.continuation, getattr(self._engine, "weight_version", 0)
         is_same = generate.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
-        if is_same and asked.token_ids and asked.weight_version != found:
-            raise ValueError(f"continuation.weight_version: the worker's, {found}, got {asked.weight_version}")
+        if is_same and continuation.token_ids and continuation.weight_version != version:
+            raise ValueError(f"continuation.weight_version: the worker's, {version}, got {continuation.weight_version}")
 
     def _check_token_scoring(self, generate: Generate) -> None:
         """Raise a ValueError for a field that the engine might ignore because it does not know it."""

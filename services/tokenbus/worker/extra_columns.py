@@ -18,7 +18,7 @@ def extra_columns(arrays: StepArrays, ragged: Ragged, scored: Host | None) -> di
 
 
 def _of_kinds(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Host]:
-    kinds = _asked("extras", arrays.extras, scored)
+    kinds = _wanted("extras", arrays.extras, scored)
     if kinds is None:
         return {}
     columns = {"extras": kinds}
@@ -26,14 +26,14 @@ def _of_kinds(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Hos
         (Extra.OTHER_LOGPROB, "other_logprobs", arrays.other_logprobs),
         (Extra.ENTROPY, "entropies", arrays.entropies),
     ):
-        asked = ((kinds & kind) > 0) & (ragged.given > 0)
-        if asked.any():
-            columns[name] = ragged.of(asked).scored(name, _required(name, values))
+        wanted = ((kinds & kind) > 0) & (ragged.given > 0)
+        if wanted.any():
+            columns[name] = ragged.of(wanted).scored(name, _required(name, values))
     return columns
 
 
 def _of_given(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Host]:
-    given = _asked("given_counts", arrays.given_counts, scored)
+    given = _wanted("given_counts", arrays.given_counts, scored)
     if given is None:
         return {}
     counts = given.astype(np.intp)
@@ -46,26 +46,26 @@ def _of_given(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Hos
 
 
 def _of_masks(arrays: StepArrays, ragged: Ragged, scored: Host) -> dict[str, Host]:
-    bounds = _asked("mask_bounds", arrays.mask_bounds, scored)
+    bounds = _wanted("mask_bounds", arrays.mask_bounds, scored)
     if bounds is None:
         return {}
-    asked = (bounds > 0) & (ragged.given > 0)
-    if not asked.any():
+    wanted = (bounds > 0) & (ragged.given > 0)
+    if not wanted.any():
         return {"mask_bounds": bounds}
-    sizes = Ragged(ragged.given, None, asked).scored("mask_sizes", _required("mask_sizes", arrays.mask_sizes))
-    listed = np.where(sizes <= np.repeat(bounds[asked], ragged.given[asked]), sizes, 0).astype(np.intp)
+    sizes = Ragged(ragged.given, None, wanted).scored("mask_sizes", _required("mask_sizes", arrays.mask_sizes))
+    listed = np.where(sizes <= np.repeat(bounds[wanted], ragged.given[wanted]), sizes, 0).astype(np.intp)
     ids = _flat("mask_token_ids", arrays.mask_token_ids, int(listed.sum()))
     if ragged.kept is not None:
-        kept = ragged.kept[np.repeat(asked, ragged.given)]
+        kept = ragged.kept[np.repeat(wanted, ragged.given)]
         sizes, ids = sizes[kept], ids[np.repeat(kept, listed)]
     return {"mask_bounds": bounds, "mask_sizes": sizes, "mask_token_ids": ids}
 
 
-def _asked(name: str, array: Any, scored: Host) -> Host | None:  # noqa: ANN401 - any framework's
+def _wanted(name: str, array: Any, scored: Host) -> Host | None:  # noqa: ANN401 - any framework's
     if array is None:
         return None
-    asked: Host = np.where(scored, of_rows(name, array, scored.size), 0)
-    return asked if asked.any() else None
+    wanted: Host = np.where(scored, of_rows(name, array, scored.size), 0)
+    return wanted if wanted.any() else None
 
 
 def _flat(name: str, array: Any, length: int) -> Host:  # noqa: ANN401 - any framework's

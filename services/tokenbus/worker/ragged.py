@@ -37,7 +37,7 @@ def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any 
     if host.size and host.dtype.kind not in "iuO":
         raise ContractError("request_ids", "whole numbers", host.dtype.name, rule=Rule.TYPE)
     try:
-        return np.array([index(key) % 2**64 for key in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
+        return np.array([index(each) % 2**64 for each in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
     except (TypeError, ValueError) as error:
         raise ContractError("request_ids", "whole numbers", str(error), rule=Rule.TYPE) from None
 

@@ -45,7 +45,7 @@ class Retention:
     """The items that are published and not acknowledged. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool) -> None:
-        self._kept: deque[Retained | Dropped] = deque()
+        self._entries: deque[Retained | Dropped] = deque()
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._checksum = checksum
@@ -53,28 +53,28 @@ class Retention:
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Retained | Dropped]:
-        return iter(self._kept)
+        return iter(self._entries)
 
     @property
     def first_sequence(self) -> int:
         """The oldest retained sequence; without any, the next one."""
-        return self._kept[0].sequence if self._kept else self.next_sequence
+        return self._entries[0].sequence if self._entries else self.next_sequence
 
     def has_room(self, size: int, items: int = 1) -> bool:
         """Tell whether items of that size fit. One entry is reserved for a `Dropped`, so that a loss can be named."""
-        return len(self._kept) + items < self._max_items and self.bytes + size <= self._max_bytes
+        return len(self._entries) + items < self._max_items and self.bytes + size <= self._max_bytes
 
     def share_used(self) -> float:
         """Return the fill level from 0 to 1, by items or by bytes, whichever is higher."""
-        return max(len(self._kept) / self._max_items, self.bytes / self._max_bytes)
+        return max(len(self._entries) / self._max_items, self.bytes / self._max_bytes)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
         """Retain an item under the next sequence, after a check of `has_room`."""
         item = Retained(self.next_sequence, kind, payload, self._checksum)
-        self._kept.append(item)
+        self._entries.append(item)
         self.next_sequence += 1
         self.bytes += len(payload)
         return item
@@ -82,37 +82,37 @@ class Retention:
     def drop(self, request_ids: Iterable[int]) -> None:
         """Use the next sequence for a lost item; a run of lost items is one entry, so this always fits."""
         lost = frozenset(request_ids)
-        last = self._kept[-1] if self._kept else None
+        last = self._entries[-1] if self._entries else None
         if isinstance(last, Dropped):
             together = last.request_ids | lost
             # A new entry, because the old one may be in a message that is being sent.
             known = bool(last.request_ids) and len(together) <= _MAX_REQUEST_IDS
-            self._kept[-1] = Dropped(last.sequence, self.next_sequence, together if known else frozenset())
+            self._entries[-1] = Dropped(last.sequence, self.next_sequence, together if known else frozenset())
         else:
-            self._kept.append(Dropped(self.next_sequence, self.next_sequence, lost))
+            self._entries.append(Dropped(self.next_sequence, self.next_sequence, lost))
         self.next_sequence += 1
 
     def acknowledge(self, through: int) -> bool:
         """Remove all entries up to a sequence; return whether that made room."""
-        before = len(self._kept)
-        while self._kept and self._kept[0].last_sequence <= through:
-            gone = self._kept.popleft()
+        before = len(self._entries)
+        while self._entries and self._entries[0].last_sequence <= through:
+            gone = self._entries.popleft()
             if isinstance(gone, Retained):
                 self.bytes -= len(gone.payload)
-        return len(self._kept) < before
+        return len(self._entries) < before
 
     def restart(self) -> None:
         """Remove all entries, and count from one again."""
-        self._kept.clear()
+        self._entries.clear()
         self.bytes, self.next_sequence = 0, 1
 
     def find(self, sequence: int) -> Retained | Dropped | None:
         """Return the entry with a sequence; None: it was acknowledged, or is not published yet."""
-        if not self._kept or not self.first_sequence <= sequence < self.next_sequence:
+        if not self._entries or not self.first_sequence <= sequence < self.next_sequence:
             return None
         # The index follows from the sequence; runs of dropped items make it smaller.
-        index = min(sequence - self.first_sequence, len(self._kept) - 1)
-        entry = self._kept[index]
+        index = min(sequence - self.first_sequence, len(self._entries) - 1)
+        entry = self._entries[index]
         if entry.sequence <= sequence <= entry.last_sequence:
             return entry
-        return next(entry for entry in islice(self._kept, index) if entry.last_sequence >= sequence)
+        return next(entry for entry in islice(self._entries, index) if entry.last_sequence >= sequence)

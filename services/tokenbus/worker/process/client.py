@@ -72,9 +72,9 @@ class PublisherProcess(SharedMemoryPublisher):
         self._next_bell: socket.socket | None = None
         self._keeper: socket.socket | None = None
         """Receives a duplicate of each of the publisher's connections."""
-        self._kept = -1
+        self._held_connection = -1
         """The last duplicate: the connection closes when both processes died, and not while a new publisher starts."""
-        self._kept_until = inf
+        self._hold_until = inf
         self._given_up = threading.Event()
         """Set when a publisher that dies is not replaced any more."""
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
@@ -85,7 +85,7 @@ class PublisherProcess(SharedMemoryPublisher):
             if not self._in_background:
                 self._start_first()
         except BaseException:
-            self.let_go()
+            self.close_descriptors()
             raise
         self.is_running = True
         self._watching.start()
@@ -107,20 +107,20 @@ class PublisherProcess(SharedMemoryPublisher):
         self._given_up.set()
         self._kill()
         self._watching.join()
-        self.let_go()
+        self.close_descriptors()
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
-    def let_go(self) -> None:
+    def close_descriptors(self) -> None:
         """Close all descriptors, as the child of a fork must: they keep the publisher alive."""
         _started.discard(self)
         self.is_running = False
         _close(self.bell)
         _close(self._next_bell)
         _close(self._keeper)
-        self._keep(-1)
+        self._hold(-1)
         os.close(self._file)
 
     def _kill(self) -> None:
@@ -142,12 +142,12 @@ class PublisherProcess(SharedMemoryPublisher):
 
     def _start(self) -> None:
         with _forking:
-            mine, its = socket.socketpair()
+            ours, theirs = socket.socketpair()
             _close(self._keeper)
             self._keeper, keeping = socket.socketpair()
-            self._next_bell = mine
-            with its, keeping:
-                files = [self._file, its.fileno(), keeping.fileno()]
+            self._next_bell = ours
+            with theirs, keeping:
+                files = [self._file, theirs.fileno(), keeping.fileno()]
                 process = subprocess.Popen(  # noqa: S603 - this very package
                     [sys.executable, "-m", "tokenbus.worker.process", *map(str, files)],
                     stdin=subprocess.PIPE,
@@ -158,13 +158,13 @@ class PublisherProcess(SharedMemoryPublisher):
             with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
                 stdin.write(json.dumps({**self._introduction, **self.state()}).encode() + b"\n")
         try:
-            self._wait_until_ready(mine, process)
+            self._wait_until_ready(ours, process)
         except BaseException:
             process.kill()
             process.wait()
-            mine.close()
+            ours.close()
             raise
-        before, self.bell, self._process = self.bell, mine, process
+        before, self.bell, self._process = self.bell, ours, process
         _close(before)
         self.has_publisher.set()
 
@@ -176,7 +176,7 @@ class PublisherProcess(SharedMemoryPublisher):
             try:
                 more = bell.recv(4096)
             except TimeoutError:
-                self._keep_no_longer()
+                self._drop_held_if_expired()
                 if self._given_up.is_set() or time.monotonic() > deadline:
                     slow = f"the publisher's process did not publish within {_START_SECONDS:g} s"
                     raise NotRunningError(slow) from None
@@ -196,9 +196,9 @@ class PublisherProcess(SharedMemoryPublisher):
         pause = self._start_if_none(0.0)
         while (process := self._process) is not None:
             taken = self._steps.taken
-            self._keep_each()
+            self._hold_connections()
             status = process.wait()
-            self._kept_until = time.monotonic() + self.settings.bus.heartbeat_timeout_ms / 1000
+            self._hold_until = time.monotonic() + self.settings.bus.heartbeat_timeout_ms / 1000
             self.has_publisher.clear()
             if self._given_up.is_set() or (status == 0 and not self.is_running):
                 return
@@ -212,7 +212,7 @@ class PublisherProcess(SharedMemoryPublisher):
         """Start a publisher if there is none, after a pause that grows with each failure; return the next pause."""
         while not self.has_publisher.is_set() and not self._given_up.wait(pause):
             pause = min(_MAX_PAUSE_SECONDS, 2 * pause + 0.05)
-            self._keep_no_longer()
+            self._drop_held_if_expired()
             try:
                 self._start()
                 if self._given_up.is_set():
@@ -221,23 +221,23 @@ class PublisherProcess(SharedMemoryPublisher):
                 self._log_failed_start(error)
         return pause
 
-    def _keep_each(self) -> None:
+    def _hold_connections(self) -> None:
         """Keep a duplicate of the publisher's last connection, until its process has ended."""
         with contextlib.suppress(OSError):  # this process leaves
             while self._keeper is not None and (
                 files := socket.recv_fds(self._keeper, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
             ):
-                self._keep(*files)
+                self._hold(*files)
 
-    def _keep(self, connection: int) -> None:
-        before, self._kept = self._kept, connection
+    def _hold(self, connection: int) -> None:
+        before, self._held_connection = self._held_connection, connection
         if before >= 0:
             os.close(before)
 
-    def _keep_no_longer(self) -> None:
+    def _drop_held_if_expired(self) -> None:
         """Close the kept connection after a heartbeat timeout without a publisher."""
-        if time.monotonic() >= self._kept_until:
-            self._keep(-1)
+        if time.monotonic() >= self._hold_until:
+            self._hold(-1)
 
     def _log_failed_start(self, error: Exception) -> None:
         _log.error("the publisher's process cannot start", reason=str(error), worker=self.settings.worker.id)
@@ -253,10 +253,10 @@ _forking = threading.Lock()
 """Held during a start: a fork at that time would keep the other ends of its pipes open."""
 
 
-def _let_go() -> None:
+def _after_fork_in_child() -> None:
     _forking.release()
     for each in list(_started):
-        each.let_go()
+        each.close_descriptors()
 
 
-os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_let_go)
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork_in_child)

@@ -58,16 +58,16 @@ class JournaledRetention(Retention):
             request_ids = frozenset(np.frombuffer(rest, np.uint64, ids).tolist())
             self._dropped_bytes += len(entry.data)
             self._run = entry
-            before = self._kept[-1] if self._kept else None
+            before = self._entries[-1] if self._entries else None
             if isinstance(before, Dropped):
                 first = before.sequence
                 is_named = request_ids and before.request_ids
                 request_ids = request_ids | before.request_ids if is_named else frozenset()
-                self._kept.pop()
-            self._kept.append(Dropped(first, last, request_ids))
+                self._entries.pop()
+            self._entries.append(Dropped(first, last, request_ids))
             return
         self._run = None
-        self._kept.append(Retained(first, cast("PayloadKind", entry.kind), bytes(rest), self._checksum))
+        self._entries.append(Retained(first, cast("PayloadKind", entry.kind), bytes(rest), self._checksum))
         self.bytes += len(rest)
 
     def begin(self, record: int) -> None:

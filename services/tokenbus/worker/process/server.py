@@ -21,15 +21,7 @@ from tokenbus.worker.errors import NotRunningError, RetentionFullError
 from tokenbus.worker.process import arrays
 from tokenbus.worker.process.journal import JournaledRetention
 from tokenbus.worker.process.memory import SharedMemory
-from tokenbus.worker.process.records import (
-    ID_COUNT,
-    READY,
-    WAKE,
-    EngineRecord,
-    PublisherRecord,
-    SharedCounts,
-    Word,
-)
+from tokenbus.worker.process.records import ID_COUNT, READY, WAKE, EngineRecord, PublisherRecord, SharedCounts, Word
 from tokenbus.worker.process.ring import Record
 from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.request_queue import RequestQueue
