@@ -19,8 +19,7 @@ _STUCK_BYTES, _STUCK_SECONDS = 65_536, 0.05
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # a command's name, a nonce, a proof, and the flags
 _LIBC = ctypes.CDLL(None)
-_NO_ADDRESS = bytes(16)
-"""An address of the family AF_UNSPEC: connecting to it resets a TCP connection."""
+_NO_ADDRESS = bytes(16)  # an address of the family AF_UNSPEC: connecting to it resets a TCP connection
 
 
 class AcceptedConnection:

@@ -18,8 +18,7 @@ from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus.bus.errors import AddressError
 from tokenbus.printable import reason_of
 
-_BACKLOG = 4096
-"""Peers that may connect at once, as after a restart; the kernel makes others wait for a second."""
+_BACKLOG = 4096  # peers that may connect at once, as after a restart; the kernel makes others wait for a second
 _LOCK_TRIES = 10
 _OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"

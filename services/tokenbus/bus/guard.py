@@ -30,8 +30,7 @@ _MAX_SHARE = 0.05
 """Largest share of the time for full checks of thousands of connections: no other Python code runs meanwhile."""
 _GROWTH = 8_388_608
 """Growth of the process, in bytes, that makes a full check due: the bytes of connections are resident."""
-_FAREWELL_SECONDS = 0.1
-"""Time for a peer to read why its listener disconnects it."""
+_FAREWELL_SECONDS = 0.1  # time for a peer to read why its listener disconnects it
 _OTHER_FILES = 64
 _FREED = 8
 

@@ -144,9 +144,10 @@ class ProcessKeys:
     def _server_key(self) -> bytes:
         given = self._settings.server_key
         try:
-            return raw(public_key(given))
+            listener: bytes = z85.decode(public_key(given))
         except ValueError as error:
             raise SettingsError("bus.server_key", str(error), given) from None
+        return listener
 
     def _check_without_keys(self, endpoint: TcpEndpoint) -> None:
         if endpoint.is_loopback:
@@ -167,9 +168,3 @@ def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes = b"") ->
         socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-
-
-def raw(public: bytes) -> bytes:
-    """Return the 32 bytes of a key in Z85."""
-    decoded: bytes = z85.decode(public)
-    return decoded

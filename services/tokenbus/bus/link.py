@@ -66,18 +66,14 @@ class ReconnectingSession(ABC):
         self.home: int | None = None
         """Index of the processor that welcomed the session last."""
         self._leaves_at = inf
-        self._stays_until = -inf
-        """The time until which the session waits for its home alone."""
-        self._tries = 0
-        """Processors that were left since the last welcome."""
+        self._stays_until = -inf  # the time until which the session waits for its home alone
+        self._tries = 0  # processors that were left since the last welcome
         self._next_greeting = 0.0
-        self._hellos = 0
-        """Hellos since the last answer to one."""
+        self._hellos = 0  # hellos since the last answer to one
         self._last_sent = 0.0
         self._last_heard = 0.0
         self._echo_ns = 0
-        self._is_news = False
-        """Whether the next heartbeat has news for the processor, and is sent at once."""
+        self._is_news = False  # whether the next heartbeat has news for the processor, and is sent at once
         self.state = SessionState.GREETING
         self.processor_id = ""
         self.refusal: Refusal | None = None
@@ -141,7 +137,7 @@ class ReconnectingSession(ABC):
                 self._handle(frame, body, parts[1:], now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Exclude seconds in which this process stood still from the processor's silence."""
+        """Subtract the seconds in which this process stood still from the processor's silence."""
         self._last_heard = min(now, self._last_heard + seconds)
 
     def silence(self, now: float) -> float:
@@ -283,12 +279,9 @@ class Link:
         self._connection: Connection
         self._addresses: Sequence[str]
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._sends_on: Connection | None = None
-        """The connection that `_send_now` may send on."""
-        self._unsent: list[bytes] | None = None
-        """A message that the full connection did not accept."""
-        self._error: Exception | None = None
-        """An exception of `_send_now`, which the sending task raises."""
+        self._sends_on: Connection | None = None  # the connection that `_send_now` may send on
+        self._unsent: list[bytes] | None = None  # a message that the full connection did not accept
+        self._error: Exception | None = None  # an exception of `_send_now`, which the sending task raises
         self._wake = asyncio.Event()
         self._woken = False
         self._wakes_at = 0.0

@@ -22,8 +22,7 @@ from tokenbus.bus.transport import (
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings
 
-_SHARED: dict[str, "MemoryTransport"] = {}
-"""By address, the transports that `transport_for` finds."""
+_SHARED: dict[str, "MemoryTransport"] = {}  # by address, the transports that `transport_for` finds
 _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 

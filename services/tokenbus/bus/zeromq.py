@@ -21,13 +21,10 @@ from tokenbus.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import BusSettings
 
-_KEYS_SECONDS = 1.0
-"""Seconds between two checks whether the keys of a listener's peers are still allowed."""
+_KEYS_SECONDS = 1.0  # seconds between two checks whether the keys of a listener's peers are still allowed
 _HANDSHAKE_MS = 60_000
-_MAX_UNREAD = 64
-"""Unread messages of one peer at which backpressure begins, long before their bytes cut the peer off."""
-_MAX_PROBES = 127
-"""Largest number of keepalive probes on Linux: with more, libzmq would refuse every connection."""
+_MAX_UNREAD = 64  # unread messages of one peer at which backpressure begins, long before their bytes cut the peer off
+_MAX_PROBES = 127  # largest number of keepalive probes on Linux: with more, libzmq would refuse every connection
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
@@ -205,7 +202,7 @@ class ZeroMQListener:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         if has_keys:
-            self._check_keys_soon()
+            self._check_keys()
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         while True:
@@ -225,12 +222,9 @@ class ZeroMQListener:
             raise
         return Outcome.SENT
 
-    def _check_keys_soon(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_KEYS_SECONDS, self._check_keys)
-
     def _check_keys(self) -> None:
         self._monitor.cut_revoked()
-        self._check_keys_soon()
+        self._timer = asyncio.get_running_loop().call_later(_KEYS_SECONDS, self._check_keys)
 
     async def close(self) -> None:
         if self._closed:

@@ -17,8 +17,7 @@ class ActiveRequests:
         self._lock = threading.Lock()
         self._deadlines: dict[int, float] = {}
         """By request id, in milliseconds since 1970-01-01 UTC; infinity: no deadline."""
-        self._earliest = math.inf
-        """A lower bound of all deadlines."""
+        self._earliest = math.inf  # a lower bound of all deadlines
 
     def add(self, generate: Generate) -> None:
         with self._lock:

@@ -20,10 +20,8 @@ from tokenbus_contracts import (
     ValueKind,
 )
 
-_LOWEST = np.float32(-9999)
-"""Replaces minus infinity, as in OpenAI's API."""
-_HEADER_BYTES = 512
-"""A bound on the bytes of a header, and of all columns without their elements."""
+_LOWEST = np.float32(-9999)  # replaces minus infinity, as in OpenAI's API
+_HEADER_BYTES = 512  # a bound on the bytes of a header, and of all columns without their elements
 _NONE_U1, _NONE_U4, _NONE_F4 = (np.zeros(0, np.dtype(kind)) for kind in ("u1", "<u4", "<f4"))
 _CHECKED_BY_ROW = (
     *("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids"),
@@ -32,8 +30,7 @@ _CHECKED_BY_ROW = (
 _FLOORED = frozenset(("other_logprobs", "given_logprobs"))
 _INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
-_SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)
-"""The scoring by whether a row is scored."""
+_SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)  # indexed by whether a row is scored
 _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 

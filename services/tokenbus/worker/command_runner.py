@@ -16,16 +16,13 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
-_MAX_KNOWN = 256
-"""Commands that are remembered with their answers: a client repeats a command until it sees the answer."""
+_MAX_KNOWN = 256  # commands that are remembered with their answers: a client repeats a command until it sees the answer
 _MAX_WAITING = 64
 _END_OF_VERSIONS = 2**63
 """The first version that an operator may not choose; later ones are left for updates that choose none."""
-_MAX_ADAPTERS = 200
-"""Adapters whose names fit into an answer and into a worker's hello."""
+_MAX_ADAPTERS = 200  # adapters whose names fit into an answer and into a worker's hello
 _MAX_RESULT_BYTES = bounds_in(ControlAnswer.DESCRIPTOR.fields_by_name["results"].GetOptions()).max_bytes
-_DROPS_WEIGHTS = 2
-"""The level of sleep that drops the weights."""
+_DROPS_WEIGHTS = 2  # the level of sleep that drops the weights
 _NEEDS_HALT = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
 _CHANGES = (WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE, WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH)
 
@@ -50,10 +47,8 @@ class CommandRunner:
         self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()
         """The latest commands with their answers; None: not answered yet."""
         self._waiting: deque[Control] = deque()
-        self._begun: Control | None = None
-        """The command that runs when the engine has no work left."""
-        self._is_paused = False
-        """Whether the engine computes nothing, or stops when it has no work left."""
+        self._begun: Control | None = None  # the command that runs when the engine has no work left
+        self._is_paused = False  # whether the engine computes nothing, or stops when it has no work left
         self._operator_paused = False
         self._paused_by, self._paused_since = "", 0
         """The client that paused the engine last, and the time, in milliseconds since 1970-01-01 UTC."""
@@ -64,8 +59,7 @@ class CommandRunner:
         """Whether the engine sleeps, and whether it freed memory (not at level 0)."""
         self._is_updating = self._is_damaged = self._has_updated = False
         self._highest_version = self.weight_version
-        self._results = ""
-        """The results of the running command, as JSON."""
+        self._results = ""  # the results of the running command, as JSON
 
     @property
     def weight_version(self) -> int:

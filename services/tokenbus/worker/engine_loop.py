@@ -73,8 +73,7 @@ class EngineLoop:
         self._note_cache()
         self._commands = CommandRunner(engine, self._abort_all, self._out.publish_event, self._unix_ms)
         self._repeated_log = DeduplicatedLog()
-        self._untried: list[int] = []
-        """The requests admitted since the last step that succeeded."""
+        self._untried: list[int] = []  # the requests admitted since the last step that succeeded
         self._is_finishing = False
         self._failed_in_a_row = 0
         self._failed: dict[int, None] = {}

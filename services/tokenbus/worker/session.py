@@ -82,8 +82,7 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
-        self._later_turns: dict[int, Admitted] = {}
-        """The turn of each request that is not a client's first turn."""
+        self._later_turns: dict[int, Admitted] = {}  # the turn of each request that is not a client's first turn
         self._received: dict[int, tuple[int, int]] = {}
         """The number and deadline of the latest requests, oldest first: they differ if an id is used again."""
         self._count = self._count_at_hello = 0
@@ -94,8 +93,7 @@ class WorkerSession(ReconnectingSession):
         """The ids of all requests of the worker, also of the ones that wait for the engine."""
         self.given_up: set[int] = set()
         """Requests of the abandoned processor that the engine has not ended yet."""
-        self._held: list[ProcessorFrame] = []
-        """Frames of the new processor that wait until `given_up` is empty."""
+        self._held: list[ProcessorFrame] = []  # frames of the new processor that wait until `given_up` is empty
         self._takes_no_more = False
         self.replayed = 0
 

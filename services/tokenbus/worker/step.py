@@ -106,7 +106,7 @@ class StepArrays:
     They are published before the batch.
     """
     prompt_scores: Sequence[PromptScores] = ()
-    """Of requests that asked for them, published before the batch, which has the request's first row."""
+    """Scores for requests that asked for them, published before the batch with the request's first row."""
     cached_prompts: Sequence[tuple[int, int, int]] = ()
     """Of requests with first tokens in this batch: the id, the prompt's length, and the tokens that were cached.
 

@@ -28,8 +28,7 @@ _log = logger("worker")
 _START_SECONDS = 60.0
 _FIRST_STARTS = 3
 _LOOK_SECONDS = 0.5
-_ERROR_SECONDS = 1.0
-"""Time for a publisher to leave after an error of the engine's owner."""
+_ERROR_SECONDS = 1.0  # time for a publisher to leave after an error of the engine's owner
 _MAX_PAUSE_SECONDS = 5.0
 
 
@@ -70,13 +69,11 @@ class PublisherProcess(SharedMemoryPublisher):
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._next_bell: socket.socket | None = None
-        self._keeper: socket.socket | None = None
-        """Receives a duplicate of each of the publisher's connections."""
+        self._keeper: socket.socket | None = None  # receives a duplicate of each of the publisher's connections
         self._held_connection = -1
         """The last duplicate: the connection closes when both processes died, and not while a new publisher starts."""
         self._hold_until = inf
-        self._given_up = threading.Event()
-        """Set when a publisher that dies is not replaced any more."""
+        self._given_up = threading.Event()  # set when a publisher that dies is not replaced any more
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherProcess":
@@ -249,8 +246,7 @@ def _close(bell: socket.socket | None) -> None:
 
 
 _started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
-_forking = threading.Lock()
-"""Held during a start: a fork at that time would keep the other ends of its pipes open."""
+_forking = threading.Lock()  # held during a start: a fork at that time would keep the other ends of its pipes open
 
 
 def _after_fork_in_child() -> None:

@@ -19,11 +19,9 @@ A run that grows changes one word, so that a publisher that dies leaves the old 
 JOURNAL_BYTES = _ENTRY.size
 DROPPED_BYTES = 2**20
 """Bytes for runs of lost items with the ids of their requests; beyond it the requests are not named."""
-_DROPPED = 255
-"""The kind of a run of lost items; that of other entries is their PayloadKind."""
+_DROPPED = 255  # the kind of a run of lost items; that of other entries is their PayloadKind
 _LAST = slice(8, 16)
-_COUNT_BITS = 20
-"""The lower bits of a word hold a count, the upper bits a larger number."""
+_COUNT_BITS = 20  # the lower bits of a word hold a count, the upper bits a larger number
 
 
 class JournaledRetention(Retention):
@@ -38,10 +36,8 @@ class JournaledRetention(Retention):
         self._journal, self._words = journal, words
         self._record = self._made = self._known = 0
         """The current record, the items made of it, and the number of these that are retained already."""
-        self._run: Record | None = None
-        """The last entry, if it is a run that may grow."""
-        self._dropped_bytes = 0
-        """Bytes of all runs."""
+        self._run: Record | None = None  # the last entry, if it is a run that may grow
+        self._dropped_bytes = 0  # bytes of all runs
         made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
         self.next_sequence = max(1, words[Word.NEXT_SEQUENCE])
         for entry in journal.waiting():

@@ -10,8 +10,7 @@ from tokenbus.worker.process.journal import DROPPED_BYTES, JOURNAL_BYTES
 from tokenbus.worker.process.records import Word
 from tokenbus.worker.process.ring import PAGE_BYTES, Ring, ring_bytes
 
-_JOURNAL = 2
-"""Index of the journal's ring."""
+_JOURNAL = 2  # index of the journal's ring
 
 
 class SharedMemory:

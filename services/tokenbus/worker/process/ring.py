@@ -13,13 +13,10 @@ _HEAD, _TAIL, _TAKEN, _FREED, _WRITTEN = range(5)
 PAGE_BYTES = 4096
 """Bytes before the records, with these words: the writer's and the reader's position, the number of records taken, the
 position up to which the memory is free, and the number of records written."""
-_RECORD = struct.Struct("<QII")
-"""The head of a record: its number, from 1 on, its length, and its kind."""
+_RECORD = struct.Struct("<QII")  # the head of a record: its number, from 1 on, its length, and its kind
 RECORD_BYTES = _RECORD.size
-_FREED_BYTES = 2**20
-"""Bytes of taken records that are returned to the system at once."""
-_SKIP = 0
-"""The kind of the filler at the end of the memory, where the next record does not fit."""
+_FREED_BYTES = 2**20  # bytes of taken records that are returned to the system at once
+_SKIP = 0  # the kind of the filler at the end of the memory, where the next record does not fit
 
 
 class Record(NamedTuple):

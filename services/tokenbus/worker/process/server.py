@@ -30,8 +30,7 @@ from tokenbus_contracts.generated.control_pb2 import Control, EngineState
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
 
 _log = logger("worker")
-_RECORDS_AT_ONCE = 8
-"""Records that are published before the event loop sends and receives."""
+_RECORDS_AT_ONCE = 8  # records that are published before the event loop sends and receives
 _HEADER_BYTES = 1024
 
 
@@ -210,7 +209,7 @@ class PublisherServer:
         while True:
             wake.clear()
             if not self.publisher.is_running:
-                return  # its connection failed, which is raised next
+                return  # its connection failed; the end of `async with` raises the error
             # The bell says it at once, unless a child of the engine's holds its other end.
             if self._engine and os.getppid() != self._engine:
                 self._requests.engine_is_gone = True

@@ -27,10 +27,8 @@ from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestEvent
 
 _CHANGED = (b"", b"")
-_MAX_LOST = 65_536
-"""As many requests as a gap may name."""
-_POLL_SECONDS = 0.05
-"""Pause between two looks for room: the publisher, which would wake the engine, may have died."""
+_MAX_LOST = 65_536  # as many requests as a gap may name
+_POLL_SECONDS = 0.05  # pause between two looks for room: the publisher, which would wake the engine, may have died
 
 
 class SharedMemoryPublisher(EngineOutput):
@@ -47,26 +45,21 @@ class SharedMemoryPublisher(EngineOutput):
         self.has_publisher = threading.Event()
         self.is_running = False
         self._steps, self._requests = memory.steps, memory.requests
-        self._lock = threading.Lock()
-        """Guards writes to the ring, and the requests that the next publisher must know."""
+        self._lock = threading.Lock()  # guards writes to the ring, and the requests that the next publisher must know
         self._open: dict[int, list[int]] = {}
         """The owners of the requests that the next publisher must know: until the publisher has read their end."""
         self._ending: deque[tuple[int, list[tuple[int, list[int]]]]] = deque()
         """The requests that ended, with the number of the record that ends them."""
         self._last_step = 0
-        self._last_rows = _CHANGED
-        """The ids and statuses of the last step, if none of its requests ended."""
+        self._last_rows = _CHANGED  # the ids and statuses of the last step, if none of its requests ended
         self._arrived: list[Generate | Abort] = []
         self._controls: list[Control] = []
-        self._aborts: deque[int] = deque()
-        self._lost: set[int] = set()
-        """The requests that lost rows, until a record names them."""
-        self._has_lost_all = False
-        """Whether too many requests lost rows to name them: all requests end."""
+        self._aborts: list[int] = []
+        self._lost: set[int] = set()  # the requests that lost rows, until a record names them
+        self._has_lost_all = False  # whether too many requests lost rows to name them: all requests end
         self._engine_state = ""
         self._takes_no_more = self._leaves = False
-        self._owes_no_more = False
-        """Whether the record NO_MORE still waits for room."""
+        self._owes_no_more = False  # whether the record NO_MORE still waits for room
 
     def state(self) -> dict[str, object]:
         """Return the facts that a new publisher needs and that are not in the memory."""
@@ -261,9 +254,7 @@ class SharedMemoryPublisher(EngineOutput):
     def take_aborts(self) -> list[int]:
         """Return the requests whose rows could not be published since the last call: the engine must abort them."""
         self._read_records()
-        aborts = []
-        while self._aborts:
-            aborts.append(self._aborts.popleft())
+        aborts, self._aborts = self._aborts, []
         return aborts
 
     def take_controls(self) -> list[Control]:
