@@ -28,7 +28,6 @@ REASONS = {
     int(RowStatus.FINISHED_LENGTH): "length",
     int(RowStatus.ABORTED): "abort",
 }
-"""Finish reasons by the status of a last row."""
 UNRECOVERABLE = int(RowStatus.UNRECOVERABLE)
 _LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
 """Bounds of the memory charged to a choice in advance, so that few rows need counting."""
@@ -50,7 +49,6 @@ class Outcome(NamedTuple):
     first_at: float | None
     """Monotonic time of its first tokens, if the answer is sent later than these; None: it is not."""
     most_tokens: int | None
-    """The request's `max_tokens`."""
 
 
 class Listener(Protocol):
@@ -139,7 +137,6 @@ class Answer:
     content_type: str
     is_streamed = False
     model = ""
-    """The model of its requests."""
     has_begun = False
     """Whether the status 200 is decided: later errors are events of the stream."""
     listeners: Sequence[Listener]
@@ -268,7 +265,6 @@ class Choice:
         self._stops = stopping.texts
         self._shows_special = stopping.shows_special
         self._stop: int | str | None = None
-        """The stop that ended it, according to its worker."""
         self._text = RunningText(stopping)
         self._answer = answer
         self._form = form
@@ -456,12 +452,10 @@ class _Kept:
         self.text = Collected(b"")
         self.lists = [writer.lists() for writer in choice.writers]
         self.of_prompt: Iterable[list[Piece]] = ()
-        """The pieces of a repeated prompt, made when they are read."""
         self._all = [self.text, *chain(*self.lists)]
         self._added = self._room = 0
         """Bytes added since the last count, and bytes counted in advance."""
         self.size = len(self._all) * COLLECTED_BYTES
-        """Memory without the advance, in bytes."""
 
     def add(self, text: str, pieces: Iterable[Piece]) -> int:
         """Add a row's text and pieces; return the growth of the counted memory, in bytes."""

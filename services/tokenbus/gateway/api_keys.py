@@ -54,7 +54,6 @@ class ApiKey:
     origins: tuple[str, ...] = ()
     """Origins of the web pages that may use it; empty: gateway.origins."""
     operator: bool = False
-    """Whether it may pause engines and change their weights."""
 
     def __post_init__(self) -> None:
         _check("id", "1 to 64 letters, digits and _ . @ -", self.id, _ID.fullmatch(_text(self.id)))

@@ -25,14 +25,12 @@ _ALL = 2**31
 _FREED_SHARE = 8
 """An eighth of the bound is freed at once; otherwise each further byte would evict an answer."""
 COLLECTED_BYTES = 256
-"""Memory of the objects around collected bytes."""
 _TIME_BYTES = 8
 _MOST_PARTS = 32
 """Parts joined into one object: small objects would keep the memory around them from being given back."""
 _LEAST_ROWS, _FEW_SHARE = 16, 4
 """In a step of at least 16 rows, fewer than a quarter of them waiting, the others are freed."""
 _LEAST_FREED = 16 * 2**20
-"""Freed bytes that are worth giving back to the system."""
 _NOTHING: Mapping["Answer", int] = MappingProxyType({})
 
 
@@ -43,7 +41,6 @@ class Buffers:
         self.most = most
         self.size = 0
         self.reserved = 0
-        """Part of the size that is charged in advance."""
         self.evicted = 0
         self.turns = AdmissionLimiter(1)
         """Turns to write a part of a large answer: one in each tick of the event loop, so that streams go on."""
@@ -76,7 +73,9 @@ class Buffers:
         self._highest = max(self._highest, size)
         if self._highest - size >= _LEAST_FREED:
             self._highest = size
-            _give_back()
+            malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if malloc_trim is not None:  # the C library is glibc
+                malloc_trim(0)
 
     def evict(self, wanted: int, *, beside: Mapping["Answer", int] = _NOTHING) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
@@ -119,7 +118,6 @@ class Collected:
         self.last = bytearray()
         self._buffers = [self.last]
         self._counted = 0
-        """Counted memory of the last buffer."""
 
     def __bool__(self) -> bool:
         return bool(self._buffers[0])
@@ -184,7 +182,6 @@ class _Chunk:
         self.parts: list[bytes | bytearray] = []
         self.produced_at_ns: list[int] = []
         self.length = self.size = 0
-        """Number of bytes in the parts, and memory of the parts."""
 
 
 class SendQueue:
@@ -199,7 +196,6 @@ class SendQueue:
         self._on_full = on_full
         self._buffers = buffers
         self._parts: deque[Iterator[bytes]] = deque()
-        """Parts to send before the chunks."""
         self._chunks: deque[_Chunk] = deque()
         self._gathered: list[tuple[bytes, int]] | None = None
         """Chunks that are written together; None: each is written alone."""
@@ -213,7 +209,6 @@ class SendQueue:
         self.unsent: Callable[[], int] = lambda: 0
         """Returns the number of bytes in the socket that its client has not read."""
         self.is_sent = False
-        """Whether the last chunk was given to the socket."""
         self.is_broken = False
         """Whether bytes were dropped without which the rest is useless."""
         self.size = 0
@@ -457,10 +452,3 @@ def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None
     if len(rows) == batch.row_count:
         return batch
     return batch.select(rows) if rows else None
-
-
-def _give_back() -> None:
-    """Give memory that is free back to the system, if the C library is glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -56,7 +56,6 @@ _COPY_BYTES = 16
 """Largest field in all choices' requests, for each of gateway.max_prompt_tokens: as large as prompts may be."""
 _MESSAGE_BYTES = 48
 _IDS = "I"
-"""Type code of arrays of token ids."""
 _KEPT = frozenset({"stop", "min_tokens", "max_tokens", "include_stop_string", "include_special_tokens"})
 """Sampling parameters that an answer still needs after its requests were sent."""
 _ECHO_BYTES, _SCORE_BYTES = 16, 64
@@ -68,10 +67,8 @@ class Ending(NamedTuple):
 
     reason: str
     stop: str | int | None
-    """The request's stop text or stop token that ended it, if one did."""
     weight_spans: tuple[WeightSpan, ...] = ()
     turns: Sequence[Turn] = ()
-    """The choice's turns, if it was continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,6 @@ class CompletionRequest:
     n: int = 1
     sampling: Mapping[str, Any] = field(default_factory=dict)
     top_logprobs: int | None = None
-    """Number of alternatives; None: no logprobs."""
     wants_drafts: bool = False
     continuation: str = "any"
     wants_ids: bool = False
@@ -97,10 +93,8 @@ class CompletionRequest:
     wants_running_usage: bool = False
     names_ids: bool = False
     echoes: Sequence[str] = ()
-    """The prompts' texts, if choices begin with them."""
     prompt_scoring: Mapping[str, Any] | None = None
     token_scoring: Mapping[str, Any] = field(default_factory=dict)
-    """The contract's TokenScoring."""
     names_alternatives: bool = False
     """Whether the alternatives are the `token_ids` of `token_scoring`."""
     wants_prompt_logprobs: bool = False
@@ -111,10 +105,8 @@ class CompletionRequest:
     """The client's part of the answer's id; empty: the id of the first choice's request."""
     is_chat: bool = False
     wants_text: bool = True
-    """Whether an answer of token ids has texts, too."""
     forced: output_form.ForcedCall | None = None
     auto: output_form.AutoCalls | None = None
-    """How to find calls in a chat's text; None: not at all."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """The body's fields by other names that errors have for them."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
@@ -231,11 +223,8 @@ class Reader:
         self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
         """Models that requests may name, and their contexts in tokens; 0: not known."""
         self.knows_models = bool(self.fixed_models)
-        """Whether the models come from the settings or from a worker."""
         self.parents: dict[str, str] = {}
-        """The base models of LoRA adapters."""
         self.headers = BodyHeaders()
-        """Headers of the current request."""
 
     def learn_models(self, workers: Iterable[WorkerStatus]) -> None:
         """Learn the workers' models, unless the settings name some, and each model's adapters and context."""

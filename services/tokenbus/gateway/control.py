@@ -26,7 +26,6 @@ from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
 _NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**63 - 1
 _SECONDS = 1800.0
-"""Longest time of a command: as long as trainers wait."""
 _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
 _PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
 """Prefixes of answers' ids."""

@@ -59,7 +59,6 @@ class OpenRequest:
     caller: Caller
     share: "_Share"
     rows: deque[WaitingRow | RequestFailedError] = field(default_factory=deque)
-    """Rows that wait for a turn, and the error behind them."""
     is_held: bool = False
     """The stream's own `is_held`; while rows wait, the stream's is always set."""
 
@@ -72,7 +71,6 @@ class _Share:
     def __init__(self, who: Hashable) -> None:
         self.who = who
         self.requests: deque[OpenRequest] = deque()
-        """Its requests with waiting rows."""
         self.turn = self.spent = 0.0
         """The beginning of its last turn, and the seconds that its rows took in it."""
 
@@ -102,7 +100,6 @@ class Dispatcher:
         self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
         self.backlog = Backlog(self.most_backlog // 4)
         self._waiting: FairQueue[_Share] = FairQueue()
-        """The answers with rows that wait for a turn."""
         self._has_steps = asyncio.Event()
         self._received = 0
         self._looked = 0.0

@@ -35,7 +35,6 @@ ENDED = struct.Struct("<Ii")
 """An encoder's number and exit status (below 0: a signal); number 0 says that the server is ready for orders."""
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 86
-"""Exit status of an encoder that ran out of memory in Python."""
 RESULT, ERROR, DEFECT = b"=", b"!", b"?"
 _NICE = 5
 """On a busy machine streams come first; long texts still make progress."""
@@ -46,7 +45,6 @@ class Bounds(NamedTuple):
     """An encoder's limits."""
 
     memory_bytes: int
-    """Beyond the memory shared with the fork server."""
     seconds: float
     is_for_one: bool
     """Whether it exits after one body, which frees its memory."""
@@ -69,7 +67,6 @@ class Reply(msgspec.Struct, array_like=True):
 
     data: bytes
     ignored: list[str]
-    """The body's unknown fields."""
 
 
 def answer(reader: Reader, job: Job, body: bytes) -> bytes:

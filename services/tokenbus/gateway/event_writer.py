@@ -186,7 +186,6 @@ class Rows:
             self._rows = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])[order]
         self._slots = writer.slots_of(self._request_ids)
         self._learned: set[int] = set()
-        """The forms for which all tokens of the steps have fragments."""
         size = self._request_ids.size
         results = np.zeros((3, size), np.int64)
         self._begins, self._ends, self._times = results

@@ -24,7 +24,6 @@ class FairTurns:
         self._free = most
         self._retry_after_ms = retry_after_ms
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """By client, in the order of their next turns."""
 
     @property
     def waiting(self) -> int:
@@ -145,7 +144,6 @@ class HeldBody:
         self.task = task
         self.size = 0
         self.is_refused = False
-        """Whether there was no room for it: its task was cancelled."""
         self._room = room
 
     def grow_to(self, size: int) -> None:
@@ -225,7 +223,6 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._clients = _Round[Hashable]()
         self.answers: dict[Hashable, _Round[T]] = {}
-        """Each client's answers with work."""
 
     def add(self, who: Hashable, answer: T) -> None:
         """Add an answer that had no work and has some now."""

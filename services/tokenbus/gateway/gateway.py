@@ -43,7 +43,6 @@ _BETWEEN = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-"""vLLM's histogram bounds."""
 
 
 class ModelCounts:
@@ -78,17 +77,13 @@ class Counts:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
         self.ignored_fields: Counter[str] = Counter()
-        """Bodies with an unknown field, by the field's path."""
         self.open_answers = 0
         self.left_clients = 0
-        """Clients that disconnected before their answer had ended."""
         self.cut_clients = 0
         self.broken_answers: Counter[str] = Counter()
-        """Answers that had begun with status 200 and ended with an error, by its code."""
         self.refused_connections = 0
         self.late_requests = 0
         self.to_socket = Histogram()
-        """Seconds from a row's publication to its write to the client's socket."""
         self.models: defaultdict[str, ModelCounts] = defaultdict(ModelCounts)
 
 
@@ -125,7 +120,6 @@ class Gateway:
         self.dispatching: asyncio.Task[None] | None = None
         self.serving: asyncio.Task[None] | None = None
         self.connections = 0
-        """Number of open connections; the server sets it."""
 
     @property
     def unread_files(self) -> int:

@@ -37,9 +37,7 @@ class MemberWriter(Protocol):
     form: bytes = b"[%b]"
     """The member's JSON value around its lists."""
     separator: bytes = b","
-    """Separator of rows' elements in a list."""
     is_empty: bool = False
-    """Whether rows add nothing to it."""
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:
         """Return the piece of a row's first `count` tokens."""

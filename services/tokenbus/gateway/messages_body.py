@@ -145,7 +145,6 @@ _BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
     "assistant": (TextBlock, ToolUse, Thinking, RedactedThinking),
     "system": (TextBlock,),
 }
-"""Allowed blocks by the message's role."""
 _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", "cache_salt")
 
 

@@ -1,6 +1,6 @@
 """Reads `response_format`, `structured_outputs` and `tool_choice` into the contract's StructuredOutput."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -106,7 +106,6 @@ class AutoCalls(NamedTuple):
 
     parser: str
     is_one: bool
-    """Whether only the first call counts."""
 
 
 def auto_calls(body: Chat, parser: str) -> AutoCalls | None:
@@ -165,7 +164,11 @@ def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) ->
     calls = []
     for function in functions:
         parameters = dict(function["parameters"] or _ANY_PARAMETERS)
-        for name, definition in _definitions(parameters.pop("$defs", {}), function["name"]):
+        given = parameters.pop("$defs", {})
+        if not isinstance(given, dict):
+            got = f"{type(given).__name__} for {function['name']!r}"
+            raise invalid("tools", f"objects as the $defs of parameters, got {got}")
+        for name, definition in given.items():
             if definitions.setdefault(name, definition) != definition:
                 raise invalid("tools", f"one definition of a name in $defs, got two of {name!r} that differ")
         name_and_arguments = {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters}
@@ -176,9 +179,3 @@ def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) ->
     if definitions:  # references to them start at the root
         schema["$defs"] = definitions
     return schema
-
-
-def _definitions(given: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON
-    if not isinstance(given, dict):
-        raise invalid("tools", f"objects as the $defs of parameters, got {type(given).__name__} for {name!r}")
-    yield from given.items()

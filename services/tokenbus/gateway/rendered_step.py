@@ -16,11 +16,8 @@ from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 _BLOCK_ROWS = 32
 """Rows that are written together: few, so that the first does not wait long for the last."""
 _BATCH_BYTES = 2000
-"""Memory of the objects around a batch's columns."""
 _LISTED_BYTES = 200
-"""Memory of a token's list entries, without alternatives."""
 VALUE_BYTES = 4
-"""Size of a value in a column of tokens or alternatives."""
 _Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -35,7 +32,6 @@ class RenderedStep:
     statuses = _listed("statuses")
     counts = _listed("token_counts")
     top_ks = _listed("top_ks")
-    """How many alternatives each of a row's tokens has."""
     ids = _listed("token_ids")
     ranks = _listed("ranks")
 
@@ -52,7 +48,6 @@ class RenderedStep:
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
         self.waiting: dict[WaitingRow, None] = {}
-        """Rows that wait for a turn."""
         self._lists: _Blocks = {}
         self._contents: _Blocks = {}
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}

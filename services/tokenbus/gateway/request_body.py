@@ -25,7 +25,6 @@ _MAX_DISCARDED_BYTES = 16 * 2**20
 """Bytes of a too large body that are still read: a client that is cut off while it writes sees no answer."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
 _MOST_SHOWN = 8
-"""Wrong keys of an object that an error shows."""
 _MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
 """The contract's bounds of a stop text, and of a bad word or a salt."""
 
@@ -121,7 +120,6 @@ class RequestTypes:
         self.bounded[bodies.Completion] = _bounded(bodies.Completion, bounds | of_completions)
         params = _bounded(SamplingParams, bounds | of_completions)
         self.ignored: list[str] = []
-        """Unknown fields of the last body."""
         self.bounded[Generate] = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
 
     def read(self, kind: type[B], value: Any) -> B:  # noqa: ANN401 - JSON

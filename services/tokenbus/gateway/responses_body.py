@@ -187,7 +187,8 @@ def chat_of(body: Responses) -> bodies.Chat:
     if body.top_logprobs and not has_logprobs:
         raise invalid("top_logprobs", f"only with {_LOGPROBS} in include, got {body.top_logprobs} without")
     choice = body.tool_choice
-    continues = _continues(body)
+    last = body.input[-1] if body.input else None
+    continues = isinstance(last, InputMessage) and last.role == "assistant" and last.status in _UNFINISHED
     return bodies.Chat(
         messages=_messages(body),
         add_generation_prompt=not continues,
@@ -226,11 +227,6 @@ def echoed(body: Responses) -> dict[str, Any]:
 
 def _given(value: Body) -> dict[str, Any]:
     return {name: member for name, member in msgspec.to_builtins(value).items() if member is not None}
-
-
-def _continues(body: Responses) -> bool:
-    last = body.input[-1] if body.input else None
-    return isinstance(last, InputMessage) and last.role == "assistant" and last.status in _UNFINISHED
 
 
 def _messages(body: Responses) -> list[bodies.Message]:

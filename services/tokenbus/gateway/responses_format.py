@@ -18,7 +18,6 @@ from tokenbus.gateway.tool_calls import call_writer
 _TOO_MANY_REQUESTS = 429
 _NO_LOGPROBS, _MARK = b"[]", b"\0"
 _TEXT_BYTES = 60
-"""Memory of a text beyond its characters."""
 _AGAIN = 4
 """How often the last events repeat an item's text: in the item, its part and the ends of both."""
 

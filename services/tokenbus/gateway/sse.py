@@ -36,16 +36,15 @@ class StreamedAnswer(ChoicesAnswer):
     content_type = EVENTS
     is_streamed = True
     _held = 0
-    """Counted characters that are held back because they may be a call."""
     _kept = 0
     """The part of the form's `kept` that the queue counts."""
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
-        if not self.has_begun:
-            self._begin_stream()
+        self._begin_stream()
         chunk = self._format.chunk(choice, text, pieces)
-        if self._request.auto is not None:
-            self._hold_back()
+        if self._request.auto is not None and not self.queue.is_closed:
+            before, self._held = self._held, self._format.held
+            self.queue.hold(self._held - before)
         if self._format.kept > self._kept and not self._keep():
             return
         if choice.reason is None:
@@ -63,8 +62,7 @@ class StreamedAnswer(ChoicesAnswer):
         """Do nothing: streams with prompts' scores are refused."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
-        if not self.has_begun:
-            self._begin_stream()
+        self._begin_stream()
         before = copy(choice)  # the choice goes on with its rows before all of these chunks are made
         before.stream = EventStream()
         others = iter(rows)
@@ -72,18 +70,13 @@ class StreamedAnswer(ChoicesAnswer):
         self.queue.put_parts(chain([first], (self._format.chunk(before, "", pieces) for pieces in others)))
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
-        if not self.has_begun:
-            self._begin_stream()
+        self._begin_stream()
         super().put_events(data, produced_at_ns)
 
-    def _hold_back(self) -> None:
-        if not self.queue.is_closed:
-            before, self._held = self._held, self._format.held
-            self.queue.hold(self._held - before)
-
     def _begin_stream(self) -> None:
-        self.has_begun = True
-        self.queue.put(self._format.beginnings())
+        if not self.has_begun:
+            self.has_begun = True
+            self.queue.put(self._format.beginnings())
 
     def _keep(self) -> bool:
         """Count the bytes that the last events repeat; return whether the stream goes on."""

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 REPLACEMENT = "\ufffd"
-"""The character for bytes that are not UTF-8."""
 
 
 class Stopping(NamedTuple):
@@ -40,7 +39,6 @@ class RunningText:
         self._held = ""
         self.includes_stop = stopping is not None and stopping.is_included
         self.stop: str | None = None
-        """The stop that was found; later text is ignored."""
 
     def add(self, data: bytes) -> str:
         if not self.is_split:

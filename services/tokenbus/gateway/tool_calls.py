@@ -30,7 +30,6 @@ class CallDelta(NamedTuple):
 
 class _Writer(ABC):
     held = 0
-    """Number of characters of a stream that are held back."""
     is_called = False
     """Whether there are calls, which makes `tool_calls` of the finish reason `stop`."""
 
@@ -117,7 +116,6 @@ class _CallScanner:
 
     def __init__(self) -> None:
         self._held = ""
-        """Text before the next call."""
         self._number = -1
         self._is_inside = False
         self._depth = 0

@@ -145,7 +145,6 @@ class _OnlyCalls(ToolParser):
     def __init__(self) -> None:
         super().__init__()
         self._before = ""
-        """Text before the bracket, behind the last call."""
         self._depth = 0
         self._quote = ""
         self._is_escaped = False

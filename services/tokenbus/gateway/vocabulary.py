@@ -93,7 +93,6 @@ class Vocabulary:
         self.text_characters = np.zeros(size, np.int32)
         """Number of characters that begin in each token with a text fragment."""
         self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
-        """Number of characters that begin in the token."""
         self.special_characters = _Table(lambda token_id: _characters(self.special_pieces[token_id]), size)
         """The same if special tokens are shown by their names."""
 

@@ -209,4 +209,3 @@ def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
 _library = _load()
 _render: Any = None if _library is None else _library.tokenbus_render
 stream: Any = None if _library is None else _library.tokenbus_stream
-"""The library's function that writes streams, for `event_writer`; None without a library."""
