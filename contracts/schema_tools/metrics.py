@@ -78,7 +78,7 @@ def _lines() -> Iterator[str]:
                 yield introduction
         yield f"- `{family.title}`: {family.help} *{family.advice}*"
     yield from ("\n### vLLM's names\n", _OF_VLLM)
-    yield from (f"- `{family.title}`: {family.help}" for family in VLLM)
+    yield ", ".join(f"`{family.title}`" for family in VLLM) + "."
 
 
 if __name__ == "__main__":

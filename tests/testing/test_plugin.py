@@ -63,7 +63,7 @@ def test_fixtures_and_the_examples_of_the_page_in_strict_mode(tmp_path: Path) ->
         (tmp_path / f"test_line_{block.line}.py").write_text(mark + block.text)
     tests = sum(len(re.findall(r"^(?:async )?def test_", block.text, re.MULTILINE)) for block in examples)
     printed = output_of(tmp_path)
-    assert tests == 5
+    assert tests == 4
     assert f"{len(list(testing.golden_messages())) + 2 + tests} passed" in printed, printed
 
 

@@ -12,7 +12,7 @@ Generated from the code by `python -m tokenbus.settings`; a test compares both.
 A command-line option overrides an environment variable, which overrides the settings file, which overrides the default.
 The setting `worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[worker]` of the TOML file that
 `TOKENBUS_SETTINGS` names. An unknown key, a value out of range, or two values that contradict each other end the start
-with one line: the key, its source, the limit and the value. Parentheses have the default and the valid values.
+with one line: the key, its source, the limit and the value. Parentheses have the default and the limits.
 """
 
 
@@ -25,12 +25,16 @@ def page() -> str:
         summary = _OF_LIMITS if section == "limits" else maker.__doc__.partition("\n")[0]
         lines += [f"## {section}", "", summary, ""]
         lines += [
-            f"- `{entry.name}` ({_default(entry.default)}; {entry.valid}): {entry.meaning}"
+            f"- `{entry.name}` ({_default(entry.default)}{_limits(entry.valid)}): {entry.meaning}"
             for entry in ENTRIES.values()
             if entry.section == section
         ]
         lines.append("")
     return "\n".join(lines)
+
+
+def _limits(valid: str) -> str:
+    return "" if valid == "true or false" or valid.startswith("text of ") else f"; {valid}"
 
 
 def _default(value: object) -> str:
