@@ -53,7 +53,6 @@ class AckTracker:
 
     @property
     def oldest(self) -> PendingAck | None:
-        """The pending ack of the oldest item."""
         return self._items[0][1] if self._items else None
 
     @property

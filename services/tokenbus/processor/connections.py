@@ -220,7 +220,6 @@ class Connections(ABC, Generic[P]):
         self._asked.pop(peer, None)
 
     def _welcome(self) -> dict[str, Any]:
-        """Return the fields that both kinds of welcome have."""
         return {
             "processor_id": self._settings.processor.id,
             "schema_minor": MINOR,

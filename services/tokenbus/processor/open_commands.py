@@ -62,7 +62,6 @@ class OpenCommands:
         self._answer(session, control, _refused(control.control_key, reason), "refused")
 
     def resend(self, worker: Worker) -> None:
-        """Send a reconnected worker its unanswered commands again."""
         for _, asked, control in self._open.values():
             if asked is worker:
                 self._workers.send(worker, ProcessorFrame(control=control))
