@@ -79,7 +79,7 @@ def test_value_that_changes_nothing_is_taken(engine: str) -> None:
     )
     taken, expected = admit(with_sampling(neutral)), admit(with_sampling(SamplingParameters(seed=7)))
     if isinstance(taken, Request) and isinstance(expected, Request):
-        assert replace(taken, key=1) == replace(expected, key=1)
+        assert replace(taken, request_id=1) == replace(expected, request_id=1)
     else:
         assert taken == expected == PROMPT_TOKENS
 
@@ -97,7 +97,7 @@ def _outcome(data: bytes) -> tuple[str, str]:
     except ValueError as error:
         return "refused", str(error)
     sampling = frame.generate.sampling
-    assert (taken.key, taken.top_k) == (frame.generate.request_id, sampling.top_k)
+    assert (taken.request_id, taken.top_k) == (frame.generate.request_id, sampling.top_k)
     assert taken.seed == sampling.seed or not sampling.HasField("seed")
     assert 0 < taken.top_p <= 1
     assert 0 <= taken.temperature < math.inf
@@ -148,14 +148,14 @@ def test_stop_that_is_met_is_named(texts: list[str], tokens: list[int], found: t
     stops = Stops(Words(), texts, [3])
     place, stop, tail = stops.find(tokens)
     assert (place, stop) == found
-    assert (stops.take(tokens), stops.tail) == (place is not None, tail)
+    assert (stops.add(tokens), stops.tail) == (place is not None, tail)
 
 
 def test_only_the_end_of_the_text_is_kept() -> None:
     stops = Stops(ByteTokenizer(), ["x" * 256], [])
-    assert not stops.take([97] * 1000)
+    assert not stops.add([97] * 1000)
     assert len(stops.tail) == 255
-    assert [stops.take([ord("x")]) for _ in range(256)] == [False] * 255 + [True]
+    assert [stops.add([ord("x")]) for _ in range(256)] == [False] * 255 + [True]
 
 
 def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
@@ -182,7 +182,7 @@ REFUSED = {
     r"tokens.token_ids: at most 2047 tokens, got 2048": asked(5, [0] * 2048),
     rf"tokens.token_ids\[1\]: below {SIZE}, got {SIZE}": asked(5, [1, SIZE, 9_999]),
     "request_id: at least 1, got 0": asked(0),
-    "request_id: one that is not in use, got 1": asked(1),
+    "request_id: 1 is in use already": asked(1),
     r"sampling.temperature: a finite number of at least 0, got -0.5": asked(5, temperature=-0.5),
     "sampling.temperature: a finite number of at least 0, got nan": asked(5, temperature=math.nan),
     "sampling.temperature: a finite number of at least 0, got inf": asked(5, temperature=math.inf),
@@ -249,4 +249,4 @@ def test_many_requests_come_and_go() -> None:
             engine.admit(asked(key, max_tokens=1))
         while engine.has_work:
             engine.step()
-    assert engine._requests.keys.size == 128
+    assert engine._requests.request_ids.size == 128

@@ -80,7 +80,7 @@ def test_what_it_does_not_offer_is_refused_by_its_name() -> None:
     ("wrong", "line"),
     [
         (TABLE[:3], r"logits: an array of shape \(1, 258\), got \(3, 258\)"),
-        (np.full((1, BYTES), np.nan), "logits: finite numbers, got others"),
+        (np.full((1, BYTES), np.nan), "logits: finite numbers, got infinity or NaN"),
     ],
 )
 def test_wrong_logits_fail_the_step_in_one_line(

@@ -101,8 +101,8 @@ def test_drawn_seed_is_used_where_the_client_gave_none() -> None:
     ("ids", "message"),
     [
         ([5, 2**31 - 2], r"continuation.token_ids\[1\]: below \d+, got 2147483646"),
-        ([5] * 4, "continuation.token_ids: less than the 4 of the request, got 4"),
-        ([7], "continuation.token_ids: none that ends the request, got one that does"),
+        ([5] * 4, "continuation.token_ids: less than the request's 4 tokens, got 4"),
+        ([7], "continuation.token_ids: no token that ends the request, got a stop"),
     ],
 )
 def test_tokens_that_it_cannot_have_are_refused(ids: list[int], message: str) -> None:

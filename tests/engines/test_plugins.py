@@ -75,7 +75,7 @@ def test_help_lists_engines_and_says_which_are_broken(capsys: pytest.CaptureFixt
     assert main(["worker", "--help"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "counting: counts" in lines
-    assert any(line.startswith("ngram: a language model of n-grams") for line in lines)
+    assert any(line.startswith("ngram: an n-gram language model") for line in lines)
     assert any(line.startswith("paddle: a small transformer") for line in lines)
     assert any(
         line.startswith("absent: (tokenbus.engines: 'absent' cannot be imported: ModuleNotFound") for line in lines

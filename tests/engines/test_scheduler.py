@@ -24,7 +24,7 @@ class Scheduled:
         return np.array([self.requests.slot(key) for key in keys], np.int64)
 
     def keys(self, slots: Ids) -> list[int]:
-        found: list[int] = self.requests.keys[slots].tolist()
+        found: list[int] = self.requests.request_ids[slots].tolist()
         return found
 
     def places(self, *keys: int) -> set[int]:

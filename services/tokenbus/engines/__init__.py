@@ -1,1 +1,1 @@
-"""Engines that a worker runs, found by name, and the FastDeploy drop-in."""
+"""The engines of a worker, and the FastDeploy drop-in."""

@@ -1,4 +1,4 @@
-"""Checks a request's parameters; a wrong value is a ValueError of one line with the field, the limit and the value."""
+"""Validates the parameters of a request; a ValueError names the field, the limit and the value."""
 
 import math
 import secrets
@@ -9,33 +9,32 @@ from tokenbus.plugins import Tokenizer
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 
 _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 4096, 1024
-"""The contract's own bounds."""
+"""The contract's bounds."""
 _MOST_BYTES_A_TOKEN = 16
-"""A longer text is not encoded: few texts have so long tokens throughout, and encoding may take long."""
+"""A longer text is refused before it is encoded, which could take long."""
 OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
     *("include_stop_string", "include_special_tokens", "cache_salt", "priority"),
 })  # fmt: skip
-"""What engines offer that choose tokens, end at stops and cache no prompts; some of these change no token here."""
+"""The sampling parameters of these engines; some of them have no effect here."""
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
-"""The neutral values that are not zero, false or empty."""
+"""Default values other than zero, false or empty."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
-    """Raise a ValueError for a number that is out of its range."""
     if not least <= value <= most:
         raise ValueError(f"{name}: {least} to {most}, got {value}")
 
 
 def check_ids(name: str, ids: Sequence[int], size: int) -> None:
-    """Raise a ValueError for a token id that a vocabulary of that size does not have."""
+    """Raise ValueError for a token id that is not in a vocabulary of this size."""
     if ids and max(ids) >= size:
-        place, wrong = next((at, token) for at, token in enumerate(ids) if token >= size)
-        raise ValueError(f"{name}[{place}]: below {size}, got {wrong}: out of vocabulary")
+        index, wrong = next((index, token) for index, token in enumerate(ids) if token >= size)
+        raise ValueError(f"{name}[{index}]: below {size}, got {wrong}: out of vocabulary")
 
 
 def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFERED) -> None:
-    """Raise a ValueError for a sampling parameter that the engine does not offer, unless its value changes nothing."""
+    """Raise ValueError for a sampling parameter that the engine does not support, unless it has its default value."""
     for field, value in sampling.ListFields():
         neutral = _NEUTRAL.get(field.name, field.default_value)
         if field.name in offered or (value == neutral and not field.is_repeated):
@@ -52,7 +51,7 @@ def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFER
 
 
 def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_top_logprobs: int) -> Request:
-    """Return the checked request, or raise a ValueError for the first wrong parameter."""
+    """Validate a request; raises ValueError for the first invalid parameter."""
     if not generate.request_id:
         raise ValueError("request_id: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size
@@ -74,7 +73,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
     prompt = prompt_of(generate, tokenizer, context - 1)
     room = context - len(prompt)
     return Request(
-        key=generate.request_id,
+        request_id=generate.request_id,
         prompt=prompt,
         most=1 if is_alone else min(sampling.max_tokens, room) if has_most else room,
         temperature=temperature,
@@ -91,7 +90,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
 
 
 def prompt_of(generate: Generate, tokenizer: Tokenizer, most: int) -> list[int]:
-    """Return the prompt's tokens, at most so many, so that there is room for one more at least."""
+    """Return the prompt's tokens, at most `most`."""
     if generate.WhichOneof("prompt") == "tokens":
         name, prompt = "tokens.token_ids", list(generate.tokens.token_ids)
         check_ids(name, prompt, tokenizer.vocabulary_size)
@@ -115,7 +114,7 @@ def _stops(sampling: SamplingParameters, tokenizer: Tokenizer) -> Stops | None:
     check_ids("sampling.stop_token_ids", ids, tokenizer.vocabulary_size)
     if len(strings) > _MOST_STOPS:
         raise ValueError(f"sampling.stop: at most {_MOST_STOPS} texts, got {len(strings)}")
-    for place, text in enumerate(strings):
+    for index, text in enumerate(strings):
         if not 1 <= len(text.encode()) <= _MOST_STOP_BYTES:
-            raise ValueError(f"sampling.stop[{place}]: 1 to {_MOST_STOP_BYTES} bytes, got {len(text.encode())}")
+            raise ValueError(f"sampling.stop[{index}]: 1 to {_MOST_STOP_BYTES} bytes, got {len(text.encode())}")
     return Stops(tokenizer, strings, ids) if ids or strings else None

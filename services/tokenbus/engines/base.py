@@ -1,4 +1,4 @@
-"""BaseEngine: an engine whose subclass computes logits, and nothing else."""
+"""BaseEngine: the base of an engine that only has to compute logits."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tokenbus_gpu_ops import token_logprobs
 
 
 class _Sequences(Requests):
-    """The requests, with the token ids of each: its prompt and its output."""
+    """The requests, with the token ids of prompt and output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,17 +37,17 @@ class _Sequences(Requests):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _SampledBlock(Block):
-    """The tokens of a step, with the logits that they were sampled from."""
+    """A block with the logits of its tokens."""
 
     logits: Logits
 
 
 class BaseEngine(BatchEngine[_SampledBlock]):
-    """An engine to derive from: a subclass has one method, `logits`.
+    """The base class of an engine; a subclass implements only `logits`.
 
-    It runs requests in continuous batches, samples their tokens (temperature, top-k, top-p, seed), and ends them
-    (length, end token, stop strings, abort). It scores tokens and prompts, and goes on with a request that lost its
-    worker. It refuses a request with any other parameter, and names that.
+    It runs requests in continuous batches, samples tokens (temperature, top-k, top-p, seed), ends requests (length, end
+    token, stop strings, abort), scores tokens and prompts, and continues requests of lost workers. It refuses requests
+    with other parameters.
 
     Example:
         import numpy as np
@@ -75,31 +75,31 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         max_running: int = 64,
         max_top_logprobs: int = 20,
     ) -> None:
-        """Make an engine without requests.
+        """Create an engine.
 
         Args:
-            tokenizer: An object with the members of `tokenbus.load_tokenizer`'s and an `end_token`, or the name of an
-                installed one: `ngram` has words, `bytes` has the 256 bytes.
-            max_model_tokens: The most tokens of a request's prompt and output together.
-            max_running: The most sequences in a step; further requests wait.
-            max_top_logprobs: The most alternatives per token that a request may ask for.
+            tokenizer: A tokenizer with an `end_token`, or the name of an installed one: `ngram` has words, `bytes` has
+                the 256 bytes. `tokenbus.load_tokenizer` documents the members.
+            max_model_tokens: The limit of a request's prompt and output together.
+            max_running: The limit of sequences in a step; further requests wait.
+            max_top_logprobs: The limit of alternatives per token.
 
         Raises:
-            ValueError: A number is out of its range.
-            PluginError: There is no such tokenizer.
+            ValueError: A number is out of range.
+            PluginError: The tokenizer does not exist.
         """
         options = EngineOptions(
             speculate=0, context=max_model_tokens, max_running=max_running, max_top_logprobs=max_top_logprobs
         )
         found = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        super().__init__(options, found, _Sequences())  # type: ignore[arg-type] # both installed ones have an end token
+        super().__init__(options, found, _Sequences())  # type: ignore[arg-type] # installed ones have an end token
 
     @abstractmethod
     def logits(self, sequences: Sequence[Sequence[int]]) -> Array:
-        """Return the logits of the next token of each sequence: an array [sequences, vocabulary_size].
+        """Return the logits of the next token of each sequence, an array [sequences, vocabulary_size].
 
         Args:
-            sequences: The token ids of some requests so far, each its prompt and its output.
+            sequences: The token ids of the prompt and the output so far, for each request.
         """
 
     def _compute(self, plan: Plan) -> _SampledBlock:
@@ -126,14 +126,14 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         if found.shape != shape:
             raise ValueError(f"logits: an array of shape {shape}, got {found.shape}")
         if not np.isfinite(found).all():
-            raise ValueError("logits: finite numbers, got others")
+            raise ValueError("logits: finite numbers, got infinity or NaN")
         return found
 
     def _propose(self, block: _SampledBlock, result: Outcome) -> None:
-        """Draft nothing."""
+        """Propose no drafts."""
 
     def _scores(self, block: _SampledBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        del counts, are_drafts  # each row has one token, and no draft
+        del counts, are_drafts  # each row has one token and no drafts
         found = token_logprobs(block.logits[rows], block.tokens[rows, 0], top_ks)
         return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
 

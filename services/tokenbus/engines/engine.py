@@ -1,4 +1,4 @@
-"""BatchEngine: continuous batching and speculative decoding. A subclass computes what the scheduler plans."""
+"""BatchEngine: continuous batching and speculative decoding; a subclass computes the scheduler's plan."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ Role = Literal["mixed", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How an engine runs. An option out of range is a ValueError with the option, the limit and the value."""
+    """The options of an engine; ValueError names an option that is out of range."""
 
     role: Role = "mixed"
     """prefill: prompts and first tokens; mixed and decode: all tokens."""
     speculate: int = 3
-    """How many tokens are drafted for a row in a step; 0: none, and each row gets one token a step."""
+    """The draft tokens per row and step; 0: no speculation."""
     max_running: int = 256
-    """The most requests in a step; others wait."""
+    """The limit of requests in a step; others wait."""
     context: int = 2048
-    """The most tokens of a request's prompt and output together."""
+    """The limit of a request's prompt and output together, in tokens."""
     prefill_chunk: int = 512
-    """The most tokens of prompts in a step."""
+    """The limit of prompt tokens in a step."""
     slice_steps: int = 0
-    """After how many steps with tokens a request makes way for one that waits; 0: never."""
+    """The number of steps after which a request is preempted for a waiting one; 0: never."""
     max_top_logprobs: int = 20
-    """The most alternatives that a request may ask for."""
+    """The limit of alternatives per token."""
 
     most_context: ClassVar[int] = 1 << 20
     most_top_logprobs: ClassVar[int] = 127
@@ -49,7 +49,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
-        # With the token after the drafts, as many as the contract lets a row have.
+        # With the token after the drafts, the contract's limit of a row.
         check_range("speculate", self.speculate, 0, 15)
         check_range("context", self.context, 2, self.most_context)
         check_range("max_running", self.max_running, 1, 1024)
@@ -60,44 +60,44 @@ class EngineOptions:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Block:
-    """What a step computed for some slots; an engine adds what it needs later."""
+    """The output of a step; an engine may add fields."""
 
     slots: Ids
-    """Those that continue come first, then those with their first token."""
+    """The decoding slots, then the slots that get their first token."""
     tokens: Ids
-    """A line for each slot."""
+    """[slots, tokens]"""
     counts: Ids
-    """Of slots: how many tokens; 0 where none could be computed, and the request must end."""
+    """The number of tokens of each slot; 0 if the computation failed and the request must end."""
     drafts: Ids
-    """A line for each slot that continues: what was verified."""
+    """[decoding slots, drafts]: the verified drafts."""
     draft_counts: Ids
-    """Of slots that continue: how many drafts; 0 where there are no tokens."""
+    """The number of drafts of each decoding slot; 0 for a slot without tokens."""
 
 
 B = TypeVar("B", bound=Block)
 
 
 class Outcome(NamedTuple):
-    """Of a block's slots: how many tokens are kept, and what becomes of the request."""
+    """The number of kept tokens, and the status, of each slot of a block."""
 
     kept: Ids
     statuses: npt.NDArray[np.uint8]
     stops: npt.NDArray[np.uint8]
-    """Which of its own stops ended it, as `StepArrays.stops` has it."""
+    """The stop that ended the request, as in `StepArrays.stops`."""
     tails: dict[int, bytes]
-    """By slot: the end of the output's bytes, of requests with stops of their own."""
+    """By slot, the last bytes of the output, for requests with stop strings."""
 
 
 class Proposed(NamedTuple):
-    """Draft tokens of a block's slots that are published before they are verified."""
+    """Draft tokens that are published before their verification."""
 
     counts: Ids
     tokens: Ids
-    """A line for each slot."""
+    """[slots, drafts]"""
 
 
 class Scores(NamedTuple):
-    """Of tokens: how likely the model has them; alternatives one token's after the other, ties by the lower id."""
+    """The scores of tokens; the alternatives of all tokens are concatenated, ties by the lower id."""
 
     logprobs: Array
     ranks: Array
@@ -106,14 +106,14 @@ class Scores(NamedTuple):
 
 
 def phase_of(decoding: int, prefilling: int) -> StepPhase:
-    """Return the phase of a step that computes so many rows of each kind."""
+    """Return the phase of a step with these numbers of rows."""
     if decoding and prefilling:
         return StepPhase.MIXED
     return StepPhase.PREFILL if prefilling else StepPhase.DECODE
 
 
 def batch_order(serials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Return each row's place in the order of admission, or None where the rows are in that order."""
+    """Return each row's index in the order of admission; None if the rows are in that order."""
     if (serials[1:] > serials[:-1]).all():
         return None
     places = np.empty(serials.size, np.int64)
@@ -122,13 +122,13 @@ def batch_order(serials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
 
 
 class BatchEngine(ABC, Generic[B]):
-    """Computes steps for all running requests. A subclass changes them only in `_keep`: a step can be repeated."""
+    """Computes steps of all running requests. Subclasses change requests only in `_keep`, so a step can be repeated."""
 
     lora_adapters = ()
     continues_requests = True
     world_size = 1
     _method: ClassVar[SpeculativeMethod]
-    """How it drafts, where it does."""
+    """The speculative method."""
 
     def __init__(self, options: EngineOptions, tokenizer: ModelTokenizer, requests: Requests) -> None:
         self._options = options
@@ -146,46 +146,44 @@ class BatchEngine(ABC, Generic[B]):
 
     @abstractmethod
     def _compute(self, plan: Plan) -> B:
-        """Compute a plan's chunks, verify the drafts of slots that continue, and draw first tokens."""
+        """Compute the chunks of the plan, verify the drafts of decoding slots, and sample first tokens."""
 
     @abstractmethod
     def _propose(self, block: B, result: Outcome) -> Proposed | None:
-        """Draft what follows, and return what is published of it."""
+        """Draft the next tokens, and return those that are published before verification."""
 
     @abstractmethod
     def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        """Return the scores of some of a block's rows' tokens, or drafts: as many of each as `counts` says."""
+        """Return the scores of the first `counts` tokens, or drafts, of some rows of a block."""
 
     @abstractmethod
     def _piece_scores(self, block: B, piece: PromptPiece) -> PieceScores:
-        """Return the scores of some of a prompt's tokens, which a chunk of the block's plan was computed for."""
+        """Return the scores of the prompt tokens of a chunk."""
 
     @abstractmethod
     def _keep(self, block: B, result: Outcome) -> None:
-        """Keep what a step computed, after the positions advanced."""
+        """Store the output of a step, after the positions have advanced."""
 
     def _extras(self, block: B, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
-        """Compute what some rows' requests want to know of their tokens, named in `token_scores`."""
+        """Return the extra values of some rows, as named in `token_scores`."""
         raise NotImplementedError
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids it has."""
         return self._tokenizer.vocabulary_size
 
     @property
     def max_model_tokens(self) -> int:
-        """How many tokens a request's prompt and output may have together."""
         return self._options.context
 
     @cached_property
     def tokenizer_probes(self) -> Sequence[int]:
-        """What its tokenizer makes of certain texts."""
+        """The tokenizer's encoding of the probe texts."""
         return probed(encoder_of(self._tokenizer))
 
     @cached_property
     def tokenizer_digest(self) -> int:
-        """A digest that tells whether a client has the same tokenizer."""
+        """A digest by which clients recognize the same tokenizer."""
         return digest_of(self._tokenizer, self.tokenizer_probes)
 
     @property
@@ -194,10 +192,10 @@ class BatchEngine(ABC, Generic[B]):
         return self._scheduler.has_work
 
     def admit(self, generate: Generate) -> int:
-        """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it."""
+        """Admit a request and return the number of its prompt's tokens; raises ValueError."""
         options = self._options
         if self._requests.slot(generate.request_id) is not None:
-            raise ValueError(f"request_id: one that is not in use, got {generate.request_id}")
+            raise ValueError(f"request_id: {generate.request_id} is in use already")
         request = request_of(
             generate, self._tokenizer, context=options.context, max_top_logprobs=options.max_top_logprobs
         )
@@ -213,22 +211,21 @@ class BatchEngine(ABC, Generic[B]):
         self._scheduler.add(slot)
         return len(request.prompt)
 
-    def abort(self, key: int) -> None:
-        """End a request at the next step; one that is not known needs no end."""
-        slot = self._requests.slot(key)
+    def abort(self, request_id: int) -> None:
+        """End a request at the next step, if it is open."""
+        slot = self._requests.slot(request_id)
         if slot is not None:
             self._scheduler.abort(slot)
 
     def pause(self, *, running: bool) -> None:
-        """Begin no new request, and if `running` compute nothing at all."""
+        """Start no new requests; with `running` compute nothing at all."""
         self._scheduler.pause(running=running)
 
     def resume(self) -> None:
-        """Compute all requests."""
         self._scheduler.resume()
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute the target's batch, then the draft's if wanted; an EngineStepError changes no request."""
+        """Compute a step: the target batch, then a draft batch if requested; EngineStepError changes no request."""
         if not self.has_work:
             return []
         plan = self._scheduler.plan()
@@ -261,11 +258,11 @@ class BatchEngine(ABC, Generic[B]):
         return made
 
     def close(self) -> None:
-        """Let go of the model and the requests."""
+        """Release the model and the requests."""
         vars(self).clear()
 
     def _outcome(self, block: B) -> Outcome:
-        """Return how many tokens each row keeps: the first of end token, own stop and length ends it."""
+        """Cut each row at the first of end token, stop and length."""
         requests, slots, tokens = self._requests, block.slots, block.tokens
         room = np.minimum(block.counts, requests.ends[slots] - requests.positions[slots])
         is_end = (tokens == self._tokenizer.end_token) & ~requests.ignores_end[slots][:, None]
@@ -274,9 +271,9 @@ class BatchEngine(ABC, Generic[B]):
         tails: dict[int, bytes] = {}
         for row, slot in enumerate(slots.tolist()) if requests.stops else ():
             if slot in requests.stops:
-                place, stop, tails[slot] = requests.stops[slot].find(tokens[row, : room[row]].tolist())
-                if place is not None and place < stops[row]:
-                    stops[row], own[row] = place, stop
+                index, stop, tails[slot] = requests.stops[slot].find(tokens[row, : room[row]].tolist())
+                if index is not None and index < stops[row]:
+                    stops[row], own[row] = index, stop
         kept = np.minimum(room, stops + 1)
         statuses = np.full(slots.size, RowStatus.ACTIVE, np.uint8)
         statuses[requests.positions[slots] + kept >= requests.ends[slots]] = RowStatus.FINISHED_LENGTH
@@ -288,7 +285,7 @@ class BatchEngine(ABC, Generic[B]):
         return Outcome(kept, statuses, own, tails)
 
     def _scored_pieces(self, plan: Plan, block: B) -> dict[int, PieceScores]:
-        """Return, by slot, the scores of the prompts' tokens that a plan's chunks say something of."""
+        """Return, by slot, the scores of prompt tokens from the plan's chunks."""
         if not self._prompts:
             return {}
         begins = self._requests.to_compute(plan.computing) - self._requests.missing[plan.computing]
@@ -301,7 +298,7 @@ class BatchEngine(ABC, Generic[B]):
         return found
 
     def _arrays(self, plan: Plan, block: B, result: Outcome, proposed: Proposed | None) -> list[StepArrays]:
-        """Return the target's batch, whose rows are sorted by what was computed for them, and the draft's if wanted."""
+        """Return the target batch, with its rows sorted by kind of computation, and the draft batch if requested."""
         requests = self._requests
         statuses = [result.statuses]
         others = (plan.prefilling, plan.preempted, plan.aborted)
@@ -310,7 +307,7 @@ class BatchEngine(ABC, Generic[B]):
         slots = np.concatenate([block.slots, *others])
         wanted = block.draft_counts * requests.wants_drafts[plan.decode]
         shared: dict[str, Any] = {
-            "request_ids": requests.keys[slots],
+            "request_ids": requests.request_ids[slots],
             "positions": requests.positions[slots],
             "index_to_batch_id": batch_order(requests.serials[slots]),
             "phase": phase_of(plan.decode.size, plan.computing.size),
@@ -344,7 +341,7 @@ class BatchEngine(ABC, Generic[B]):
         return [target, draft]
 
     def _extra_arrays(self, block: B, rows: int) -> dict[str, Array]:
-        """Return what requests want to know of the target's tokens beside logprobs, of so many rows."""
+        """Return the extra columns of the target batch."""
         wanted = self._requests.token_scorings
         asking = [row for row, slot in enumerate(block.slots.tolist()) if slot in wanted and block.counts[row]]
         if not asking:
@@ -357,7 +354,7 @@ class BatchEngine(ABC, Generic[B]):
         return made
 
     def _scored(self, block: B, slots: Ids, counts: Ids, *, are_drafts: bool = False) -> dict[str, Array]:
-        """Return the scores of the tokens of requests that want them; `counts` are of the first of the slots."""
+        """Return the score columns of the requests that ask for scores; `counts` is for the first slots."""
         scored = self._requests.scored[slots]
         if not scored.any():
             return {}
@@ -368,12 +365,12 @@ class BatchEngine(ABC, Generic[B]):
 
 
 def mask_of(counts: Ids, width: int) -> npt.NDArray[np.bool_]:
-    """Return which of so many columns a line has, of counts of lines."""
+    """Return a mask of the first `counts` columns of each row."""
     return np.asarray(np.arange(width) < counts[:, None])
 
 
 def _padded(counts: npt.NDArray[np.integer], rows: int) -> npt.NDArray[np.uint8]:
-    """Return counts, and zeros for the rows behind those that have any."""
+    """Extend counts with zeros to the number of rows."""
     found = np.zeros(rows, np.uint8)
     found[: counts.size] = counts
     return found

@@ -1,4 +1,4 @@
-"""The engines of this package as `tokenbus worker --engine` runs them, and their options, each imported when made."""
+"""The engines of `tokenbus worker --engine` and their options; an engine is imported when it is created."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,17 +9,17 @@ from tokenbus.settings import Settings
 from tokenbus.worker import Engine, EngineKind
 
 MOST_RANKS = 65_536
-"""As many data-parallel ranks as `dp_rank` in a header tells apart."""
+"""The limit of `dp_rank` in a header."""
 _MOST_PARTS = 64
 _MOST_TOP_LOGPROBS = 20
 _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
-    "speculate": (int, "N", "how many tokens are drafted in a step; 0: none"),
-    "max_running": (int, "N", "the most requests in a step"),
-    "context": (int, "N", "the most tokens of a prompt and its output"),
-    "prefill_chunk": (int, "N", "the most tokens of prompts in a step"),
-    "slice_steps": (int, "N", "after how many steps a request gives its slot to one that waits; 0: never"),
+    "speculate": (int, "N", "draft tokens per step; 0: no speculation"),
+    "max_running": (int, "N", "limit of requests in a step"),
+    "context": (int, "N", "limit of a prompt and its output together, in tokens"),
+    "prefill_chunk": (int, "N", "limit of prompt tokens in a step"),
+    "slice_steps": (int, "N", "steps after which a request is preempted for a waiting one; 0: never"),
     "weights": (Path, "FILE", "a safetensors file"),
-    "device": (str, None, "as paddle names it: cpu, gpu:1"),
+    "device": (str, None, "paddle's name of the device: cpu, gpu:1"),
 }
 _NGRAM = {"speculate": 3, "max_running": 256, "context": 2048, "prefill_chunk": 512}
 _PADDLE = {
@@ -31,7 +31,7 @@ _PADDLE = {
     "weights": "the one in the package",
     "device": "cpu",
 }
-"""The options that each engine has, and their defaults, which the engine itself sets."""
+"""The options of each engine with their defaults, for --help; the engine sets the defaults."""
 
 
 def _declaring(engine: str, defaults: Mapping[str, object]) -> Callable[[argparse.ArgumentParser], None]:
@@ -46,7 +46,7 @@ def _declaring(engine: str, defaults: Mapping[str, object]) -> Callable[[argpars
 
 
 def _given(options: argparse.Namespace, settings: Settings, names: Iterable[str]) -> dict[str, Any]:
-    """Return the engine's options: those that were given, and what follows from the settings."""
+    """Return the given options, and the options that follow from the settings."""
     limits = settings.limits
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
     if options.speculate is not None and not 0 <= options.speculate <= most:
@@ -57,7 +57,7 @@ def _given(options: argparse.Namespace, settings: Settings, names: Iterable[str]
 
 
 def _make_ngram(options: argparse.Namespace, settings: Settings) -> Engine:
-    from tokenbus.engines.ngram import NgramEngine, NgramOptions  # noqa: PLC0415 - other engines need not wait for it
+    from tokenbus.engines.ngram import NgramEngine, NgramOptions  # noqa: PLC0415 - imported when created
 
     return NgramEngine(NgramOptions(**_given(options, settings, _NGRAM)))
 
@@ -70,9 +70,9 @@ def _make_paddle(options: argparse.Namespace, settings: Settings) -> Engine:
 
 def _declare_synthetic(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine synthetic").add_argument
-    add("--tokens-per-step", type=int, default=3, metavar="N", help="how many tokens a request gets in a step (3)")
-    add("--drafts", action="store_true", help="let every step have a draft batch too")
-    add("--parts", type=int, default=1, metavar="N", help="in how many messages a step comes (1)")
+    add("--tokens-per-step", type=int, default=3, metavar="N", help="tokens of a request per step (3)")
+    add("--drafts", action="store_true", help="send a draft batch with every step")
+    add("--parts", type=int, default=1, metavar="N", help="messages per step (1)")
 
 
 def _make_synthetic(options: argparse.Namespace, settings: Settings) -> Engine:
@@ -96,8 +96,8 @@ def _make_synthetic(options: argparse.Namespace, settings: Settings) -> Engine:
 def _declare_vllm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument_group(
         "engine vllm",
-        "--model is the model's folder. Clients ask for it by the folder's name, unless worker.model is set.\n"
-        "Arguments after -- are vLLM's own, as `vllm serve` takes them.",
+        "--model is the model's folder. Its name in requests is the folder's name, unless worker.model is set.\n"
+        "Arguments after -- are passed to vLLM, as to `vllm serve`.",
     )
 
 
@@ -108,7 +108,7 @@ def _make_vllm(options: argparse.Namespace, settings: Settings) -> Engine:
 
 
 def _vllm_options(given: Sequence[str]) -> argparse.Namespace | None:
-    """Return vLLM's options that are read without vLLM; None: the worker says which one is wrong."""
+    """Parse the vLLM options that are needed without vLLM; None if they are invalid, which the worker will report."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-dp", "--data-parallel-size", "--data_parallel_size", type=int, dest="size", default=1)
     parser.add_argument("-dpn", "--data-parallel-rank", "--data_parallel_rank", dest="rank")
@@ -120,7 +120,7 @@ def _vllm_options(given: Sequence[str]) -> argparse.Namespace | None:
 
 
 def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
-    """Return vLLM's options for each rank, where they say how many ranks there are and not which one it is."""
+    """Return vLLM's options for each data-parallel rank, unless they choose a rank."""
     found = _vllm_options(given)
     if found is None or found.rank is not None or not 1 < found.size <= MOST_RANKS:
         return [list(given)]
@@ -128,28 +128,28 @@ def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
 
 
 def _vllm_name(given: Sequence[str]) -> str:
-    """Return the name that vLLM's options have; empty: none. A ValueError says that they have several."""
+    """Return the model's name in vLLM's options, or an empty one; raises ValueError for several names."""
     found = _vllm_options(given)
     names: list[str] = [] if found is None else found.names
     if len(names) > 1:
-        raise ValueError(f"--served-model-name: one name, as a worker's model has one, got {len(names)}")
+        raise ValueError(f"--served-model-name: one name, got {len(names)}")
     return names[0] if names else ""
 
 
 NGRAM = EngineKind(
-    "a language model of n-grams in numpy alone, with speculative decoding: readable text on any machine",
+    "an n-gram language model in numpy, with speculative decoding: readable text on any machine",
     _declaring("ngram", _NGRAM),
     _make_ngram,
     tokenizer="ngram",
 )
 PADDLE = EngineKind(
-    "a small transformer over bytes with multi-token prediction, on a CPU or a GPU; needs the extra paddle or gpu",
+    "a small transformer over bytes with multi-token prediction, on CPU or GPU; needs the extra paddle or gpu",
     _declaring("paddle", _PADDLE),
     _make_paddle,
     tokenizer="bytes",
 )
 SYNTHETIC = EngineKind(
-    "no model: tokens that follow from the request's id and can be computed again",
+    "no model: reproducible tokens that depend only on the request's id",
     _declare_synthetic,
     _make_synthetic,
 )

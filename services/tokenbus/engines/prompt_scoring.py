@@ -1,4 +1,4 @@
-"""Prompts that are scored: what the model says of each prompt's tokens, kept chunk by chunk as they are computed."""
+"""Collects the scores of a prompt's tokens, chunk by chunk."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,25 +12,25 @@ from tokenbus_contracts import PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
 
 LEAST = -9999.0
-"""What is written for a logprob of minus infinity."""
+"""The value that stands for a logprob of minus infinity."""
 
 
 class PromptPiece(NamedTuple):
-    """Some tokens of a prompt, and what the model says of each."""
+    """The prompt tokens that a chunk scores."""
 
-    place: int
-    """Which of the chunks that a step computes they are in."""
+    chunk: int
+    """The index of the chunk in the step."""
     skip: int
-    """How many tokens of that chunk come before the one that the first of them follows."""
+    """The offset in the chunk of the token before the first scored one."""
     context: Sequence[int]
     tokens: Ids
     top_logprobs: int
     named: Ids
-    """The tokens whose logprobs are wanted in the place of the most probable."""
+    """The tokens to score instead of the most probable ones."""
 
 
 class PieceScores(NamedTuple):
-    """What the model says of a piece's tokens: a line for each."""
+    """The scores of a piece, one row per token."""
 
     logprobs: npt.NDArray[np.floating]
     ranks: npt.NDArray[np.integer]
@@ -39,11 +39,11 @@ class PieceScores(NamedTuple):
 
 
 class ScoredPrompt:
-    """One prompt, and the scores of its tokens so far."""
+    """A prompt, and the scores of its tokens so far."""
 
     def __init__(self, generate: Generate, prompt: Sequence[int]) -> None:
         asked = generate.prompt_scoring
-        self.key = generate.request_id
+        self.request_id = generate.request_id
         self.is_alone = asked.without_generation
         self._prompt = prompt
         self._first = self._next = min(max(1, asked.first_position), len(prompt))
@@ -52,25 +52,25 @@ class ScoredPrompt:
         nothing = np.zeros((0, width), np.int64)
         self._parts = [PieceScores(np.zeros(0), np.zeros(0, np.int64), nothing, np.zeros((0, width)))]
 
-    def piece(self, place: int, begin: int, size: int) -> PromptPiece | None:
-        """Return the tokens that a chunk newly scores, or None."""
+    def piece(self, chunk: int, begin: int, size: int) -> PromptPiece | None:
+        """Return the tokens that a chunk scores for the first time; None if there are none."""
         first, end = max(self._next, begin + 1), min(begin + size + 1, len(self._prompt))
         if first >= end:
             return None
         tokens = np.array(self._prompt[first:end], np.int64)
-        return PromptPiece(place, first - 1 - begin, self._prompt[:first], tokens, self._top_logprobs, self._named)
+        return PromptPiece(chunk, first - 1 - begin, self._prompt[:first], tokens, self._top_logprobs, self._named)
 
     def keep(self, scores: PieceScores) -> None:
-        """Keep the scores of the next tokens."""
+        """Append the scores of the next tokens."""
         self._parts.append(scores)
         self._next += scores.logprobs.size
 
     def whole(self, last: PieceScores | None) -> PromptScores:
-        """Return all scores; `last` has those of the last piece."""
+        """Return all scores; `last` are the scores of the last piece."""
         parts = [*self._parts, *([] if last is None else [last])]
         logprobs, ranks, ids, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         return PromptScores(
-            self.key,
+            self.request_id,
             self._first,
             len(self._prompt),
             np.array(self._prompt[self._first :], np.uint32),
@@ -83,7 +83,7 @@ class ScoredPrompt:
 
 
 def check_scoring(generate: Generate, vocabulary_size: int, most: int) -> None:
-    """Raise a ValueError for a wish that an engine of that vocabulary, and of so many alternatives, cannot fulfil."""
+    """Raise ValueError if the request's prompt scoring exceeds the engine's limits."""
     asked = generate.prompt_scoring
     if asked.top_logprobs > most:
         raise ValueError(f"prompt_scoring.top_logprobs: at most {most}, got {asked.top_logprobs}")
@@ -91,7 +91,7 @@ def check_scoring(generate: Generate, vocabulary_size: int, most: int) -> None:
 
 
 def scored(logits: Logits, piece: PromptPiece) -> PieceScores:
-    """Return what logits, a line for each token of a piece, say of them; in double precision."""
+    """Return the scores of a piece from logits [tokens, vocabulary], in double precision."""
     values = logits.astype(np.float64)
     values -= values.max(axis=1, keepdims=True)
     values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
@@ -100,6 +100,6 @@ def scored(logits: Logits, piece: PromptPiece) -> PieceScores:
     if piece.named.size:
         ids = np.broadcast_to(piece.named, (len(values), piece.named.size))
     else:
-        # As they are written, ties by the lower id.
+        # In the precision of the message; ties by the lower id.
         ids = np.argsort(-values.astype(np.float32), axis=1, kind="stable")[:, : piece.top_logprobs]
     return PieceScores(own[:, 0], ranks, ids, np.take_along_axis(values, ids, 1))

@@ -1,4 +1,4 @@
-"""Requests: those that an engine has, in arrays with a slot for each, so that a step handles all of them at once."""
+"""Requests: the open requests of an engine as arrays with one slot per request, for vectorized steps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _FIRST_SLOTS = 64
 
 
 class Stops:
-    """A request's own stop strings and stop tokens. A stop string may begin in one token and end in another."""
+    """The stop strings and stop tokens of a request. A stop string may span several tokens."""
 
     __slots__ = ("_strings", "_tail_size", "_token_ids", "_tokenizer", "tail")
 
@@ -24,100 +24,102 @@ class Stops:
         self._token_ids = frozenset(token_ids)
         self._tail_size = max((len(text) - 1 for text in self._strings), default=0)
         self.tail = b""
-        """The last bytes of the output, in which a stop string may have begun."""
+        """The last bytes of the output, which may contain the beginning of a stop string."""
 
     def find(self, token_ids: Sequence[int]) -> tuple[int | None, int, bytes]:
-        """Return the first token's place that completes a stop, the stop as in `StepArrays.stops`, and the new tail."""
+        """Return the index of the first token that completes a stop, the stop (`StepArrays.stops`) and the new tail."""
         tail = self.tail
-        for place, token_id in enumerate(token_ids):
+        for index, token_id in enumerate(token_ids):
             if token_id in self._token_ids:
-                return place, STOP_TOKEN, tail
+                return index, STOP_TOKEN, tail
             if self._strings:
                 text = tail + self._tokenizer.token_bytes(token_id)
                 found = [(text.find(stop) + len(stop), at) for at, stop in enumerate(self._strings) if stop in text]
                 if found:
-                    return place, FIRST_STOP_TEXT + min(found)[1], tail
+                    return index, FIRST_STOP_TEXT + min(found)[1], tail
                 tail = text[len(text) - self._tail_size :] if self._tail_size < len(text) else text
         return None, 0, tail
 
-    def take(self, token_ids: Sequence[int]) -> bool:
-        """Add the next tokens to the output, and tell whether one of them completes a stop."""
-        place, _, self.tail = self.find(token_ids)
-        return place is not None
+    def add(self, token_ids: Sequence[int]) -> bool:
+        """Add tokens to the output; return whether one of them completes a stop."""
+        index, _, self.tail = self.find(token_ids)
+        return index is not None
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A request as it is admitted, perhaps with output that another engine gave it. All of it is checked."""
+    """A validated request, possibly with the output of earlier turns."""
 
-    key: int
+    request_id: int
     prompt: list[int]
     most: int
+    """The limit of output tokens."""
     temperature: float
-    """0: the most probable token is taken."""
+    """0: greedy."""
     top_p: float
     top_k: int
     """0: all tokens."""
     seed: int
     stops: Stops | None
     ignores_end: bool
-    """Whether the end token does not end it."""
+    """Whether the request continues after the end token."""
     is_scored: bool
     top_logprobs: int
     wants_drafts: bool
     token_scoring: TokenScoring | None = None
-    """What it wants to know of its tokens beside logprobs."""
+    """The requested extra scores."""
     output: list[int] = field(default_factory=list)
 
 
 class Requests:
-    """The open requests, in arrays by slot. An engine adds its own. A slot is used again, its serial is not."""
+    """The open requests, as arrays by slot; engines add arrays. Slots are reused, serials are not."""
 
     def __init__(self) -> None:
-        self._by_key: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
+        """The slot by request id."""
         self._free: list[int] = []
         self._count = 0
         self.stops: dict[int, Stops] = {}
-        """By slot, of the requests that have stops of their own."""
+        """By slot, for requests with stops."""
         self.token_scorings: dict[int, TokenScoring] = {}
-        """By slot, of the requests that want to know more of their tokens than logprobs."""
-        self.keys = np.zeros(0, np.uint64)
+        """By slot, for requests with extra scores."""
+        self.request_ids = np.zeros(0, np.uint64)
         self.serials = np.zeros(0, np.int64)
-        """In the order of admission."""
+        """The order of admission."""
         self.seeds = np.zeros(0, np.uint64)
         self.temperatures = np.zeros(0)
         self.top_ks = np.zeros(0, np.int64)
         self.top_ps = np.zeros(0)
         self.positions = np.zeros(0, np.int64)
-        """How many tokens each was given."""
+        """The number of output tokens."""
         self.prompts = np.zeros(0, np.int64)
-        """How many tokens its prompt has."""
+        """The number of prompt tokens."""
         self.missing = np.zeros(0, np.int64)
-        """How many of its tokens are to be computed before the next one can be."""
+        """The number of tokens to compute before the next one can be sampled."""
         self.ends = np.zeros(0, np.int64)
-        """How many tokens it is given at most."""
+        """The limit of output tokens."""
         self.places = np.zeros(0, np.int64)
-        """Which of the engine's places it runs in; of requests that run."""
+        """The index in the engine's cache, for running requests."""
         self.steps = np.zeros(0, np.int64)
-        """How many steps gave it tokens in that place, not counting its first."""
+        """The number of decode steps since the request started or was resumed."""
         self.top_logprobs = np.zeros(0, np.uint8)
         self.scored = np.zeros(0, np.bool_)
         self.wants_drafts = np.zeros(0, np.bool_)
         self.ignores_end = np.zeros(0, np.bool_)
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._slots)
 
-    def slot(self, key: int) -> int | None:
-        """Return a request's slot; None for an unknown one."""
-        return self._by_key.get(key)
+    def slot(self, request_id: int) -> int | None:
+        """Return the slot of an open request, or None."""
+        return self._slots.get(request_id)
 
     def add(self, request: Request) -> int:
-        """Keep a request, and return its slot."""
+        """Add a request and return its slot."""
         if not self._free:
             self._grow()
-        slot = self._free[-1]  # taken when all is written: a request that cannot be kept changes nothing
-        self.keys[slot] = request.key
+        slot = self._free[-1]  # removed only at the end, so that a failure changes nothing
+        self.request_ids[slot] = request.request_id
         self.serials[slot] = self._count
         self.seeds[slot] = request.seed
         self.temperatures[slot] = request.temperature
@@ -136,32 +138,29 @@ class Requests:
             self.stops[slot] = request.stops
         if request.token_scoring is not None:
             self.token_scorings[slot] = request.token_scoring
-        self._by_key[request.key] = self._free.pop()
+        self._slots[request.request_id] = self._free.pop()
         self._count += 1
         return slot
 
     def remove(self, slots: Ids) -> None:
-        """Forget requests."""
-        for slot, key in zip(slots.tolist(), self.keys[slots].tolist(), strict=True):
-            del self._by_key[key]
+        for slot, request_id in zip(slots.tolist(), self.request_ids[slots].tolist(), strict=True):
+            del self._slots[request_id]
             self.stops.pop(slot, None)
             self.token_scorings.pop(slot, None)
             self._free.append(slot)
 
     def params(self, slots: Ids) -> SamplingParams:
-        """Return how the tokens of requests are chosen."""
         return SamplingParams(self.temperatures[slots], self.top_ks[slots], self.top_ps[slots], self.seeds[slots])
 
     def to_compute(self, slots: Ids) -> Ids:
-        """Return how many tokens must be computed before each continues: all, after its first all but the last."""
+        """Return the number of tokens to compute before each slot can continue: all but the last output token."""
         return np.asarray(self.prompts[slots] + np.maximum(self.positions[slots] - 1, 0))
 
     def _write(self, slot: int, request: Request) -> None:
-        """Write what the engine keeps of a request beside these arrays."""
+        """Write the engine's own arrays."""
 
     def _grow(self) -> None:
-        """Make room for twice as many."""
-        before = self.keys.size
+        before = self.request_ids.size
         size = max(_FIRST_SLOTS, 2 * before)
         for name, array in vars(self).items():
             if isinstance(array, np.ndarray):

@@ -1,8 +1,8 @@
-"""Sampling and speculation that engines share: random numbers, distributions, and the acceptance of drafts.
+"""Shared sampling code: random numbers, distributions, and verification of drafts.
 
-A random number follows from a request's seed, a token's position and its purpose alone. So neighbours, preemption and
-chunks of prompts change nothing of a request's output. A column of a distribution is a token: any of the vocabulary, or
-one of those that an engine's context has.
+A random number depends only on the request's seed, the token's position and the purpose. A request's output therefore
+does not depend on its batch, on preemption or on prompt chunks. A column of a distribution is a token of the
+vocabulary, or one of an engine's shortlist.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 DRAFT, ACCEPT, FINAL = 1, 2, 3
-"""The purposes of random numbers; they differ in their low two bits."""
+"""The purposes of random numbers, in two bits."""
 _PURPOSES = np.uint64(4)
 _ADDED = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -25,7 +25,7 @@ _UNUSED_BITS = np.uint64(11)
 
 
 def mixed(words: Words) -> Words:
-    """Return splitmix64 of each word."""
+    """Apply splitmix64 to each word."""
     words = words + _ADDED
     words ^= words >> _SHIFTS[0]
     words *= _FACTORS[0]
@@ -36,7 +36,7 @@ def mixed(words: Words) -> Words:
 
 
 def uniforms(seeds: Words, positions: Ids, purpose: int) -> Floats:
-    """Return a number from 0 to below 1 for each seed's positions, [rows] or [rows, positions], and a purpose."""
+    """Return a number in [0, 1) for each position of each seed; positions are [rows] or [rows, positions]."""
     seeds = seeds.reshape(-1, *(1,) * (positions.ndim - 1))
     counters = positions.astype(np.uint64)
     counters *= _PURPOSES
@@ -47,10 +47,10 @@ def uniforms(seeds: Words, positions: Ids, purpose: int) -> Floats:
 
 
 class SamplingParams(NamedTuple):
-    """How the requests of some rows want their tokens to be chosen."""
+    """The sampling parameters of some rows."""
 
     temperatures: Floats
-    """0: the most probable token."""
+    """0: greedy."""
     top_ks: Ids
     """0: all tokens."""
     top_ps: Floats
@@ -58,14 +58,14 @@ class SamplingParams(NamedTuple):
 
     @property
     def are_plain(self) -> bool:
-        """Whether all tokens are drawn with the model's own probabilities."""
+        """Whether all tokens are sampled with the model's unchanged probabilities."""
         return not (self.top_ks.any() or (self.top_ps < 1).any() or (self.temperatures != 1).any())
 
 
 def distribution(logits: Logits, params: SamplingParams, *, are_sorted: bool = False) -> Floats:
-    """Return what temperature, then top-k, then top-p make of logits [rows, ..., columns]; ties by lower column.
+    """Apply temperature, top-k and top-p to logits [rows, ..., columns] and return probabilities; ties by lower column.
 
-    `are_sorted` says that the most probable columns come first.
+    `are_sorted`: the columns are sorted by probability.
     """
     extra = (1,) * (logits.ndim - 1)
     temperatures, top_ks, top_ps = (each.reshape(-1, *extra) for each in params[:3])
@@ -97,37 +97,37 @@ def distribution(logits: Logits, params: SamplingParams, *, are_sorted: bool = F
 
 
 def drawn(chances: Floats, numbers: Floats) -> Ids:
-    """Return the column that each line's random number leads to; never one without probability."""
+    """Sample a column of each row with its random number; never a column of probability 0."""
     sums = chances.cumsum(axis=-1)
     wanted = np.minimum(numbers * sums[..., -1], np.nextafter(sums[..., -1], 0))
     return np.asarray((sums > wanted[..., None]).argmax(axis=-1), np.int64)
 
 
 class Drafts(NamedTuple):
-    """The tokens that were proposed to follow, for each row from the left."""
+    """The draft tokens of each row, from the left."""
 
     columns: Ids
     """[rows, drafts]"""
     chances: Floats
-    """The distributions that they were drawn from: [rows, drafts, columns]."""
+    """The distributions from which they were sampled: [rows, drafts, columns]."""
     counts: Ids
 
 
 class Verified(NamedTuple):
-    """The tokens that each row got in a step: the drafts that the target accepted, and one more."""
+    """The tokens of each row: the accepted drafts, and one more."""
 
     columns: Ids
     """[rows, drafts + 1], from the left."""
     counts: Ids
-    """How many of a row's columns are meant."""
+    """The number of tokens of each row."""
 
 
 def verified(target: Floats, drafts: Drafts, params: SamplingParams, positions: Ids) -> Verified:
-    """Return the tokens of each row, whose first has the given position, by rejection sampling (Leviathan, Chen).
+    """Verify drafts by rejection sampling (Leviathan, Chen); `positions` are those of the first tokens.
 
     `target` has the distributions [rows, drafts + 1, columns]. A draft is accepted with probability min(1, target /
-    draft). After the first that is rejected, a token is drawn from what the target has more of than the draft; after
-    the last draft, one from the target. So each token comes with the target's own probability.
+    draft). After the first rejected draft a token is sampled from the normalized max(0, target - draft); after the last
+    accepted draft, from the target. Each token thus has the target's probability.
     """
     rows, most = drafts.columns.shape
     every, place = np.arange(rows), np.arange(most)
@@ -141,7 +141,7 @@ def verified(target: Floats, drafts: Drafts, params: SamplingParams, positions: 
     rejected = np.flatnonzero(count < drafts.counts)
     if rejected.size:
         rest = np.maximum(source[rejected] - drafts.chances[rejected, count[rejected]], 0)
-        # Only rounding leaves nothing over: then the two distributions are the same.
+        # The rest is empty only through rounding: the two distributions are then the same.
         source[rejected] = np.where(rest.sum(axis=-1, keepdims=True) > 0, rest, source[rejected])
     columns = np.zeros((rows, most + 1), np.int64)
     columns[:, :most] = drafts.columns

@@ -1,4 +1,4 @@
-"""Scheduler: continuous batching: which requests a step computes, and which wait or are preempted."""
+"""Scheduler: continuous batching. It decides which requests a step computes, and which wait or are preempted."""
 
 from collections import deque
 from typing import NamedTuple
@@ -12,27 +12,27 @@ _NONE = np.zeros(0, np.int64)
 
 
 class Plan(NamedTuple):
-    """The slots of a step, by what becomes of them; each in the order of admission."""
+    """The slots of a step by kind of work, each in the order of admission."""
 
     decode: Ids
-    """They continue after tokens that they have."""
+    """Slots that get their next tokens."""
     computing: Ids
-    """A chunk of their tokens is computed: those of `first`, and those of `prefilling`."""
+    """Slots of which a chunk is computed: `first` and `prefilling`."""
     sizes: Ids
-    """Of those: how many tokens."""
+    """The number of tokens of each chunk."""
     first: Ids
-    """Their prompt is done in this step, and they get the first token."""
+    """Slots that complete their prompt and get their first token."""
     prefilling: Ids
-    """They get none: more is to come, or they had their first before they were preempted."""
+    """Slots that get no token: their prompt is incomplete, or they resume after a preemption."""
     preempted: Ids
     aborted: Ids
 
 
 class Scheduler:
-    """Runs requests in the order of admission, each in a place of its own, as many as there are places for.
+    """Runs requests in the order of admission, each in its own place of the engine's cache.
 
-    It owns their places, what is missing of each, and the set of running requests. A plan's step that fails changes
-    only which requests have a place: what was planned of them is planned again.
+    It owns the places, the number of missing tokens, and the set of running requests. A failed step changes only the
+    places; its work is planned again.
     """
 
     def __init__(self, requests: Requests, *, max_running: int, prefill_chunk: int, slice_steps: int) -> None:
@@ -44,10 +44,10 @@ class Scheduler:
         self._aborted: set[int] = set()
         self._free = list(range(max_running))
         self._starts_none = self._computes_none = False
-        """Whether it is paused: for requests that have no token yet, and for all."""
+        """Whether it is paused for requests without a token, and for all requests."""
 
     def add(self, slot: int) -> None:
-        """Let a request wait until there is room."""
+        """Queue a request."""
         self._waiting.append(slot)
 
     def abort(self, slot: int) -> None:
@@ -55,11 +55,10 @@ class Scheduler:
         self._aborted.add(slot)
 
     def pause(self, *, running: bool) -> None:
-        """Start no request, but for those that were preempted; if `running`, compute nothing at all."""
+        """Start no new requests (preempted ones may resume); with `running`, compute nothing at all."""
         self._starts_none, self._computes_none = True, running
 
     def resume(self) -> None:
-        """Compute all requests."""
         self._starts_none = self._computes_none = False
 
     @property
@@ -73,7 +72,7 @@ class Scheduler:
         return not self._starts_none or bool(self._requests.positions[slot])
 
     def plan(self) -> Plan:
-        """Preempt and start requests, and return what the next step computes."""
+        """Preempt and start requests, and return the plan of the next step."""
         requests = self._requests
         aborted = self._end_aborted() if self._aborted else _NONE
         if self._computes_none:
@@ -92,36 +91,36 @@ class Scheduler:
         return Plan(decode, computing, sizes[has_chunk], first, prefilling, preempted, aborted)
 
     def undo(self, plan: Plan) -> None:
-        """Take back a plan whose step failed; the next plan ends its aborted requests."""
+        """Undo the plan of a failed step: the next plan ends its aborted requests."""
         self._aborted.update(plan.aborted.tolist())
 
     def advance(self, plan: Plan, ended: Ids) -> None:
-        """Record that a plan's step succeeded, and which of its requests ended."""
+        """Record the success of a step and the ended requests."""
         self._requests.steps[plan.decode] += 1
         self._requests.missing[plan.computing] -= plan.sizes
         if ended.size:
-            self._take_out(ended)
+            self._stop(ended)
 
     def _end_aborted(self) -> Ids:
         slots = self._aborted
         self._aborted = set()
         self._waiting = deque(slot for slot in self._waiting if slot not in slots)
         ended = np.array(sorted(slots), np.int64)
-        self._take_out(ended)
+        self._stop(ended)
         return ended[np.argsort(self._requests.serials[ended])]
 
     def _preempt(self) -> Ids:
-        """Take out as many of the longest running as wait; what they had computed is computed again."""
+        """Preempt the longest-running requests, one per waiting request; their cache is computed again later."""
         wanting = len(self._waiting) - len(self._free)
         if not self._slice_steps or wanting <= 0:
             return _NONE
         steps = self._requests.steps[self._running]
         oldest = np.argsort(-steps, kind="stable")[:wanting]
-        taken = self._running[oldest[steps[oldest] >= self._slice_steps]]
-        self._take_out(taken)
-        self._requests.missing[taken] = self._requests.to_compute(taken)
-        self._waiting.extend(taken.tolist())
-        return taken
+        preempted = self._running[oldest[steps[oldest] >= self._slice_steps]]
+        self._stop(preempted)
+        self._requests.missing[preempted] = self._requests.to_compute(preempted)
+        self._waiting.extend(preempted.tolist())
+        return preempted
 
     def _start(self) -> None:
         started: list[int] = []
@@ -135,8 +134,8 @@ class Scheduler:
             running = np.concatenate([self._running, np.array(started, np.int64)])
             self._running = running[np.argsort(self._requests.serials[running])]
 
-    def _take_out(self, slots: Ids) -> None:
-        """Take the places of those of some requests that run."""
-        is_out = np.isin(self._running, slots)
-        self._free += self._requests.places[self._running[is_out]].tolist()
-        self._running = self._running[~is_out]
+    def _stop(self, slots: Ids) -> None:
+        """Free the places of those slots that are running."""
+        stops = np.isin(self._running, slots)
+        self._free += self._requests.places[self._running[stops]].tolist()
+        self._running = self._running[~stops]

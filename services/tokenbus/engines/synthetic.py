@@ -1,8 +1,7 @@
-"""SyntheticEngine: no model at all, but steps like an engine's, whose every token can be computed again.
+"""SyntheticEngine: steps without a model, whose every token can be recomputed.
 
-Which token a request has at a position, its logprob, rank and alternatives follow from the request's first key, the
-position and the version of the weights alone, wherever and however often they are computed: the ground truth that tests
-and benchmarks compare with.
+A token, its logprob, rank and alternatives depend only on the id of the request's first turn, the position and the
+weight version. Tests and benchmarks compare with them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,16 +24,16 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, To
 VOCABULARY_SIZE = 50_000
 _RANKS = 4
 _MOST_CHOICES = 8
-"""From so many tokens one is sampled at most, where a request wants to know it."""
+"""The largest set of tokens that sampling could choose from."""
 _MOST_SCORES = 2**18
-"""The number of scored alternatives after which a step scores no other prompt."""
+"""The number of prompt alternatives in a step above which further prompts wait."""
 _UNLIMITED = 2**31 - 1
 _OF_PROMPTS = 0x9E3779B97F4A7C15
-"""Keeps what is true of prompts apart from what is true of tokens."""
+"""Separates the values of prompts from those of output tokens."""
 
 
 class TrueTokens(NamedTuple):
-    """Some tokens, and what is true of each; `extras` are as a Token has them."""
+    """The expected tokens and their scores; `extras` are those of a Token."""
 
     ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
@@ -43,12 +42,12 @@ class TrueTokens(NamedTuple):
 
 
 def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
-    """Return the number that everything about the token of each key and position follows from."""
+    """Return the number that determines the token of each request and position."""
     return mixed(keys ^ mixed(positions.astype(np.uint64)))
 
 
 def sampled(numbers: Words) -> TrueTokens:
-    """Return each number's token: one of the first few of its alternatives."""
+    """Return the token of each number: one of its first alternatives."""
     places = (numbers >> np.uint64(40)) % np.uint64(_RANKS)
     return TrueTokens(_ids(numbers, places), _logprobs(numbers, places), (places + np.uint64(1)).astype(np.uint32))
 
@@ -56,7 +55,7 @@ def sampled(numbers: Words) -> TrueTokens:
 def alternatives(
     numbers: Words, top_ks: npt.NDArray[np.integer]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Return the first alternatives of each number, as many as each wants, the most probable first."""
+    """Return the `top_ks` most probable alternatives of each number, in order."""
     wanted = top_ks.astype(np.intp)
     begins = np.cumsum(wanted) - wanted
     places = (np.arange(wanted.sum(), dtype=np.intp) - np.repeat(begins, wanted)).astype(np.uint64)
@@ -64,8 +63,8 @@ def alternatives(
     return _ids(owners, places), _logprobs(owners, places)
 
 
-def true_tokens(  # noqa: PLR0913 - each has a name and a default
-    key: int,
+def true_tokens(  # noqa: PLR0913 - keyword-only with defaults
+    request_id: int,
     begin: int,
     end: int,
     weight_version: int = 0,
@@ -75,27 +74,28 @@ def true_tokens(  # noqa: PLR0913 - each has a name and a default
     logprob_token_ids: Sequence[int] = (),
     mask_bound: int = 0,
 ) -> TrueTokens:
-    """Return the tokens that a request has from one position to before another, with the extras that it asked for."""
+    """Return the expected tokens of a request in [begin, end), with the requested extras."""
     asked = TokenScoring(
         other_logprobs=other_logprobs, entropies=entropies, token_ids=logprob_token_ids, mask_bound=mask_bound
     )
-    extras = true_extras(key, begin, end, asked, weight_version) if asked.ListFields() else None
-    return sampled(_numbers(key, begin, end, weight_version))._replace(extras=extras_by_token(extras, end - begin))
+    extras = true_extras(request_id, begin, end, asked, weight_version) if asked.ListFields() else None
+    numbers = _numbers(request_id, begin, end, weight_version)
+    return sampled(numbers)._replace(extras=extras_by_token(extras, end - begin))
 
 
-def _numbers(key: int, begin: int, end: int, weight_version: int) -> Words:
+def _numbers(request_id: int, begin: int, end: int, weight_version: int) -> Words:
     positions = np.arange(begin, end, dtype=np.uint64)
-    return draws(_weighed(np.full(positions.size, key, np.uint64), weight_version), positions)
+    return draws(_weighed(np.full(positions.size, request_id, np.uint64), weight_version), positions)
 
 
-def _weighed(keys: Words, weight_version: int) -> Words:
-    """Return what tokens follow from with the weights of a version."""
-    return keys ^ mixed(np.full(1, weight_version, np.uint64)) if weight_version else keys
+def _weighed(request_ids: Words, weight_version: int) -> Words:
+    """Mix the weight version into request ids."""
+    return request_ids ^ mixed(np.full(1, weight_version, np.uint64)) if weight_version else request_ids
 
 
-def true_extras(key: int, begin: int, end: int, asked: TokenScoring, weight_version: int = 0) -> Extras:
-    """Return what a request that asked for more has beside its tokens from one position to before another."""
-    numbers = _numbers(key, begin, end, weight_version)
+def true_extras(request_id: int, begin: int, end: int, asked: TokenScoring, weight_version: int = 0) -> Extras:
+    """Return the expected extras of a request in [begin, end)."""
+    numbers = _numbers(request_id, begin, end, weight_version)
     places, of_none = np.zeros(numbers.size, np.uint64), slice(0)
     given = np.array(asked.token_ids, np.uint64)
     of_given = mixed(numbers[:, None] ^ given)
@@ -119,7 +119,7 @@ def _sizes(numbers: Words) -> npt.NDArray[np.uint32]:
 
 
 def _choices(number: np.uint64, size: int) -> npt.NDArray[np.uint32]:
-    """Return the token ids that one is sampled from."""
+    """Return the token ids that sampling could choose."""
     return np.sort(_ids(np.full(size, number, np.uint64), np.arange(size, dtype=np.uint64)))
 
 
@@ -128,7 +128,7 @@ def _entropies(numbers: Words) -> npt.NDArray[np.float32]:
 
 
 def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_id: int = 0) -> PromptScores:
-    """Return what is true of a prompt's tokens, which follows from the request's first key."""
+    """Return the expected scores of a prompt; `key` is the id of the request's first turn."""
     first = min(max(1, asked.first_position), len(prompt))
     positions = np.arange(first, len(prompt), dtype=np.uint64)
     numbers = draws(np.full(positions.size, key ^ _OF_PROMPTS, np.uint64), positions)
@@ -162,9 +162,9 @@ def _logprobs(numbers: Words, places: Words) -> npt.NDArray[np.float32]:
 
 @dataclass(slots=True)
 class _Running:
-    key: int
-    first_key: int
-    """What its tokens follow from."""
+    request_id: int
+    first_request_id: int
+    """The id that determines the tokens."""
     position: int
     end: int
     top_k: int
@@ -172,15 +172,15 @@ class _Running:
     is_aborted: bool = False
     has_begun: bool = False
     unscored: tuple[Sequence[int], PromptScoring] | None = None
-    """Its prompt, which is still to be scored, and how."""
+    """The prompt that is not yet scored, and the request's prompt scoring."""
     prompt_scores: PromptScores | None = None
-    """What is still to be said of its prompt."""
+    """The scores that the next step sends."""
     token_scoring: TokenScoring | None = None
-    """What it wants to know beside logprobs."""
+    """The requested extras."""
 
 
 class SyntheticEngine:
-    """Emits a few tokens a step for each request, in an order of rows that is not the batch's."""
+    """Emits some tokens per step and request; the rows of a step are shuffled."""
 
     vocabulary_size = VOCABULARY_SIZE
     continues_requests = True
@@ -195,7 +195,7 @@ class SyntheticEngine:
         max_rows: int = 512,
         role: str = "mixed",
     ) -> None:
-        """Requests beyond `max_rows` wait; in the role `prefill` each leaves after one token."""
+        """Requests beyond `max_rows` wait; with the role `prefill` each request ends after one token."""
         self._role = role
         self._tokens_per_step = 1 if role == "prefill" else tokens_per_step
         self._drafts = drafts
@@ -204,7 +204,7 @@ class SyntheticEngine:
         self._requests: dict[int, _Running] = {}
         self._step = 0
         self.weight_version = 0
-        """What its tokens follow from, too."""
+        """Changes all tokens."""
         self.world_size = 1
         self.facts = {
             "dtype": "float32",
@@ -224,48 +224,48 @@ class SyntheticEngine:
         return bool(self._runnable())
 
     def _runnable(self) -> list[_Running]:
-        """Return what a step computes: while it is paused, those that end, and of the others those that run."""
+        """Return the rows of a step; while the engine is paused, only aborted and running ones."""
         rows = self._requests.values()
         if not self._pauses_new:
             return list(rows)
         return [row for row in rows if row.is_aborted or (row.has_begun and not self._pauses_running)]
 
     def admit(self, generate: Generate) -> int:
-        """Take a request, and return how long its prompt is."""
+        """Admit a request and return the length of its prompt."""
         sampling = generate.sampling
         offered = OFFERED | {"lora_adapter"} if sampling.lora_adapter in self.lora_adapters else OFFERED
-        check_offered(sampling, offered)  # its tokens follow from the key, whatever is said of how they are chosen
+        check_offered(sampling, offered)  # accepted, although no parameter changes the tokens
         end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
         scored = generate.HasField("top_logprobs")
-        key = generate.request_id
-        if key in self._requests:
-            raise ValueError(f"request_id: one that is not in use, got {key}")
+        request_id = generate.request_id
+        if request_id in self._requests:
+            raise ValueError(f"request_id: {request_id} is in use already")
         begin = len(generate.continuation.token_ids)
-        first_key = generate.first_request_id or key
+        first_id = generate.first_request_id or request_id
         prompt = list(generate.tokens.token_ids) or list(generate.text.text.encode())
-        row = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
+        row = _Running(request_id, first_id, begin, end, generate.top_logprobs if scored else 0, scored)
         if generate.HasField("token_scoring"):
             row.token_scoring = generate.token_scoring
         if generate.HasField("prompt_scoring"):
             asked = generate.prompt_scoring
             row.unscored = prompt, asked
             row.end = 0 if asked.without_generation else end
-        self._requests[key] = row
+        self._requests[request_id] = row
         return len(prompt)
 
-    def abort(self, key: int) -> None:
-        """End a request at the next step."""
-        request = self._requests.get(key)
+    def abort(self, request_id: int) -> None:
+        """End a request at the next step, if it is open."""
+        request = self._requests.get(request_id)
         if request is not None:
             request.is_aborted = True
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute a step: the target, then the draft."""
+        """Compute a step: the target batch, then the draft batch."""
         self._step += 1
         rows = self._scored(self._runnable()[: self._max_rows])
-        # Engines sort rows by what they compute for them; here by the step's number.
+        # Real engines sort rows by kind of computation; here the order depends on the step's number.
         order = np.random.default_rng(self._step).permutation(len(rows))
-        rows = [rows[place] for place in order]
+        rows = [rows[index] for index in order]
         target = self._arrays(rows)
         target.index_to_batch_id = order.astype(np.uint32)
         target.prompt_scores = [row.prompt_scores for row in rows if row.prompt_scores is not None]
@@ -277,17 +277,17 @@ class SyntheticEngine:
             row.position += self._count(row)
             row.has_begun, row.prompt_scores = True, None
             if status is not RowStatus.ACTIVE:
-                del self._requests[row.key]
+                del self._requests[row.request_id]
         return made
 
     @staticmethod
     def _scored(rows: Sequence[_Running]) -> list[_Running]:
-        """Return the rows whose prompts need no more scores; of long prompts a step scores one, as engines do."""
+        """Score waiting prompts, of long ones one per step, and return the rows that need no more prompt scores."""
         scored, values = [], 0
         for row in rows:
             if row.unscored is not None and not row.is_aborted and values < _MOST_SCORES:
                 prompt, asked = row.unscored
-                row.prompt_scores = true_prompt_scores(row.first_key, prompt, asked, row.key)
+                row.prompt_scores = true_prompt_scores(row.first_request_id, prompt, asked, row.request_id)
                 row.unscored = None
                 values += row.prompt_scores.alternative_logprobs.size
             if row.unscored is None or row.is_aborted:
@@ -295,57 +295,54 @@ class SyntheticEngine:
         return scored
 
     def pause(self, *, running: bool) -> None:
-        """Begin no new request, and go on with none if `running`."""
+        """Start no new requests; with `running` compute nothing at all."""
         self._pauses_new, self._pauses_running = True, running
 
     def resume(self) -> None:
-        """Compute all of them."""
         self._pauses_new = self._pauses_running = False
 
     def load_weights(self, folder: Path) -> None:
-        """Look whether there are weights; those of this engine are their version alone."""
+        """Check that the folder has weights; this engine's weights are just a version."""
         if not any(folder.glob("*.safetensors")):
             raise ValueError(f"load_weights.folder: a folder with *.safetensors, got {str(folder)!r} without")
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Take nothing: as above. `{"fails": true}` fails, for who wants to see what then happens."""
+        """Do nothing; `{"fails": true}` raises, for tests."""
         if isinstance(arguments, Mapping) and arguments.get("fails"):
             raise RuntimeError(f"the transfer broke at {WeightTransferStage.Name(stage)}")
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
-        """Keep none."""
+        """Do nothing: there is no cache."""
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
-        """Have an adapter of that name, which changes no token."""
+        """Register an adapter, which changes no token."""
         if name in self.lora_adapters and not replace:
-            raise ValueError(f"load_adapter.name: one that is not loaded, got {name!r}")
+            raise ValueError(f"load_adapter.name: {name!r} is loaded already")
         if not folder.is_dir():
             raise ValueError(f"load_adapter.folder: a folder, got {str(folder)!r}")
         self.lora_adapters = (*(each for each in self.lora_adapters if each != name), name)
 
     def unload_adapter(self, name: str) -> None:
-        """Have it no more."""
         if name not in self.lora_adapters:
-            raise ValueError(f"unload_adapter.name: one that is loaded, got {name!r}")
+            raise ValueError(f"unload_adapter.name: {name!r} is not loaded")
         self.lora_adapters = tuple(each for each in self.lora_adapters if each != name)
 
     def close(self) -> None:
-        """Forget every request."""
         self._requests.clear()
 
     def _arrays(self, rows: Sequence[_Running]) -> StepArrays:
         counts = np.array([self._count(row) for row in rows], np.uint8)
-        first_keys = _weighed(np.array([row.first_key for row in rows], np.uint64), self.weight_version)
+        first_ids = _weighed(np.array([row.first_request_id for row in rows], np.uint64), self.weight_version)
         positions = np.array([row.position for row in rows], np.uint32)
         top_ks = np.array([row.top_k for row in rows], np.uint8)
         starts = np.cumsum(counts, dtype=np.intp) - counts
         places = np.arange(counts.sum(dtype=np.intp)) - np.repeat(starts, counts)
-        numbers = draws(np.repeat(first_keys, counts), np.repeat(positions, counts) + places)
+        numbers = draws(np.repeat(first_ids, counts), np.repeat(positions, counts) + places)
         tokens = sampled(numbers)
         other_ids, other_logprobs = alternatives(numbers, np.repeat(top_ks, counts))
         statuses = [self._status(row) for row in rows]
         arrays = StepArrays(
-            request_ids=np.array([row.key for row in rows], np.uint64),
+            request_ids=np.array([row.request_id for row in rows], np.uint64),
             positions=positions,
             token_counts=counts,
             token_ids=tokens.ids,
@@ -367,13 +364,13 @@ class SyntheticEngine:
 
     @staticmethod
     def _extras(rows: Sequence[_Running], counts: npt.NDArray[np.uint8], numbers: Words) -> dict[str, Any]:
-        """Return the arrays of what some rows want to know beside logprobs; `numbers` are those of their tokens."""
+        """Return the arrays of the requested extras; `numbers` are those of the rows' tokens."""
         asked = [row.token_scoring or TokenScoring() for row in rows]
         given_counts = np.array([len(each.token_ids) for each in asked], np.uint32)
         mask_bounds = np.array([each.mask_bound for each in asked], np.uint32)
         owners = np.repeat(np.arange(len(rows)), counts)
         given_ids = np.concatenate([np.array(each.token_ids, np.uint64) for each in asked])
-        # Each token has a logprob of each id that its row names.
+        # Each token has a logprob for each id that its request named.
         widths = given_counts[owners].astype(np.intp)
         begins = (np.cumsum(given_counts) - given_counts)[owners].astype(np.intp)
         places = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths - begins, widths)

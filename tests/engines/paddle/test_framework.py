@@ -61,5 +61,5 @@ class TestWithPaddle:
         assert signal.getsignal(signal.SIGTERM) is before
 
     def test_more_drafts_than_heads_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="speculate: at most 3, as many as the weights have heads, got 4"):
+        with pytest.raises(ValueError, match="speculate: at most 3, the number of draft heads in the weights, got 4"):
             PaddleEngine(PaddleOptions(speculate=4))

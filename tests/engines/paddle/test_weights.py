@@ -63,7 +63,7 @@ def test_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     empty = np.zeros(0, np.float16)
     cases: list[tuple[Arrays, str]] = [
         ({name: empty}, f"{name}: missing"),
-        ({"more": np.ones(2, np.float16)}, "more: no weight of this network"),
+        ({"more": np.ones(2, np.float16)}, "more: unknown weight"),
         ({name: np.ones(384, np.float32)}, f"{name}: float16, got float32"),
         ({name: np.ones(383, np.float16)}, f"{name}: shape (384,), got (383,)"),
         ({name: np.full(384, np.nan, np.float16)}, f"{name}: finite numbers, got nan"),

@@ -74,7 +74,7 @@ def test_model_is_called_as_vllms_option_says(given: list[str], named: str | Non
 
 
 def test_model_has_one_name() -> None:
-    with pytest.raises(ValueError, match=r"^--served-model-name: one name, .* got 2$"):
+    with pytest.raises(ValueError, match=r"^--served-model-name: one name, got 2$"):
         engine_kind("vllm").model_name(["--served-model-name", "mine", "other"])
 
 

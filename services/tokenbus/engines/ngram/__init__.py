@@ -1,4 +1,4 @@
-"""The ngram engine: a language model of n-grams with speculative decoding, in numpy alone."""
+"""The ngram engine: an n-gram language model with speculative decoding, in numpy."""
 
 from tokenbus.engines.ngram.engine import NgramEngine, NgramOptions
 from tokenbus.engines.ngram.tokenizer import Tokenizer, default_tokenizer

@@ -1,4 +1,4 @@
-"""NgramEngine: the draft proposes with the model cut to short contexts, and the whole model verifies."""
+"""NgramEngine: the draft model uses short contexts, and the full model verifies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ from tokenbus_contracts.generated.request_pb2 import TokenScoring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramOptions(EngineOptions):
-    """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
+    """The options of the engine."""
 
     most_top_logprobs: ClassVar[int] = WIDTH
 
 
 class Drafted(NamedTuple):
-    """What the draft proposed, a line for each row."""
+    """The proposals of the draft, one row per slot."""
 
     tokens: Ids
     columns: Ids
-    """The column of each token in the draft's context."""
+    """The columns of the tokens in the draft's contexts."""
     contexts: Ids
-    """The target's context before each token, and one more: that after the last."""
+    """The target's contexts before each token and after the last one."""
     drafts: Drafts
-    """The same for `verified`, in columns of the target's context."""
+    """The proposals as columns of the target's contexts, for `verified`."""
 
 
 class NgramRequests(Requests):
-    """The requests, with the model's context of each."""
+    """The requests with their model contexts."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class NgramRequests(Requests):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NgramBlock(Block):
-    """What a step computed, with the model's contexts and columns."""
+    """A block with the model's contexts and columns."""
 
     drafted: Drafted
     columns: Ids
@@ -59,7 +59,7 @@ class NgramBlock(Block):
 
 
 class NgramEngine(BatchEngine[NgramBlock]):
-    """An engine over words. It reads the model that comes with the package, once in a process."""
+    """An engine over words, with the model from the package."""
 
     _requests: NgramRequests
     token_scores = frozenset({"entropies"})
@@ -70,7 +70,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
         super().__init__(options or NgramOptions(), default_tokenizer(), NgramRequests(model))
 
     def _compute(self, plan: Plan) -> NgramBlock:
-        """Let the draft propose and the target verify; a first token is the target's alone."""
+        """Draft and verify; first tokens come from the target alone."""
         requests, model, decoding = self._requests, self._model, plan.decode.size
         slots = np.concatenate([plan.decode, plan.first])
         params, positions = requests.params(slots), requests.positions[slots]
@@ -100,7 +100,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
         )
 
     def _propose(self, block: NgramBlock, result: Outcome) -> None:
-        """Draft nothing: the next step does."""
+        """Propose nothing: the next step drafts and verifies."""
 
     def _scores(self, block: NgramBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
         model, contexts, columns = self._model, block.drafted.contexts, block.columns
@@ -122,13 +122,13 @@ class NgramEngine(BatchEngine[NgramBlock]):
         return {"extras": wanted * np.uint32(Extra.ENTROPY), "entropies": np.maximum(entropies, 0).astype(np.float32)}
 
     def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> PieceScores:
-        """Look the scores up: what cannot follow a context has no probability, and comes behind what can."""
-        del block  # its contexts are those after prompts
+        """Look the scores up. Tokens that cannot follow a context have probability 0 and the last rank."""
+        del block
         model = self._model
         contexts = np.zeros(piece.tokens.size, np.int64)
         context = np.array([model.context_of(list(piece.context))])
-        for place, token in enumerate(piece.tokens):
-            contexts[place] = context[0]
+        for index, token in enumerate(piece.tokens):
+            contexts[index] = context[0]
             context = model.after(context, token[None])
         columns, ranks = _columns(model, contexts, piece.tokens[:, None])[:, 0], model.ranks[contexts]
         own = np.where(columns < WIDTH, ranks[np.arange(columns.size), np.minimum(columns, WIDTH - 1)], WIDTH + 1)
@@ -146,13 +146,13 @@ class NgramEngine(BatchEngine[NgramBlock]):
 
 
 def _columns(model: Model, contexts: Ids, tokens: Ids) -> Ids:
-    """Return the column that each of some tokens, a line for each context, has in the context."""
+    """Return the columns of tokens [contexts, tokens] in their contexts."""
     found = model.ids[contexts][:, None, :] == tokens[:, :, None]
     return np.where(found.any(2), found.argmax(2), WIDTH)
 
 
 def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids, count: int) -> Drafted:
-    """Let the draft propose so many tokens for each row."""
+    """Draft `count` tokens for each row."""
     rows = contexts.size
     tokens, own, columns = (np.zeros((rows, count), np.int64) for _ in range(3))
     before = np.empty((rows, count + 1), np.int64)

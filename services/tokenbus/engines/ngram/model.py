@@ -1,4 +1,4 @@
-"""The model: the probabilities of tokens after contexts of a text, as tables in which a step looks things up."""
+"""Model: lookup tables of the probabilities of tokens after contexts."""
 
 import io
 from functools import cache
@@ -13,34 +13,34 @@ from tokenbus.engines.sampling import Ids
 Logprobs = npt.NDArray[np.float32]
 
 ABSENT = -1
-"""In the place of a token, a context or a parent: there is none."""
+"""Marks a missing token, context or parent."""
 WIDTH = 32
 DRAFT_LENGTH = 2
-"""At how many tokens the draft looks."""
+"""The context length of the draft model, in tokens."""
 
 
 class Tables(NamedTuple):
-    """What a model has learned."""
+    """The learned tables."""
 
     ids: Ids
-    """Of contexts, a line each: the tokens that can follow, the likeliest first, ties by the lower id."""
+    """[contexts, WIDTH]: the tokens that can follow, sorted by probability, ties by the lower id."""
     logprobs: Logprobs
-    """Of contexts, a line each: the logprobs of those."""
+    """[contexts, WIDTH]: their logprobs."""
     parents: Ids
-    """Of contexts: the one without the oldest token; absent for those of one token."""
+    """[contexts]: the context without the oldest token; ABSENT for a context of one token."""
     keys: Ids
-    """Of contexts of more tokens than one, and one that is none: the prefix's number and the newest token, in order."""
+    """For contexts of several tokens, and a sentinel: prefix number and newest token in one number, sorted."""
     numbers: Ids
-    """Of those: the context's number."""
+    """The context number of each key."""
     ends: Ids
-    """By length, from one token up: the number behind those of the contexts that are so long."""
+    """By length, from one token up: the number after the last context of this length."""
 
 
 class Model:
-    """Every context by number, each with a line of tokens that can follow. A text is in the longest one it ends in.
+    """An immutable n-gram model. The context of a text is the longest known one at its end.
 
-    A token's column is its place in a context's line. A last column, without probability, is that of all others.
-    The draft is the same model with contexts cut to their last tokens. Nothing here changes.
+    A token's column is its index in a context's row; the last column, with probability 0, stands for all other tokens.
+    The draft model is the same model with shortened contexts.
     """
 
     def __init__(self, tables: Tables, vocabulary_size: int) -> None:
@@ -51,29 +51,29 @@ class Model:
         self.ids = tables.ids.astype(np.int32)
         self.logits = np.hstack([tables.logprobs, np.full((count, 1), -np.inf, np.float32)])
         self.chances = np.exp(self.logits - self.logits[:, :1], dtype=float)
-        """What `distribution` makes of the logits with no temperature and no cut."""
+        """The probabilities at temperature 1."""
         self.chances /= self.chances.sum(axis=1, keepdims=True)
         self.ranks = _ranks(tables.logprobs)
         self.drafts = self._shortened(DRAFT_LENGTH)
-        """Of contexts: the draft's."""
-        longer = (self.drafts != np.arange(count)).nonzero()[0]  # the others are their own drafts
+        """[contexts]: the draft model's context."""
+        longer = (self.drafts != np.arange(count)).nonzero()[0]  # shorter contexts are the same in the draft model
         drafted = tables.ids[self.drafts]
         self.columns_in_draft = np.tile(np.arange(WIDTH + 1), (count, 1))
-        """Of contexts: for each of its columns, the draft's."""
+        """[contexts, columns]: the column in the draft's context."""
         self.columns_in_draft[longer, :WIDTH] = self._columns(self.drafts[longer], tables.ids[longer])
         self.draft_columns = np.tile(np.arange(WIDTH), (count, 1))
-        """Of contexts: for each token of its draft's line, its column here."""
+        """[contexts, draft's columns]: the column in this context."""
         self.draft_columns[longer] = self._columns(longer, drafted[longer])
         self.next = self.after(np.repeat(np.arange(count), WIDTH), tables.ids.ravel()).reshape(-1, WIDTH)
-        """Of contexts: that after each token of its line."""
+        """[contexts, columns]: the context after the token."""
         self.draft_next = np.take_along_axis(self.next, np.minimum(self.draft_columns, WIDTH - 1), axis=1)
-        """Of contexts: that after each token of its draft's line."""
+        """[contexts, draft's columns]: the context after the token."""
         absent = (self.draft_columns == WIDTH).nonzero()
         self.draft_next[absent] = self.after(absent[0], drafted[absent])
 
     def after(self, contexts: Ids, tokens: Ids) -> Ids:
-        """Return the context that each is in after one more token."""
-        # The token alone is always one; what is longer is sought from the longest down.
+        """Return each context after one more token."""
+        # The token alone is always a context; longer ones are tried from the longest down.
         found = tokens.astype(np.int64)
         open_ = np.arange(found.size)
         at = contexts.astype(np.int64)
@@ -88,7 +88,7 @@ class Model:
         return found
 
     def context_of(self, tokens: list[int]) -> int:
-        """Return the context that a text is in; only its last tokens matter."""
+        """Return the context of a text."""
         near = np.array(tokens[-self._tables.ends.size :], np.int64)
         context = near[:1]
         for token in near[1:]:
@@ -96,14 +96,14 @@ class Model:
         return int(context[0])
 
     def _shortened(self, length: int) -> Ids:
-        """Return for each context the longest of at most so many tokens that it ends in."""
+        """Return each context, shortened to at most `length` tokens."""
         contexts = np.arange(self.count)
         while (longer := contexts >= self._tables.ends[length - 1]).any():
             contexts[longer] = self.parents[contexts[longer]]
         return contexts
 
     def _columns(self, contexts: Ids, lines: Ids) -> Ids:
-        """Return the column that each token of some lines has in the line's context."""
+        """Return the column of each token of each line in the line's context."""
         by_id = np.argsort(self.ids, axis=1)
         ids = np.take_along_axis(self.ids, by_id, 1)
         known = (np.arange(self.count)[:, None] * self.vocabulary_size + ids).ravel()
@@ -113,7 +113,7 @@ class Model:
 
 
 def _ranks(logprobs: Logprobs) -> npt.NDArray[np.uint32]:
-    """Return for each place of a line how many logprobs are larger, and one."""
+    """Return the rank of each column: 1 plus the number of larger logprobs."""
     places = np.broadcast_to(np.arange(1, logprobs.shape[1] + 1), logprobs.shape)
     is_less = np.concatenate([np.ones((len(logprobs), 1), np.bool_), logprobs[:, 1:] < logprobs[:, :-1]], 1)
     return np.asarray(np.maximum.accumulate(np.where(is_less, places, 0), axis=1)).astype(np.uint32)
@@ -121,7 +121,6 @@ def _ranks(logprobs: Logprobs) -> npt.NDArray[np.uint32]:
 
 @cache
 def default_model() -> Model:
-    """Return the model that comes with this package."""
     data = COMMITTED.read_bytes()
     with np.load(io.BytesIO(data)) as file:
         tables = Tables(*(file[name] for name in Tables._fields))

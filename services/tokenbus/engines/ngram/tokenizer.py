@@ -1,4 +1,4 @@
-"""Tokenizer: between text and token ids, losing nothing."""
+"""Tokenizer: lossless conversion between text and token ids."""
 
 import re
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 CHUNKS = re.compile(r" ?[^\W\d_]+|\n+| ?.", re.DOTALL)
-"""A word or a sign, with the space before it; whatever else there is, one character at a time."""
+"""A word or a character, with the space before it, or newlines."""
 BYTES = 256
 COMMITTED = Path(__file__).with_name("model.npz")
-"""What `python -m tests.engines.ngram.training` wrote."""
+"""Written by `python -m tests.engines.ngram.training`."""
 
 
 class Tokenizer:
-    """Knows each token's bytes. Words of the training text are tokens; others are split into pieces, at last bytes."""
+    """A tokenizer of words: words of the training text are tokens, others are split into pieces or bytes."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        """Take the bytes of each token in the order of the ids; every single byte must be among them."""
+        """Create a tokenizer from the tokens' bytes, in the order of the ids; all single bytes must be tokens."""
         self._pieces = (*pieces, b"")
         self._ids = {piece: token_id for token_id, piece in enumerate(pieces)}
         missing = [byte for byte in range(BYTES) if bytes([byte]) not in self._ids]
@@ -28,38 +28,36 @@ class Tokenizer:
         for piece in pieces:
             sizes[piece[0]].add(len(piece))
         self._sizes = [sorted(each, reverse=True) for each in sizes]
-        """How long the pieces are that begin with each byte, the longest first."""
+        """By first byte: the lengths of the pieces, the longest first."""
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids there are."""
         return len(self._pieces)
 
     @property
     def end_token(self) -> int:
-        """The token that ends a text; it has no bytes."""
+        """The id of the token that ends a text; its bytes are empty."""
         return len(self._pieces) - 1
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens."""
         ids: list[int] = []
         for chunk in CHUNKS.findall(text):
             data = chunk.encode()
             known = self._ids.get(data)
             if known is None:
-                self._put_together(data, ids)
+                self._split(data, ids)
             else:
                 ids.append(known)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, which may be part of a character."""
+        """Return the bytes of a token, which may be an incomplete character."""
         if not 0 <= token_id < len(self._pieces):
             raise ValueError(f"token id: below {len(self._pieces)}, got {token_id}")
         return self._pieces[token_id]
 
-    def _put_together(self, data: bytes, ids: list[int]) -> None:
-        """Add the tokens of a chunk that is none: always the longest that fits."""
+    def _split(self, data: bytes, ids: list[int]) -> None:
+        """Split a chunk greedily into the longest pieces."""
         begin = 0
         while begin < len(data):
             for size in self._sizes[data[begin]]:
@@ -72,7 +70,6 @@ class Tokenizer:
 
 @cache
 def default_tokenizer() -> Tokenizer:
-    """Return the tokenizer of the model that comes with this package."""
     with np.load(COMMITTED) as file:
         data, ends = file["pieces"].tobytes(), file["piece_ends"].tolist()
     return Tokenizer([data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)])

@@ -1,4 +1,4 @@
-"""PaddleEngine: computes chunks of prompts, verifies what the network's heads drafted, and has them draft on."""
+"""PaddleEngine: computes prompt chunks, verifies drafts of the network's heads, and drafts again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,11 +38,11 @@ _log = logger("worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddleOptions(EngineOptions):
-    """How the engine runs. An option out of range is a ValueError with the option, the limit and the value."""
+    """The options of the engine."""
 
     weights: Path = COMMITTED
     device: str = "cpu"
-    """As paddle names it: cpu, gpu, gpu:1."""
+    """Paddle's name of the device: cpu, gpu, gpu:1."""
     max_running: int = 32
     context: int = 1024
     prefill_chunk: int = 256
@@ -52,29 +52,28 @@ class PaddleOptions(EngineOptions):
 
 
 class Drafted(NamedTuple):
-    """What the heads drafted for some rows of a block, from the left, and the logits that it was drawn from."""
+    """Drafts of the heads, with the logits from which they were sampled."""
 
     rows: Ids
-    """Rows of a block; of continued requests, their slots."""
+    """Rows of a block, or slots of continued requests."""
     tokens: Ids
     logits: Logits
     counts: Ids
 
 
 class PaddleRequests(Requests):
-    """The requests, with their tokens and what was drafted to follow."""
+    """The requests with their tokens and drafts."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.texts: dict[int, list[int]] = {}
         self.undrafted: set[int] = set()
-        """The slots of continued requests, until the heads have drafted for them as they had in the turn before."""
+        """The slots of continued requests whose drafts, lost with the previous turn, are not yet recomputed."""
         self.draft_counts = np.zeros(0, np.int64)
         self.drafts = np.zeros((0, heads), np.int64)
         self.draft_logits = np.zeros((0, heads, VOCABULARY_SIZE), np.float32)
 
     def remove(self, slots: Ids) -> None:
-        """Forget requests."""
         super().remove(slots)
         for slot in slots.tolist():
             del self.texts[slot]
@@ -89,43 +88,43 @@ class PaddleRequests(Requests):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PaddleBlock(Block):
-    """What a step computed, with the logits that its tokens were drawn from."""
+    """A block with the logits of its tokens."""
 
     states: Tensor
-    """The network's state at each token: [slots x tokens of a line, width]."""
+    """The network's state at each token: [slots * tokens, width]."""
     logits: Logits
-    """The target's: [slots, tokens of a line, vocabulary]."""
+    """The target's logits: [slots, tokens, vocabulary]."""
     draft_logits: Logits
-    """The draft heads': [slots, drafts of a line, vocabulary]."""
+    """The draft heads' logits: [slots, drafts, vocabulary]."""
     lines: Tensor
-    """The network's state at each token that was computed, one after the other."""
+    """The network's state at every computed token, concatenated."""
     chunks: Ids
-    """Where those of each chunk begin."""
+    """The start of each chunk in `lines`."""
     next_drafts: Drafted | None = field(default=None, init=False)
     continued: Drafted | None = None
-    """Drafts for continued requests whose tokens were computed in this step."""
+    """The recomputed drafts of continued requests."""
 
 
 class PaddleEngine(BatchEngine[PaddleBlock]):
-    """An engine over bytes. A text begins with a token of its own, and ends with another."""
+    """An engine over bytes, with begin and end tokens."""
 
     token_scores = frozenset(TokenScoring.DESCRIPTOR.fields_by_name)
     _requests: PaddleRequests
     _method = SpeculativeMethod.MTP
 
     def __init__(self, options: PaddleOptions | None = None) -> None:
-        """A WeightsError, a DeviceError or a ValueError says in one line why there is no engine."""
+        """Create an engine; raises WeightsError, DeviceError or ValueError."""
         options = options or PaddleOptions()
         self._runner = Runner(options.weights, options.device, slots=options.max_running, context=options.context)
         shape = self._runner.shape
         if options.speculate > shape.draft_heads:
-            limit = f"at most {shape.draft_heads}, as many as the weights have heads"
+            limit = f"at most {shape.draft_heads}, the number of draft heads in the weights"
             raise ValueError(f"speculate: {limit}, got {options.speculate}")
         requests = PaddleRequests(shape.draft_heads)
         super().__init__(options, ByteTokenizer(), requests)
 
     def load_weights(self, folder: Path) -> None:
-        """Take the weights in a folder's only safetensors file; requests keep the keys and values that they have."""
+        """Load the weights from the only safetensors file of a folder; open requests keep their cache."""
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
             raise ValueError(f"load_weights.folder: a folder with one *.safetensors, got {len(files)}: {folder}")
@@ -135,7 +134,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
             raise ValueError(f"load_weights.folder: {error}") from None
 
     def _compute(self, plan: Plan) -> PaddleBlock:
-        """Compute all that is planned, and verify the drafts of those that continue."""
+        """Compute the plan, and verify the drafts of decoding slots."""
         requests = self._requests
         pieces, chunks = self._pieces(plan), self._chunks(plan)
         lines, begins = self._runner.compute([pieces, chunks])
@@ -171,7 +170,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         )
 
     def _continued(self, plan: Plan, lines: Tensor, last_lines: Ids) -> Drafted | None:
-        """Draft for continued requests from the state before their last token, as their turn before has done."""
+        """Draft for continued requests from the state before their last token, as the previous turn did."""
         requests = self._requests
         is_done = requests.missing[plan.computing] == plan.sizes
         is_due = is_done & np.isin(plan.computing, list(requests.undrafted))
@@ -184,7 +183,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         return Drafted(slots, *self._drafted(states, last, positions, counts, requests.params(slots)), counts)
 
     def _pieces(self, plan: Plan) -> list[Piece]:
-        """Return the last token and the drafts of each slot that continues, whose keys and values are in the cache."""
+        """Return the last token and the drafts of each decoding slot, whose earlier tokens are in the cache."""
         requests, found = self._requests, []
         for slot in plan.decode.tolist():
             place, text = int(requests.places[slot]), requests.texts[slot]
@@ -201,7 +200,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         ]
 
     def _propose(self, block: PaddleBlock, result: Outcome) -> Proposed | None:
-        """Draft for requests that continue; drafts behind a first token are published before they are verified."""
+        """Draft for open requests; drafts after a first token are published before their verification."""
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
         if not rows.size:
             return None
@@ -221,14 +220,14 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
     def _drafted(
         self, states: Tensor, last: Ids, positions: Ids, counts: Ids, params: SamplingParams
     ) -> tuple[Ids, Logits]:
-        """Return drafts and their logits: of rows with a state and the token chosen from it, as many as each wants."""
+        """Return the drafts and their logits, from each row's state and last token."""
         most = int(counts.max())
         found = np.zeros((last.size, most), np.int64)
         lines = np.zeros((last.size, most, VOCABULARY_SIZE), np.float32)
-        for place in range(most):
-            states, lines[:, place] = self._runner.further(place, states, last)
-            numbers = uniforms(params.seeds, positions + place, DRAFT)
-            found[:, place] = last = drawn(distribution(lines[:, place], params), numbers)
+        for head in range(most):
+            states, lines[:, head] = self._runner.further(head, states, last)
+            numbers = uniforms(params.seeds, positions + head, DRAFT)
+            found[:, head] = last = drawn(distribution(lines[:, head], params), numbers)
         return found, lines
 
     def _scores(self, block: PaddleBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
@@ -240,7 +239,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
     def _extras(self, block: PaddleBlock, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
         counts, logits = block.counts[rows], block.logits[rows]
         mask = mask_of(counts, block.tokens.shape[1])
-        with np.errstate(divide="ignore"):  # the logarithm of what cannot be drawn is minus infinity
+        with np.errstate(divide="ignore"):  # log(0) is minus infinity
             drawn_from = np.log(distribution(logits, self._requests.params(block.slots[rows])))
         found = token_logprobs(
             logits[mask],
@@ -256,8 +255,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         return dict(found.extra_columns)
 
     def _piece_scores(self, block: PaddleBlock, piece: PromptPiece) -> PieceScores:
-        """Compute the logits of the token after each of a chunk's tokens, and the scores from them."""
-        places = block.chunks[piece.place] + piece.skip + np.arange(piece.tokens.size)
+        places = block.chunks[piece.chunk] + piece.skip + np.arange(piece.tokens.size)
         logits = self._runner.logits(self._runner.chosen(block.lines, places))
         if not np.isfinite(logits).all():
             raise FloatingPointError("a prompt's logits are not finite")
@@ -269,7 +267,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         for slot, tokens, kept, status in zip(*(each.tolist() for each in columns), strict=True):
             requests.texts[slot] += tokens[:kept]
             if status == RowStatus.UNRECOVERABLE:
-                _log.error("request ended: logits not finite", request_id=f"{requests.keys[slot]:016x}")
+                _log.error("request ended: logits not finite", request_id=f"{requests.request_ids[slot]:016x}")
                 self._runner.cache.clear(int(requests.places[slot]))
         if (drafts := block.next_drafts) is not None:
             self._keep_drafts(block.slots[drafts.rows], drafts)

@@ -1,4 +1,4 @@
-"""Network: a small transformer over bytes, and heads that each predict one token further; positions by ALiBi."""
+"""Network: a small transformer over bytes with ALiBi positions and draft heads, each for one token further."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -7,10 +7,10 @@ from typing import Any, Self
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE
 
 Tensor = Any
-"""Paddle's tensor; paddle is imported where it is needed."""
+"""A paddle tensor; paddle is imported lazily."""
 Layer = Any
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes a layer's new keys and values [rows, heads, positions, head width]; returns all that may be attended to."""
+"""Stores a layer's new keys and values [rows, heads, positions, head width]; returns all cached ones."""
 
 _MASKED = -1e9
 _LARGEST = 4096
@@ -18,18 +18,17 @@ _LARGEST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes that the names and shapes of all weights follow from."""
+    """The sizes that determine the names and shapes of all weights."""
 
     layers: int = 3
     width: int = 128
     attention_heads: int = 4
-    """Into how many the width is divided."""
     mixing_width: int = 384
-    """The inner width of a block's mixing."""
+    """The inner width of a block's MLP."""
     draft_heads: int = 3
-    """Heads that predict one token further each: the most draft tokens there can be."""
+    """The limit of draft tokens: each head predicts one token further."""
     draft_width: int = 256
-    """The inner width of such a head's mixing."""
+    """The inner width of a draft head's MLP."""
 
     def __post_init__(self) -> None:
         if self.width % self.attention_heads:
@@ -37,12 +36,12 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        """How many numbers of a position one head of attention has."""
+        """The width of one attention head."""
         return self.width // self.attention_heads
 
     @classmethod
     def of_metadata(cls, metadata: dict[str, str]) -> Self:
-        """Return the shape in a file's metadata; a ValueError says what it lacks."""
+        """Read the shape from a file's metadata; raises ValueError."""
         sizes = {}
         for field in fields(cls):
             text = metadata.get(field.name, "nothing")
@@ -55,7 +54,7 @@ class Shape:
 
 
 class Network:
-    """The layers, and what is computed with them. The output shares the embedding's weights."""
+    """The layers of the network. The output layer shares the embedding's weights."""
 
     def __init__(self, shape: Shape) -> None:
         from paddle import nn, to_tensor
@@ -73,11 +72,11 @@ class Network:
         self._slopes = to_tensor(slopes, dtype="float32").reshape([1, shape.attention_heads, 1, 1])
 
     def hidden(self, tokens: Tensor, positions: Tensor, keys: int, store: Store | None = None) -> Tensor:
-        """Return the state at each of [rows, tokens], attending to the first `keys` positions in the store, if any."""
+        """Return the state at each token [rows, tokens], with attention to the first `keys` positions."""
         bias = self._bias(positions, keys)
         found = self.layers["embedding"](tokens)
-        for place, block in enumerate(self.layers["blocks"]):
-            found = found + self._attention(block, place, found, bias, store)
+        for layer, block in enumerate(self.layers["blocks"]):
+            found = found + self._attention(block, layer, found, bias, store)
             found = found + _mixed(block, found)
         return self.layers["norm"](found)
 
@@ -85,11 +84,11 @@ class Network:
         """Return the logits of the token after each position."""
         return hidden.matmul(self.layers["embedding"].weight, transpose_y=True)
 
-    def further(self, place: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state and the logits of a draft head, given the state before it and the token chosen from that."""
+    def further(self, number: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the state and logits of a draft head, from the previous state and the token sampled from it."""
         from paddle import concat
 
-        head = self.layers["heads"][place]
+        head = self.layers["heads"][number]
         token = head["token_norm"](self.layers["embedding"](tokens))
         joined = head["join"](concat([head["state_norm"](state), token], axis=-1))
         state = joined + _mixed(head, joined)
@@ -101,14 +100,14 @@ class Network:
         distance = (positions.unsqueeze(-1) - arange(keys, dtype="int64")).astype("float32").unsqueeze(1)
         return where(distance < 0, full_like(distance, _MASKED), -distance * self._slopes)
 
-    def _attention(self, block: Layer, place: int, found: Tensor, bias: Tensor, store: Store | None) -> Tensor:
+    def _attention(self, block: Layer, layer: int, found: Tensor, bias: Tensor, store: Store | None) -> Tensor:
         from paddle.nn.functional import softmax
 
         query, key, value = block["query_key_value"](block["attention_norm"](found)).chunk(3, axis=-1)
         heads, size = self.shape.attention_heads, self.shape.head_width
         query, key, value = (_by_head(each, heads, size) for each in (query, key, value))
         if store is not None:
-            key, value = store(place, key, value)
+            key, value = store(layer, key, value)
         weights = softmax(query.matmul(key, transpose_y=True) * size**-0.5 + bias, axis=-1)
         together = weights.matmul(value).transpose([0, 2, 1, 3])
         return block["attended"](together.reshape([found.shape[0], found.shape[1], heads * size]))

@@ -1,4 +1,4 @@
-"""Runner: computes on one device. It owns paddle, the network and the cache of keys and values."""
+"""Runner: owns paddle, the network and the key-value cache on one device."""
 
 import signal
 import threading
@@ -19,23 +19,23 @@ Lines = npt.NDArray[np.float32]
 
 
 class DeviceError(RuntimeError):
-    """Paddle is not installed, or does not have the device that was asked for."""
+    """Paddle or the requested device is missing."""
 
 
 def framework(device: str) -> Any:  # noqa: ANN401 - a module
-    """Import paddle, set it to a device, and return it; a DeviceError says what is missing."""
+    """Import paddle and select a device; raises DeviceError."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with warnings.catch_warnings(action="ignore"):  # it warns of compilers that it would like to have
+        with warnings.catch_warnings(action="ignore"):  # about missing compilers
             import paddle
     except ImportError as error:
         raise DeviceError(f"the engine needs paddle, of the extra paddle or gpu: {error}") from None
-    # Paddle takes signals over when it is imported: a stop would print a trace and not come through.
+    # Paddle's import replaces signal handlers: SIGTERM would print a trace and not stop the worker.
     paddle.disable_signal_handler()
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    # A transposed view is made whole number by number then, forty times slower than a transposition that copies.
+    # With stride kernels a transposed view is copied element by element, 40 times slower than a transposing copy.
     paddle.set_flags({"FLAGS_use_stride_kernel": False})
     try:
         paddle.set_device(device)
@@ -45,7 +45,7 @@ def framework(device: str) -> Any:  # noqa: ANN401 - a module
 
 
 class KeyValueCache:
-    """Keys and values of each layer: by slot, then by head, then by position. Its size is fixed when it is made."""
+    """The keys and values of each layer, by slot, head and position; its size is fixed."""
 
     def __init__(self, shape: Shape, slots: int, context: int) -> None:
         from paddle import zeros
@@ -57,8 +57,8 @@ class KeyValueCache:
         self._values = [zeros([lines, self._size]) for _ in range(shape.layers)]
 
     def store(self, slots: Index, positions: Index, valid: npt.NDArray[np.bool_], keys: int) -> Store:
-        """Return a store that keeps rows' valid positions in their slots, and returns the first `keys` positions."""
-        from paddle import gather, to_tensor  # gather: index_select takes three times as long for lines this short
+        """Return a store that writes the rows' valid positions and returns the first `keys` positions."""
+        from paddle import gather, to_tensor  # for such short rows, gather is three times as fast as index_select
 
         begins = self._begins(slots)
         every = np.repeat(valid[:, None], self._heads, axis=1)
@@ -75,7 +75,7 @@ class KeyValueCache:
         return lambda layer, key, value: (through(self._keys[layer], key), through(self._values[layer], value))
 
     def clear(self, slot: int) -> None:
-        """Zero a slot: numbers that are not finite would spoil its next request, even where attention masks them."""
+        """Zero a slot: NaN would spoil the next request, even where attention masks it."""
         from paddle import to_tensor, zeros
 
         lines = self._heads * self._context
@@ -88,7 +88,7 @@ class KeyValueCache:
 
 
 class Piece(NamedTuple):
-    """Tokens of one request that are computed together, after those that its slot has."""
+    """Consecutive tokens of a request to compute, after those in its slot's cache."""
 
     slot: int
     begin: int
@@ -96,24 +96,24 @@ class Piece(NamedTuple):
 
 
 class Runner:
-    """Owns the network and its cache, on one device."""
+    """Owns the network and its cache on one device."""
 
     def __init__(self, weights: Path, device: str, *, slots: int, context: int) -> None:
-        """Read the weights and allocate the cache; a WeightsError or DeviceError says why that cannot be."""
+        """Read the weights and allocate the cache; raises WeightsError or DeviceError."""
         self._paddle = framework(device)
         self._network = network_of(weights)
         self.shape = self._network.shape
         self.cache = KeyValueCache(self.shape, slots, context)
 
     def reload(self, weights: Path) -> None:
-        """Take other weights of the same shape; a WeightsError says why not, and changes nothing."""
+        """Load other weights of the same shape; raises WeightsError, which changes nothing."""
         network = network_of(weights)
         if network.shape != self.shape:
             raise WeightsError(weights, f"{self.shape}, got {network.shape}")
         self._network = network
 
     def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Index]:
-        """Return each token's state, and where each piece begins. The pieces of a group are padded to one length."""
+        """Return the state of each token and the start of each piece; each group's pieces are padded to one length."""
         found, begins, count = [], [], 0
         for pieces in filter(None, groups):
             states = self._states(pieces)
@@ -123,7 +123,7 @@ class Runner:
         return (self._paddle.concat(found), np.concatenate(begins)) if found else (None, np.zeros(0, np.int64))
 
     def _states(self, pieces: Sequence[Piece]) -> Tensor:
-        """Return the state at each token of each piece: [pieces, tokens of the longest, width]."""
+        """Return the states [pieces, longest piece, width]."""
         slots = np.array([piece.slot for piece in pieces], np.int64)
         lengths = np.array([len(piece.tokens) for piece in pieces], np.int64)
         places = np.arange(lengths.max())
@@ -131,7 +131,7 @@ class Runner:
         tokens = np.zeros(valid.shape, np.int64)
         tokens[valid] = np.concatenate([piece.tokens for piece in pieces])
         begins = np.array([piece.begin for piece in pieces], np.int64)
-        # What is filled up repeats the last place, so that it attends to nothing beyond.
+        # Padding repeats the last position, so that it attends to nothing beyond.
         positions = begins[:, None] + np.minimum(places, lengths[:, None] - 1)
         keys = int(positions.max()) + 1
         store = self.cache.store(slots, positions, valid, keys)
@@ -139,15 +139,13 @@ class Runner:
         return self._network.hidden(to_tensor(tokens), to_tensor(positions), keys, store)
 
     def chosen(self, lines: Tensor, places: Index) -> Tensor:
-        """Return some of the lines."""
         return lines.index_select(self._paddle.to_tensor(places))
 
     def logits(self, hidden: Tensor) -> Logits:
-        """Return the logits of the token after each."""
         found: Logits = self._network.logits(hidden).numpy()
         return found
 
-    def further(self, place: int, state: Tensor, tokens: npt.NDArray[np.int64]) -> tuple[Tensor, Logits]:
-        """Return the state and the logits of a draft head, given the state before it and the tokens chosen."""
-        state, logits = self._network.further(place, state, self._paddle.to_tensor(tokens))
+    def further(self, head: int, state: Tensor, tokens: npt.NDArray[np.int64]) -> tuple[Tensor, Logits]:
+        """Return the state and logits of a draft head, from the previous state and the sampled tokens."""
+        state, logits = self._network.further(head, state, self._paddle.to_tensor(tokens))
         return state, logits.numpy()

@@ -1,4 +1,4 @@
-"""Weights: one file of named arrays, read without running anything that is in it."""
+"""Reads and checks the network's weights, a safetensors file, which cannot contain code."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,32 +9,32 @@ import numpy.typing as npt
 from tokenbus.engines.paddle.network import Network, Shape
 
 COMMITTED = Path(__file__).with_name("weights.safetensors")
-"""What `python -m tests.engines.paddle.training` wrote."""
+"""Written by `python -m tests.engines.paddle.training`."""
 FORMAT = "tokenbus-paddle-1"
 STORED = np.dtype(np.float16)
 _MOST_BYTES = 2**31
 
 
 class WeightsError(RuntimeError):
-    """The weights cannot be used; the message has the file and the problem."""
+    """The weights cannot be used."""
 
     def __init__(self, path: object, problem: str) -> None:
         super().__init__(f"weights {path}: {problem}")
 
 
 class Weights(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     shape: Shape
     arrays: dict[str, npt.NDArray[np.float16]]
 
 
 def load(path: Path) -> Weights:
-    """Read a file, or raise a WeightsError with the problem."""
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - of the extra, as paddle is
+    """Read a file; raises WeightsError."""
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - part of the extra, like paddle
 
     try:
-        with path.open("rb") as opened:  # safetensors' own error for a folder does not name it
+        with path.open("rb") as opened:  # safetensors' error for a folder does not name the folder
             size = opened.seek(0, 2)
         if size > _MOST_BYTES:
             raise WeightsError(path, f"at most {_MOST_BYTES} bytes, got {size}")
@@ -56,7 +56,7 @@ def load(path: Path) -> Weights:
 
 
 def network_of(path: Path) -> Network:
-    """Return a network with a file's weights, on the device that paddle is set to."""
+    """Return a network with a file's weights, on paddle's current device."""
     from paddle import to_tensor
 
     weights = load(path)
@@ -66,7 +66,7 @@ def network_of(path: Path) -> Network:
         if name not in weights.arrays:
             raise WeightsError(path, f"{name}: missing")
         if name not in own:
-            raise WeightsError(path, f"{name}: no weight of this network")
+            raise WeightsError(path, f"{name}: unknown weight")
         array = weights.arrays[name]
         if array.dtype != STORED:
             raise WeightsError(path, f"{name}: {STORED}, got {array.dtype}")

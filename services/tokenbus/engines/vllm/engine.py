@@ -143,7 +143,7 @@ class VllmEngine(ControlledCore):
         """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""
         name = f"{generate.request_id:016x}"
         if name in self._requests:
-            raise ValueError(f"request_id: one that is not in use, got {generate.request_id}")
+            raise ValueError(f"request_id: {generate.request_id} is in use already")
         given = sampling_arguments(
             generate,
             self._defaults,
@@ -251,7 +251,7 @@ class VllmEngine(ControlledCore):
             request.sampling_params.min_tokens = min_tokens
         detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._inputs.tokenizer, request)
         if accepted and detokenizer.update(accepted, False):  # noqa: FBT003 - vLLM's own order
-            raise ValueError("continuation.token_ids: none that ends the request, got a stop string")
+            raise ValueError("continuation.token_ids: no token that ends the request, got a stop string")
         return detokenizer
 
     def _note_broken(self) -> None:

@@ -116,7 +116,7 @@ def turns_go_on(engine: VllmEngine) -> None:
             assert (answer.tokens, answer.status, answer.stop) == (first.tokens, first.status, stop)
             ended += 1
         else:
-            with pytest.raises(ValueError, match="none that ends the request, got a stop string"):
+            with pytest.raises(ValueError, match="no token that ends the request, got a stop string"):
                 answered(engine, [stopping], accepted=whole.tokens[:cut])
     assert ended
     for name, value in (("presence_penalty", 1.0), ("frequency_penalty", 1.0), ("bad_words", ["cat"])):
@@ -158,7 +158,7 @@ def survives(engine: VllmEngine) -> None:
 
     endless = Case(SHORT[1], {**GREEDY, "max_tokens": 200})
     engine.admit(endless.generate(1))
-    with pytest.raises(ValueError, match="request_id: one that is not in use, got 1"):
+    with pytest.raises(ValueError, match="request_id: 1 is in use already"):
         engine.admit(endless.generate(1))
     engine.step()
     engine.abort(1)
