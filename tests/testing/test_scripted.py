@@ -139,7 +139,7 @@ async def test_aborted_request_ends() -> None:
         (testing.Answer(tokens=[1, 2], ranks=[1, 1, 1]), "answer.ranks: 2, one per token, got 3"),
         (testing.Answer(tokens=[1, 2], masks=[[1]]), "answer.masks: 2, one per token, got 1"),
         (testing.Answer(tokens=[1], alternatives=[]), "answer.alternatives: 1, one per token, got 0"),
-        (testing.Answer(tokens=[1, 2, 3], fails_after=3), "answer.fails_after: below 3, its number of tokens, got 3"),  # noqa: E501
+        (testing.Answer(tokens=[1, 2, 3], fails_after=3), "answer.fails_after: below 3, its number of tokens, got 3"),
         (testing.Answer(tokens=[1], breaks_after=-1), "answer.breaks_after: below 1, its number of tokens, got -1"),
         (testing.Answer(tokens=[1], status=RowStatus.ABORTED), "answer.status: FINISHED_STOP or FINISHED_LENGTH, got ABORTED"),  # noqa: E501
         (testing.Answer(tokens=[1], tokens_per_step=0), "answer.tokens_per_step: at least 1, got 0"),

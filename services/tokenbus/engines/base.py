@@ -99,7 +99,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         """Return the logits of the next token of each sequence, an array [sequences, vocabulary_size].
 
         Args:
-            sequences: The token ids of the prompt and the output so far, for each request.
+            sequences: For each request, the token ids of its prompt and its output.
         """
 
     def _compute(self, plan: Plan) -> _SampledBlock:

@@ -150,7 +150,7 @@ class BatchEngine(ABC, Generic[B]):
 
     @abstractmethod
     def _propose(self, block: B, result: Outcome) -> Proposed | None:
-        """Draft the next tokens, and return those that are published before verification."""
+        """Draft the next tokens; return the drafts to publish before verification."""
 
     @abstractmethod
     def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:

@@ -39,7 +39,7 @@ class PieceScores(NamedTuple):
 
 
 class ScoredPrompt:
-    """A prompt, and the scores of its tokens so far."""
+    """A prompt, and the computed scores of its tokens."""
 
     def __init__(self, generate: Generate, prompt: Sequence[int]) -> None:
         asked = generate.prompt_scoring

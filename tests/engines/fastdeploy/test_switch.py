@@ -307,7 +307,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("given", "variables", "status", "line"),
     [
-        ("--", {}, 2, "fastdeploy: a command behind --"),
+        ("--", {}, 2, "fastdeploy: expected a command after --"),
         ("-- no-such-command", {}, 127, "no-such-command: command not found"),
         ("-- {folder}/damaged", {}, 126, "{folder}/damaged: exec format error"),
         ("-- {folder}/data", {}, 126, "{folder}/data: permission denied"),

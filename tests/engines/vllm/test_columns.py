@@ -131,7 +131,7 @@ def test_rows_without_tokens_say_why() -> None:
 
 def test_wrong_arrays_are_refused() -> None:
     row = Row(1, 0, [9], 1)
-    with pytest.raises(ValueError, match="of other tokens than it sampled"):
+    with pytest.raises(ValueError, match="belong to other tokens than the sampled ones"):
         made([row], Lists(IDS, VALUES, RANKS, None))
     with pytest.raises(ValueError, match="no logprobs for 1 requests that want them"):
         made([row], None)
@@ -220,7 +220,7 @@ def test_rows_that_ask_for_nothing_have_no_columns() -> None:
     ("mode", "runner", "line"),
     [
         ("raw_logits", "V1", "--logprobs-mode raw_logprobs or processed_logprobs, got raw_logits"),
-        ("raw_logprobs", "V2", "vLLM's V1 model runner, got V2, as VLLM_USE_V2_MODEL_RUNNER or the model says"),
+        ("raw_logprobs", "V2", "vLLM's V1 model runner, got V2, because of VLLM_USE_V2_MODEL_RUNNER or the model"),
     ],
 )
 def test_samplers_that_cannot_be_ours_are_refused(mode: str, runner: str, line: str) -> None:

@@ -84,7 +84,7 @@ def test_supported_versions_are_loaded(version: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("version", ["0.25.9", "0.34.0", "1.0.0", "dev", "0.x"])
 @pytest.mark.usefixtures("vllm")
 def test_other_versions_are_refused(version: str) -> None:
-    with pytest.raises(VersionError, match=f"^vLLM: a version from 0.26 to 0.33, got {version}: no call that is "):
+    with pytest.raises(VersionError, match=f"^vLLM: a version from 0.26 to 0.33, got {version}: no used call has "):
         check(version)
 
 
@@ -112,13 +112,13 @@ def test_lacking_member_is_named(used: Members, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(VersionError, match=f"{used.name} has no {first}$"):
         check("0.32.0", USED)
     monkeypatch.setitem(sys.modules, used.module, None)  # what Python refuses to import
-    with pytest.raises(VersionError, match=" is not there: "):
+    with pytest.raises(VersionError, match=" is missing: "):
         check("0.32.0", USED)
 
 
 def test_member_that_an_object_lacks_is_named() -> None:
     check_members("text", ("upper",))
-    with pytest.raises(VersionError, match=r"^vLLM: str\.step_fn is not there$"):
+    with pytest.raises(VersionError, match=r"^vLLM: str\.step_fn is missing$"):
         check_members("text", ("upper", "step_fn"))
 
 

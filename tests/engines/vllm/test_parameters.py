@@ -53,7 +53,7 @@ def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
         ({"sampling": {"stop_token_ids": [1, 100]}}, r"sampling.stop_token_ids\[1\]: below 100, got 100"),
         ({"sampling": {"engine_arguments": "{"}}, "sampling.engine_arguments: JSON, got an error: "),
         ({"sampling": {"engine_arguments": "[1]"}}, "sampling.engine_arguments: a JSON object, got list"),
-        *(({"sampling": {"engine_arguments": f'{{"{name}": [1]}}'}}, f"sampling.engine_arguments.{name}: none, which the worker sets, got one") for name in (ASKED, GIVEN, "kv_transfer_params")),  # noqa: E501
+        *(({"sampling": {"engine_arguments": f'{{"{name}": [1]}}'}}, f"sampling.engine_arguments.{name}: only the worker may set it") for name in (ASKED, GIVEN, "kv_transfer_params")),  # noqa: E501
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(asked: dict[str, Any], line: str) -> None:
@@ -65,7 +65,7 @@ def test_what_cannot_be_done_is_refused(asked: dict[str, Any], line: str) -> Non
 def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(_PARAMETERS, "top_k")
     asked = Generate(request_id=1, sampling=SamplingParameters(top_k=3))
-    with pytest.raises(ValueError, match=r"sampling\.top_k: not known to the engine vllm"):
+    with pytest.raises(ValueError, match=r"sampling\.top_k: not supported by the engine vllm"):
         arguments(asked)
 
 

@@ -50,12 +50,12 @@ _THEIRS = "TOKENBUS_FASTDEPLOY_OPS"
 
 
 def configure(options: Options) -> None:
-    """Choose how this process saves and gets, before it first does; without it, the environment and defaults say."""
+    """Set the options, before the first save or get; the default comes from the environment."""
     PROCESS.configure(options)
 
 
 def assign(slot: int, request_id: int, *, rank_id: int = 0) -> None:
-    """Name the request that a slot has from its next step on, for consumers on the bus; the queue names no requests."""
+    """Set the request id of a slot from its next step on, for consumers on the bus; the queue has no request ids."""
     if not 0 <= slot < SLOTS:
         raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
     if not 1 <= request_id <= _MOST_KEY:
@@ -64,12 +64,12 @@ def assign(slot: int, request_id: int, *, rank_id: int = 0) -> None:
 
 
 def counts() -> dict[str, int]:
-    """Return what this process has counted: saved, got, waiting, and what became of it on the bus."""
+    """Return this process's counts of saved, received, waiting and published messages."""
     return PROCESS.counts()
 
 
 def close() -> None:
-    """End this process's sides; what was saved is handed to the kernel first."""
+    """Close this process's queues, after handing saved messages to the kernel."""
     PROCESS.close()
 
 

@@ -1,4 +1,4 @@
-"""What the engine's environment says: which queue it means, and so where its messages go."""
+"""The options and the queue id from the engine's environment."""
 
 import contextlib
 import os
@@ -22,16 +22,16 @@ _MOST_PATH = 96
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the engine's ops do not say."""
+    """Options that the engine's ops do not pass."""
 
     settings: Settings | None = None
-    """Of both sides; None: those of the environment."""
+    """The settings; None: those of the environment."""
     form: str | None = None
     """The form that the ops speak, a name of `forms.FORMS`; None: the environment's, or the installed FastDeploy's."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
-    """What the speculative save ops are called for: they are the same for all. For the bus alone."""
+    """The speculative method, for the bus: the save ops are the same for all methods."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """What the engine's logprobs are. For the bus alone."""
+    """The kind of the engine's logprobs, for the bus."""
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
@@ -44,7 +44,7 @@ def is_off(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def queue_id(environment: Mapping[str, str] | None = None) -> int:
-    """Return which queue this process means; each data-parallel rank has one of its own."""
+    """Return the id of this process's queue; each data-parallel rank has its own queue."""
     return _whole(_QUEUE, environment, 0)
 
 

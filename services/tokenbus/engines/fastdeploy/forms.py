@@ -1,7 +1,7 @@
 """Forms: how the ops differ between FastDeploy's releases, and which form the installed release has.
 
-FastDeploy's token processor reads what a get op fills in, and it changed within release 2.6 under one version number.
-So the installed token processor's source decides the layout, and the version number decides the rest.
+FastDeploy's token processor reads the output of a get op, and changed within release 2.6 without a new version number.
+So the source of the installed token processor decides the layout, and the version number decides the rest.
 docs/fastdeploy.md has this table with the commits at which it was read.
 """
 
@@ -26,9 +26,9 @@ class Form(NamedTuple):
     each_rank: bool
     """Whether `speculate_save_output` and its form with scores save on a rank above 0 where `save_each_rank` is set."""
     packs_slots: bool
-    """Whether `get_output_topk` fills in slots | columns << 16, and lines of so many columns (#7860, #7861)."""
+    """Whether `get_output_topk` fills in slots | columns << 16, and lines of that many columns (#7860, #7861)."""
     packs_flag: bool
-    """Whether `speculate_get_output_topk` fills in flag | columns << 8, and only so many columns (#7883, #7884)."""
+    """Whether `speculate_get_output_topk` fills in flag | columns << 8, and only these columns (#7883, #7884)."""
 
 
 FORMS = {
@@ -77,7 +77,7 @@ def form_of(found: Installed | None) -> tuple[Form, str, bool]:
     why = f"FastDeploy {found.version}" if is_known else f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
     if found.packs is None or form[2:] == found.packs:
         return form, why, is_known
-    # The same release before or after a change, if that is a form; else one of its own.
+    # The same release before or after a change, if that is a known form; otherwise a new one.
     read = (form.each_rank, *found.packs)
     as_read = next((other for other in FORMS.values() if other[1:] == read), Form(f"{form.name} as read", *read))
     return as_read, f"{why}, as its token processor reads", is_known
@@ -87,7 +87,7 @@ def installed() -> Installed | None:
     """Return the installed FastDeploy without importing it; None if there is none."""
     try:
         spec = find_spec("fastdeploy")
-    except ValueError:  # what is loaded under that name came from no file
+    except ValueError:  # the loaded module has no file
         spec = None
     for place in (spec and spec.submodule_search_locations) or ():
         folder = Path(place)

@@ -1,4 +1,4 @@
-"""What this process has: its options, and the two sides of each queue that it uses."""
+"""The state of this process: its options, and both sides of its queues."""
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - before `close` is registered: what is registered last is called first
@@ -33,7 +33,7 @@ class Sender:
         self.published: dict[int, Published] = {}
 
     def save(self, signature: Signature, given: tuple[Any, ...], rank: int) -> None:
-        """Put a step's message into the queue; after a QueueFullError the rank's next one says what was lost."""
+        """Queue a step's message; after a QueueFullError the rank's next message marks the lost slots."""
         with self._saving:
             lost = self._lost.get(rank)
             try:
@@ -64,14 +64,14 @@ class Sender:
             self.published[rank] = Published(self._settings, self._options, rank)
         return self.published[rank]
 
-    def assign(self, slot: int, key: int, rank: int) -> None:
-        """Give a rank's slot the request that the engine named, from its next step on."""
+    def assign(self, slot: int, request_id: int, rank: int) -> None:
+        """Set the request id of a rank's slot from its next step on."""
         if self._is_published:
             with self._saving:
-                self.published_of(rank).assign(slot, key)
+                self.published_of(rank).assign(slot, request_id)
 
     def close(self) -> None:
-        """End; what was saved is handed to the kernel first, as long as the drain's time lasts."""
+        """Hand saved messages to the kernel, for at most the drain timeout, and close."""
         for queue in self.queues.values():
             queue.close(self._settings.worker.drain_timeout_ms / 1000)
         for published in self.published.values():
@@ -79,7 +79,7 @@ class Sender:
 
 
 class Process:
-    """Makes what is needed when it is needed first; a process that was forked off begins anew."""
+    """Creates senders and receivers at their first use; a forked process starts from scratch."""
 
     def __init__(self) -> None:
         self.options = Options()
@@ -136,7 +136,7 @@ class Process:
         return found
 
     def counts(self) -> dict[str, int]:
-        """Return what this process has counted so far, over all of its queues and ranks."""
+        """Return the counts over all queues and ranks of this process."""
         found: Counter[str] = Counter(got=sum(receiver.got for receiver in self._receivers.values()))
         for sender in self._senders.values():
             for queue in sender.queues.values():
@@ -181,7 +181,7 @@ def path_of(path: str, kind: Kind) -> str:
 
 
 def _with_lost(slots: bytes, data: bytes) -> bytes:
-    """Return these marks of slots, with those that have tokens in a lost message."""
+    """Mark the slots that have tokens in a lost message."""
     message, found = unpacked(data), np.frombuffer(slots, np.uint8).copy()
     has_tokens = message.tokens[:, 0] != NOTHING if message.kind.is_single else message.counts != 0
     found[: message.slots] |= has_tokens

@@ -1,8 +1,7 @@
 """Published: saved messages on the bus, for `tokenbus tap`, a gateway or a trainer. The queue never waits for it.
 
-A thread of its own makes steps of messages, and hands them to a publisher. The order of the calls says which target a
-draft belongs to: the last one, where drafts follow their targets, else the next one. A draft without one is not
-published.
+A separate thread converts messages to steps and passes them to a publisher. The order of the calls pairs a draft with
+its target: the last one if drafts follow their targets, else the next one. An unpaired draft is not published.
 """
 
 import threading
@@ -28,7 +27,7 @@ _log = logger("worker")
 _OPEN = 2
 """How many targets may wait for their drafts: with overlap scheduling the next one comes between."""
 _MISSED = 4
-"""After so many targets without a draft none is announced."""
+"""The number of targets without a draft after which drafts are no longer announced."""
 
 
 @dataclass(slots=True)
@@ -65,7 +64,7 @@ class Steps:
         self._repeated_log = DeduplicatedLog()
 
     def of(self, message: Message) -> list[StepArrays]:
-        """Return what a message is on the bus: its batch, and that of a draft that waited for it."""
+        """Return the batches of a message: its own, and that of a draft that waited for it."""
         if message.flag not in {TARGET, DRAFT}:
             self._drop("a message flag that the bus has no kind for", flag=message.flag)
             return []
@@ -156,12 +155,13 @@ class Steps:
         self._open.clear()
         self._held = None
 
-    def end(self, keys: list[int]) -> None:
+    def end(self, request_ids: list[int]) -> None:
         """Handle requests that the bus has ended, because rows of theirs were not published."""
-        self.counts.ended_requests += len(keys)
-        self._repeated_log.begin("ended", _log.warning, "requests ended: rows not published", requests_ended=len(keys))
-        self.registry.lose(keys)
-        lost = np.array(keys, np.uint64)
+        count = len(request_ids)
+        self.counts.ended_requests += count
+        self._repeated_log.begin("ended", _log.warning, "requests ended: rows not published", requests_ended=count)
+        self.registry.lose(request_ids)
+        lost = np.array(request_ids, np.uint64)
         for target in self._open:
             if np.isin(target.arrays.request_ids, lost).all():
                 target.arrays.draft_follows = False  # it was not published, so its draft is not
@@ -172,12 +172,12 @@ _Assigned = tuple[int, int]
 
 
 class Published:
-    """Publishes a rank's messages as steps, in a thread of its own for which at most `worker.outbox` messages wait."""
+    """Publishes a rank's messages as steps from a separate thread; at most `worker.outbox` messages wait for it."""
 
     def __init__(self, settings: Settings, options: Options, rank: int) -> None:
-        """Begin; a processor may come later."""
-        # Its stream must never make the engine wait: what finds no room ends its requests there, with an error. And
-        # each rank that saves has a stream of its own.
+        """Start publishing; a processor may come later."""
+        # The stream must never make the engine wait: without room in retention the requests end with an error. Each
+        # rank that saves has its own stream.
         worker = replace(settings.worker, policy="fail")
         if rank:
             worker = replace(worker, id=f"{worker.id}-rank-{rank}", metrics_address="")
@@ -191,12 +191,12 @@ class Published:
         self._thread.start()
 
     def offer(self, message: Message) -> None:
-        """Take a message, or leave it out: it waits for nothing."""
+        """Queue a message, or drop it if there is no room; never waits."""
         self._put(message, self._most)
 
-    def assign(self, slot: int, key: int) -> None:
-        """Give a slot the request that the engine named, from its next step on."""
-        self._put((slot, key), self._most + SLOTS)
+    def assign(self, slot: int, request_id: int) -> None:
+        """Set the request id of a slot from its next step on."""
+        self._put((slot, request_id), self._most + SLOTS)
 
     def _put(self, item: Message | _Assigned, most: int) -> None:
         if self._waiting.qsize() >= most:
@@ -205,7 +205,7 @@ class Published:
             self._waiting.put(item)
 
     def close(self) -> None:
-        """Publish what waits, and end."""
+        """Publish the waiting messages, and end."""
         self._waiting.put(None)
         self._thread.join()
 

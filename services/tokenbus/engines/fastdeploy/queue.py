@@ -32,12 +32,12 @@ _SOCKET_BYTES = 32 << 20
 """How much the kernel may hold between the two sides, where it lets us choose."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
 _FEW, _LARGE = 16, 1 << 16
-"""From so many kept messages or bytes on, acknowledgements are read at each send: one read costs as much for many."""
+"""The number of kept messages or bytes from which each send reads acknowledgements; one read handles many."""
 _MANY = 64
 """From this many unacknowledged messages on the thread reads acknowledgements, too: the kernel buffers some 270."""
 _BACKLOG = 128
 _AGAIN_SECONDS = 0.01
-"""When the get side tries again what the kernel had no room for."""
+"""The retry interval of the get side when a socket has no room."""
 _ACKNOWLEDGE_SECONDS = 1.0
 """How long a get side that ends tries to acknowledge all that was got."""
 _MOST_CONNECTIONS = 1024
@@ -61,7 +61,7 @@ class QueueFullError(RetentionFullError):
     """The queue had no room in time. The message is lost; the rank's next one marks its slots as unrecoverable."""
 
     def __init__(self, queue: str, lost: bytes, items: int, size: int, why: str) -> None:
-        """`lost` is the message; `items` and `size` are what was not got yet."""
+        """`lost` is the message; `items` and `size` count the messages that were not got yet."""
         super().__init__((), items, size, why)
         self.lost = lost
         waits = f"{items} messages and {size} bytes were not got yet; this one is lost"
@@ -84,9 +84,9 @@ class QueueSender:
         self._first = 1
         """The sequence of the oldest message that is kept."""
         self._sent = 0
-        """How many of those that are kept are written whole."""
+        """The number of kept messages that are completely written."""
         self._offset = 0
-        """How much of the next one is."""
+        """The written bytes of the next message."""
         self._socket: socket.socket | None = None
         self._connect_at = 0.0
         """When to connect again after a connection broke."""
@@ -133,7 +133,7 @@ class QueueSender:
             return data
 
     def close(self, seconds: float) -> None:
-        """Wait until all is in the kernel's hands, at most so many seconds, and end."""
+        """Wait until the kernel has all messages, for at most `seconds`, and end."""
         with self._lock:
             deadline = time.monotonic() + seconds
             while self._sent < len(self._kept) and (left := deadline - time.monotonic()) > 0:
@@ -146,7 +146,7 @@ class QueueSender:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close what is open, without saying so to the other side; for a forked process, too."""
+        """Close all sockets without telling the other side; also for a forked process."""
         for each in (self._socket, self._wakes, self._woken):
             if each is not None:
                 each.close()
@@ -209,7 +209,7 @@ class QueueSender:
         self._sent = self._offset = 0
 
     def _write(self) -> None:
-        """Write what waits, as far as there is a get side with room for it."""
+        """Write the waiting messages while a get side has room."""
         if self._kept and self._socket is None:
             self._connect()
         connection = self._socket
@@ -280,7 +280,7 @@ class QueueSender:
 
 
 class Source:
-    """The connection of a process that saves, and what has arrived of its next message."""
+    """The connection of a saving process, and the received part of its next message."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -349,7 +349,7 @@ class QueueReceiver:
             taken = "another process gets from it" if isinstance(error, BlockingIOError) else ""
             raise AddressError(f"ipc://{path}", taken or error.strerror or str(error)) from None
         self._wakes, self._woken = socket.socketpair()
-        self._poll = select.epoll()  # a thread may look what has arrived while another one waits
+        self._poll = select.epoll()  # one thread may poll while another one waits
         for each in (self._listener, self._woken):
             self._poll.register(each, select.EPOLLIN)
 
@@ -377,7 +377,7 @@ class QueueReceiver:
                     self._poll.poll(min(_AGAIN_SECONDS, left or _AGAIN_SECONDS) if self._unsent else left)
 
     def close(self) -> None:
-        """End; what was not got is kept by the processes that saved it."""
+        """End; the saving processes keep messages that were not got."""
         self._is_closed = True
         self._wakes.send(b"\0")
         with self._waiting:  # the thread that waited has left
@@ -391,7 +391,7 @@ class QueueReceiver:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close what is open, and leave the path alone: for a process that was forked off, too."""
+        """Close all sockets but keep the path; also for a forked process."""
         self._poll.close()
         connections = (source.connection for source in self._sources.values())
         for each in (self._listener, self._wakes, self._woken, *connections):

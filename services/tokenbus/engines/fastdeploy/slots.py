@@ -1,4 +1,4 @@
-"""SlotRegistry: which request each slot has.
+"""SlotRegistry: the request of each slot.
 
 The engine's ops name no requests, only slots, and never say that one has ended. So a slot keeps its request until there
 is a sign that it has another one; then the former ends with a row that says so.
@@ -17,14 +17,14 @@ from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import ContractError, RowStatus, Rule
 
 _RENEW_SECONDS = 12 * 3600.0
-"""After so long a request ends without a sign: a processor lets no request last longer than a day."""
+"""The age at which a request ends without a sign: a processor lets no request last longer than a day."""
 _FORGOTTEN_SECONDS = 23 * 3600.0
-"""After so long its processor has ended it, or is about to."""
+"""The age at which its processor has ended it, or is about to."""
 _MOST_ABSENT = 65_536
 GOING_ON = np.array([RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING], np.uint8)
 OVER = np.array([RowStatus.FINISHED_STOP, RowStatus.UNRECOVERABLE], np.uint8)
 REPLACED = RowStatus.ABORTED
-"""The status of a row behind the slots' that ends what a slot had before."""
+"""The status of an added row that ends the previous request of a slot."""
 _Ended = tuple[int, int, RowStatus]
 """The id and the position of a request that has a last row behind the slots', and that row's status."""
 SlotRequests = npt.NDArray[np.void]
@@ -47,7 +47,7 @@ class SlotRegistry:
     """Owns the slots' requests."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Begin without slots; keys begin with what no other process is likely to draw."""
+        """Start without slots; the ids have a random prefix that is unlikely to collide with other processes."""
         self._now = now
         self._prefix = (secrets.randbits(31) + 1) << 32
         self._drawn = 0
@@ -56,7 +56,7 @@ class SlotRegistry:
         self._absent: OrderedDict[int, int] = OrderedDict()
 
     def _begun(self, count: int) -> SlotRequests:
-        """Return so many new requests, of which nothing is known yet."""
+        """Return `count` new requests."""
         requests = np.zeros(count, _SLOT)
         requests["key"] = np.arange(self._drawn + 1, self._drawn + 1 + count, dtype=np.uint64) | np.uint64(self._prefix)
         self._drawn += count
@@ -72,10 +72,10 @@ class SlotRegistry:
         if missing > 0:
             self._requests = np.concatenate([self._requests, self._begun(missing)])
 
-    # What the engine says.
+    # Assignments of the engine.
 
     def assign(self, slot: int, key: int) -> None:
-        """Give a slot the request that the engine named; its positions continue from its earlier tokens."""
+        """Set the request id of a slot; positions continue from the request's earlier tokens."""
         self._grow(slot + 1)
         requests = self._requests
         if int(requests["key"][slot]) == key:
@@ -92,7 +92,7 @@ class SlotRegistry:
         requests["is_assigned"][slot] = True
 
     def _leave(self, slot: int) -> None:
-        """Keep what a slot's request needs when it is resumed elsewhere, or else its last row."""
+        """Keep the position of a slot's request in case it is resumed elsewhere, or else its last row."""
         requests = self._requests
         key, position = int(requests["key"][slot]), int(requests["position"][slot])
         if requests["is_over"][slot] or not np.isfinite(requests["known_since"][slot]):
@@ -104,10 +104,10 @@ class SlotRegistry:
             return
         self._replaced.append((key, position, REPLACED))
 
-    # What a step shows.
+    # Steps.
 
     def fill(self, arrays: StepArrays, message: Message) -> None:
-        """Fill in which requests a target's slots have; rows behind the slots' end those that were replaced."""
+        """Fill in the requests of a target's slots; added rows end replaced requests."""
         count, now = message.slots, self._now()
         self._grow(count)
         requests = self._requests.copy()
@@ -173,7 +173,7 @@ def _still_open(requests: SlotRequests, slots: npt.NDArray[np.intp], now: float)
 
 
 def _add_rows(arrays: StepArrays, ended: list[_Ended]) -> None:
-    """Put rows without tokens behind those that are there."""
+    """Append rows without tokens."""
     keys, positions, statuses = zip(*ended, strict=True)
     arrays.request_ids = np.append(arrays.request_ids, np.array(keys, np.uint64))
     arrays.positions = np.append(arrays.positions, positions)

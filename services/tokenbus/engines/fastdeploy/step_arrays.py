@@ -18,7 +18,7 @@ from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 
 LOWEST = np.float32(-9999)
-"""What an engine computes as minus infinity."""
+"""The engine's value for minus infinity."""
 _ROUNDING = np.float32(1e-3)
 """How far above 0 a logprob may be by rounding, after it was normalised again."""
 _ULPS = np.float32(1e-5)
@@ -90,7 +90,7 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
     top_ks = _least_of_slots(is_there.sum(axis=1), counts, width)
     is_wanted = np.arange(width) < np.repeat(top_ks, counts)[:, None]
     is_good = is_sound[:, 0] & (is_sound[:, 1:] | ~is_wanted).all(axis=1)
-    # What is not wanted stands behind all that is, and in no order.
+    # Unwanted alternatives are sorted to the end.
     others = np.where(is_wanted, values[:, 1:], -np.inf)
     order = np.lexsort((ids, -others), axis=1)
     if width and (order != np.arange(width)).any():

@@ -1,7 +1,8 @@
 """The switch: with TOKENBUS_FASTDEPLOY=on FastDeploy's ops are replaced where FastDeploy loads them.
 
-tokenbus_fastdeploy.pth has each Python of the environment import this module at its start while the variable is set. So
-this module imports only what the interpreter has loaded; numpy and our ops are imported when FastDeploy loads its own.
+While the variable is set, tokenbus_fastdeploy.pth makes each Python of the environment import this module at its start.
+So this module imports only modules that the interpreter has loaded anyway; numpy and our ops are imported when
+FastDeploy loads its own ops.
 """
 
 import os
@@ -36,7 +37,7 @@ def install() -> None:
 
 
 def state() -> str:
-    """Return `on` where the switch is on and FastDeploy has what it replaces, `off`, or what is wrong."""
+    """Return `on` if the switch is on and FastDeploy has the ops to replace, `off`, or an error."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         return "off"
     from importlib.util import find_spec  # noqa: PLC0415 - slow, and only `tokenbus fastdeploy` calls this
@@ -49,7 +50,7 @@ def state() -> str:
 
 
 def fault_of(folders: "Iterable[str] | None") -> str:
-    """Return what an installed FastDeploy lacks, or an empty string; nothing of it is imported."""
+    """Return the error if an installed FastDeploy lacks its ops, or an empty string; imports nothing of it."""
     if folders is None:
         return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
     looked_at = [os.path.join(folder, "model_executor", "ops") for folder in dict.fromkeys(folders)]  # noqa: PTH118 - pathlib costs

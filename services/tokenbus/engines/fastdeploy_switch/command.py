@@ -1,4 +1,4 @@
-"""tokenbus fastdeploy: FastDeploy's own command, with the ops replaced in every process that it starts."""
+"""tokenbus fastdeploy."""
 
 import argparse
 import os
@@ -55,13 +55,12 @@ _VARIABLES = (FORM, "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID")
 class _Start(NamedTuple):
     python: str
     options: list[str]
-    """Python's own, which say among others what it reads as it starts."""
+    """Python's own options, some of which change what it reads at its start."""
     script: str | None
-    """None: a module, a program in the command line, or what is not known."""
+    """The script; None for a module, a program in the command line, or an unknown program."""
 
 
 def declare(parser: Parser) -> None:
-    """Declare the options."""
     parser.description = _DESCRIPTION
     parser.usage = "tokenbus fastdeploy [-h] [--form NAME] -- COMMAND..."
     parser.add_argument(
@@ -74,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     """Replace this process by the command; raises CommandError with the reason if it cannot."""
     command: list[str] = options.rest
     if not command:
-        raise CommandError("fastdeploy: a command behind --, as `tokenbus fastdeploy -- python -m ...`", WRONG_USE)
+        raise CommandError("fastdeploy: expected a command after --: `tokenbus fastdeploy -- python -m ...`", WRONG_USE)
     program = shutil.which(command[0])
     if program is None and "/" in command[0] and os.path.exists(command[0]):  # noqa: PTH110 - as `which` takes it
         raise CommandError(f"{command[0]}: permission denied", _CANNOT_RUN)

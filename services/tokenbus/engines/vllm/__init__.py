@@ -1,4 +1,4 @@
-"""The engine vllm, and the scheduler of a vLLM that is deployed already; vLLM itself is imported when one is made."""
+"""The engine vllm, and the scheduler plugin for an existing vLLM. vLLM is imported when an engine is created."""
 
 from tokenbus.engines.vllm.engine import VllmEngine
 from tokenbus.engines.vllm.published import scheduler

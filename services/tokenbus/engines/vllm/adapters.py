@@ -1,4 +1,4 @@
-"""LoRA adapters: `--lora-modules` in the words of `vllm serve`, checked before the model is loaded."""
+"""LoRA adapters: `--lora-modules` as in `vllm serve`, validated before the model is loaded."""
 
 import json
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ _OPTION = "--lora-modules"
 _BOUNDS = bounds_in(Hello.DESCRIPTOR.fields_by_name["lora_adapters"].GetOptions())
 _FILE = "adapter_config.json"
 _FIELDS = frozenset({"name", "path", "base_model_name", "is_3d_lora_weight"})
-"""Of the JSON form. `base_model_name` changes nothing here: an adapter belongs to its worker's model."""
+"""The fields of the JSON form. `base_model_name` has no effect: an adapter belongs to its worker's model."""
 
 
 class Adapter(NamedTuple):
-    """An adapter that requests may name."""
+    """A LoRA adapter."""
 
     name: str
     path: str
     is_3d_lora_weight: bool = False
-    """vLLM's: in which of two layouts it has the weights of a mixture of experts."""
+    """vLLM's name for one of two weight layouts of a mixture of experts."""
 
     def request(self, vllm: Any, number: int) -> Any:  # noqa: ANN401 - vLLM's names, and its LoRARequest
-        """Return what vLLM wants with each request for it; `number` tells adapters apart and is at least 1."""
+        """Return vLLM's LoRARequest; `number` is the adapter's unique id, at least 1."""
         further = {"is_3d_lora_weight": True} if self.is_3d_lora_weight else {}
         return vllm.LoRARequest(lora_name=self.name, lora_int_id=number, lora_path=self.path, **further)
 
 
 def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
-    """Return the adapters of `--lora-modules`, none of which may be named `model`; a ValueError says what is wrong."""
+    """Parse `--lora-modules`; raises ValueError, also for an adapter with the name of the model."""
     if len(given) > _BOUNDS.max_items:
         raise ValueError(f"{_OPTION}: at most {_BOUNDS.max_items} adapters, got {len(given)}")
     adapters: dict[str, Adapter] = {}
@@ -46,16 +46,16 @@ def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
 
 
 def checked(where: str, adapter: Adapter) -> Adapter:
-    """Return an adapter with the whole path of its folder; a ValueError, which begins with `where`, if it is none."""
+    """Return the adapter with its absolute path; raises ValueError, prefixed with `where`, if it has no such folder."""
     folder = Path(adapter.path).expanduser()
     if not (folder / _FILE).is_file():
-        what = f"a folder without {_FILE}" if folder.is_dir() else "no folder"
-        raise ValueError(f"{where}: the folder of an adapter, got {what}: {folder}")
+        got = f"a folder without {_FILE}" if folder.is_dir() else "no folder"
+        raise ValueError(f"{where}: the folder of an adapter, got {got}: {folder}")
     return adapter._replace(path=str(folder.resolve()))
 
 
 def _adapter(value: str) -> Adapter:
-    """Read `name=path`, or an object in JSON; a value with a comma is the latter, as vLLM has it."""
+    """Parse `name=path` or a JSON object; like vLLM, treat a value with a comma as JSON."""
     if "=" in value and "," not in value:
         before, _, behind = value.partition("=")
         return Adapter(before, behind)

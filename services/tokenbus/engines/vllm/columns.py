@@ -1,7 +1,7 @@
-"""Columns: a step's rows, and vLLM's arrays of logprobs, as the arrays that the worker publishes. Numpy alone.
+"""Columns: converts a step's rows and vLLM's logprobs to the arrays of a step, in numpy.
 
-vLLM has one line for each token: the sampled token's id and logprob, then the most probable ones, as many as the row of
-the batch that asked for most. Lines of draft tokens that were rejected may be among them.
+vLLM has one line per token: the id and logprob of the sampled token, then of the most probable ones, as many as any row
+of the batch asked for. Rejected draft tokens may have lines, too.
 """
 
 from collections.abc import Sequence
@@ -29,22 +29,22 @@ _METHODS = {
     "eagle3": SpeculativeMethod.EAGLE,
 }
 UNSCORED = -1
-"""The top-k of a row that wants no logprobs at all."""
-_ABORTED = int(RowStatus.ABORTED)  # numpy takes longer for a member of an enumeration than for 256 elements
+"""The top-k of a row without logprobs."""
+_ABORTED = int(RowStatus.ABORTED)  # in numpy an enum member costs more than 256 elements
 _BEHIND = np.iinfo(np.int64).max
 _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 Logprobs = Any
-"""vLLM's LogprobsLists or our TokenScores: of lines the ids and their values, the sampled token's before the most
-probable ones', and the sampled token's rank; of rows the first line, or None where each has the line of its own index.
+"""vLLM's LogprobsLists or our TokenScores: per line the ids and logprobs (the sampled token first) and the sampled
+token's rank; per row the first line, or None if the row's index is its line.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Rows:
-    """What a step made of its requests: columns as those of StepArrays, and the last two."""
+    """The rows of a step: the columns of StepArrays, and two more."""
 
     request_ids: npt.NDArray[np.uint64]
     positions: npt.NDArray[np.uint32]
@@ -54,9 +54,9 @@ class Rows:
     draft_token_counts: npt.NDArray[np.uint8]
     stops: npt.NDArray[np.uint8]
     top_ks: npt.NDArray[np.int16]
-    """How many alternatives each wants, or UNSCORED."""
+    """The requested number of alternatives, or UNSCORED."""
     indices: npt.NDArray[np.intp]
-    """Where each is in vLLM's arrays of the step; unused without tokens."""
+    """The row's index in vLLM's arrays; unused for a row without tokens."""
 
     def __len__(self) -> int:
         return self.request_ids.size
@@ -82,7 +82,7 @@ NO_ROWS = Rows(
 
 
 def method_of(name: str | None) -> SpeculativeMethod:
-    """Return the contract's name for vLLM's method of speculation; those that it does not know use a draft model."""
+    """Map vLLM's speculative method to the contract's; unknown ones count as a draft model."""
     if name is None:
         return SpeculativeMethod.NONE
     if name.endswith("_mtp"):
@@ -91,7 +91,7 @@ def method_of(name: str | None) -> SpeculativeMethod:
 
 
 def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, value_kind: ValueKind) -> StepArrays:
-    """Return a step's rows as arrays; a ValueError says that vLLM's arrays are not of these rows."""
+    """Convert rows to a step; raises ValueError if vLLM's arrays do not match the rows."""
     prefilling = int(np.count_nonzero((rows.positions == 0) & (rows.statuses != _ABORTED)))
     made = StepArrays(
         request_ids=rows.request_ids,
@@ -105,7 +105,7 @@ def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, va
         method=method,
         value_kind=value_kind,
     )
-    # A row without tokens has no values, and must not ask for more alternatives than the others' arrays have.
+    # A row without tokens has no values, and must not count in the width of the arrays.
     scored = (rows.top_ks != UNSCORED) & (rows.token_counts > 0)
     if scored.any():
         _score(made, rows, scored, logprobs)
@@ -120,7 +120,7 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
     width = int(top_ks.max())
     sampled = logprobs.logprob_token_ids[lines, 0]
     if not np.array_equal(sampled, rows.token_ids[np.repeat(scored, rows.token_counts)]):
-        raise ValueError("vLLM's logprobs are of other tokens than it sampled")
+        raise ValueError("vLLM's logprobs belong to other tokens than the sampled ones")
     given = logprobs.logprobs.shape[1] - 1
     if width > given:
         raise ValueError(f"vLLM gave {given} alternatives to a request that wants {width}")
@@ -129,7 +129,7 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
     made.logprobs = logprobs.logprobs[lines, 0]
     made.ranks = logprobs.sampled_token_ranks[lines]
     if width:
-        wanted = slice(1, 1 + width)  # before the lines, as a view: vLLM may have a column for each of its vocabulary
+        wanted = slice(1, 1 + width)  # a view first: vLLM may have a column for each token of the vocabulary
         ids, values = logprobs.logprob_token_ids[:, wanted][lines], logprobs.logprobs[:, wanted][lines]
         made.alternative_token_ids, made.alternative_logprobs = in_order(ids, values, np.repeat(top_ks, counts))
     if getattr(logprobs, "extras", None) is not None:
@@ -137,7 +137,7 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
 
 
 def _lines_of(indices: Lines, counts: npt.NDArray[np.uint8], starts: Sequence[int] | None) -> Lines:
-    """Return the lines of the tokens that the rows keep; what was rejected comes after them in each row."""
+    """Return the lines of the accepted tokens; in each row the rejected ones follow."""
     first = indices if starts is None else np.asarray(starts, np.intp)[indices]
     if counts.max() == 1:
         return first
@@ -146,10 +146,10 @@ def _lines_of(indices: Lines, counts: npt.NDArray[np.uint8], starts: Sequence[in
 
 
 def in_order(ids: Ids, values: Values, top_ks: npt.NDArray[np.integer]) -> tuple[Ids, Values]:
-    """Return each line's first `top_ks` alternatives with the largest value first and, among ties, the lowest id.
+    """Sort each line's first `top_ks` alternatives by value, ties by the lowest id.
 
-    Ties are common in bfloat16, and torch.topk leaves their order open. What is behind a line's own top-k is left out
-    of the order, and of no use: which of several ties is the last of k is for vLLM to say.
+    Ties are common in bfloat16, and torch.topk does not define their order. Alternatives after a line's top-k stay
+    unsorted and unused; vLLM decides which of several ties is the last of k.
     """
     width = ids.shape[1]
     all_ids, all_values = ids.reshape(-1), values.reshape(-1)
@@ -159,15 +159,15 @@ def in_order(ids: Ids, values: Values, top_ks: npt.NDArray[np.integer]) -> tuple
     rises[width - 1 :: width] = is_wrong[width - 1 :: width] = False  # between two lines
     if not is_wrong.any():
         return ids, values
-    # One number for each alternative, by which it sorts: its value's bits, inverted, above its id's.
-    bits = (values.astype(np.float32) + np.float32(0)).view(np.int32)  # the sum makes zeros of one sign
+    # The sort key of an alternative: the inverted bits of its value above the bits of its id.
+    bits = (values.astype(np.float32) + np.float32(0)).view(np.int32)  # the sum turns -0 into +0
     bits ^= (bits >> _SIGN) & _MAGNITUDE
     places = ((~bits).astype(np.int64) << np.int64(32)) | ids
     if top_ks.min() < width:
         places[np.arange(width) >= top_ks[:, None]] = _BEHIND
     places.sort(axis=1)
     ids = (places & np.int64(0xFFFFFFFF)).astype(ids.dtype)
-    if not rises.any():  # ties alone changed places
+    if not rises.any():  # only ties were reordered
         return ids, values
     bits = ~(places >> np.int64(32)).astype(np.int32)
     bits ^= (bits >> _SIGN) & _MAGNITUDE

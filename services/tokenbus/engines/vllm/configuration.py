@@ -1,4 +1,4 @@
-"""Configuration: vLLM's own options, the model's folder and our limits, as the VllmConfig of an engine."""
+"""Configuration: builds vLLM's VllmConfig from vLLM's options, the model's folder and our limits."""
 
 import os
 from argparse import BooleanOptionalAction
@@ -19,26 +19,26 @@ _LOGPROBS = ("raw_logprobs", "processed_logprobs")
 
 
 def check_model(model: Path | None) -> Path:
-    """Return the model's folder, or raise a ValueError; vLLM need not be imported for this."""
+    """Return the model's folder; raises ValueError. Does not import vLLM."""
     if model is None:
         raise ValueError("--model: the folder of the model, got none")
     if not (model / "config.json").is_file():
-        what = "a folder without config.json" if model.is_dir() else "no folder"
-        raise ValueError(f"--model: the folder of a model, got {what}: {model}")
+        got = "a folder without config.json" if model.is_dir() else "no folder"
+        raise ValueError(f"--model: the folder of a model, got {got}: {model}")
     return model
 
 
 class Configured(NamedTuple):
-    """What vLLM is started with."""
+    """The configuration of an engine."""
 
     vllm: Any
     adapters: list[Adapter]
     has_token_scores: bool
-    """Whether `token_logprobs` scores tokens in vLLM's sampler."""
+    """Whether our `token_logprobs` scores tokens in vLLM's sampler."""
 
 
 def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Configured:
-    """Return vLLM's configuration, and what it has no place for; a ValueError says what does not fit."""
+    """Build the configuration; raises ValueError."""
     parsed = _parsed(vllm, given)
     parsed.model = str(model.resolve())
     arguments = vllm.EngineArgs.from_cli_args(parsed)
@@ -55,7 +55,7 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
     if parsed.token_scores:
         os.environ.setdefault(_RUNNER, "0")
     config = _created(vllm, arguments)
-    if config.scheduler_config.max_num_seqs > most:  # vLLM's own default, which depends on the device
+    if config.scheduler_config.max_num_seqs > most:  # vLLM's default, which depends on the device
         arguments.max_num_seqs = most
         config = _created(vllm, arguments)
     keep_eager(config)
@@ -73,34 +73,33 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
 def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
 
     class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known at run time alone
-        """vLLM's parser, which raises what is wrong in the place of ending the process."""
+        """vLLM's parser, but errors are raised instead of ending the process."""
 
         def error(self, message: str) -> NoReturn:
-            """Raise a ValueError."""
             raise ValueError(f"vLLM's options: {message}")
 
     parser = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --"))
-    # Options of its API server's that the engine needs.
+    # Options of vLLM's API server that the engine needs.
     parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH")
-    scores = "have token_logprobs score tokens in vLLM's sampler, which then knows more of them"
+    scores = "score tokens with token_logprobs in vLLM's sampler, which offers more scores"
     parser.add_argument("--token-scores", action=BooleanOptionalAction, default=False, help=scores)
     return parser.parse_args(list(given))
 
 
 def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as above
-    # As vLLM's own server has it: some of its defaults depend on what it is used for.
+    # As in vLLM's own server: some defaults depend on the usage context.
     return arguments.create_engine_config(vllm.UsageContext.OPENAI_API_SERVER)
 
 
 def keep_eager(config: Any) -> None:  # noqa: ANN401 - as above
-    """Have vLLM compile nothing with `--enforce-eager` on a CPU."""
+    """Turn compilation off with `--enforce-eager` on a CPU."""
     if config.model_config.enforce_eager and config.device_config.device_type == "cpu":
-        # Otherwise it compiles two functions of its sampler at the first token, for 20 s or more.
+        # Otherwise vLLM compiles two functions of its sampler at the first token, which takes 20 s or more.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as above
-    """Compare the tokens that vLLM may emit with those that a batch may hold; a ValueError says what does not fit."""
+    """Raise ValueError if vLLM may emit more tokens per row than the limits allow."""
     limits, speculative = settings.limits, config.speculative_config
     drafts = speculative.num_speculative_tokens if speculative is not None else 0
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
@@ -110,23 +109,23 @@ def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as 
 
 
 def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as above
-    """Raise a ValueError for a setting of more alternatives than vLLM computes for one token."""
+    """Raise ValueError for a setting with more alternatives than vLLM computes."""
     most = config.model_config.max_logprobs
     if 0 <= most < top_k:
         raise ValueError(f"{key}: at most {most}, as --max-logprobs, got {top_k}")
 
 
 def check_token_scores(config: Any) -> None:  # noqa: ANN401 - as above
-    """Raise a ValueError for a vLLM whose sampler cannot be ours."""
+    """Raise ValueError if vLLM's sampler cannot be replaced."""
     mode = str(config.model_config.logprobs_mode)
     if mode not in _LOGPROBS:
         raise ValueError(f"--token-scores: --logprobs-mode {' or '.join(_LOGPROBS)}, got {mode}")
     if config.use_v2_model_runner:
-        raise ValueError(f"--token-scores: vLLM's V1 model runner, got V2, as {_RUNNER} or the model says")
+        raise ValueError(f"--token-scores: vLLM's V1 model runner, got V2, because of {_RUNNER} or the model")
 
 
 def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer
-    """Return digest and probes of the tokenizer that vLLM uses (0, none: unknown); log if the folder's own differs."""
+    """Return the digest and probes of vLLM's tokenizer, or 0 and none; log if the folder's tokenizer differs."""
     try:
         from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
 

@@ -1,4 +1,4 @@
-"""ControlledCore: what operators may ask of vLLM while it runs: its pause, its weights, its memory, its adapters."""
+"""ControlledCore: operator commands to a running vLLM: pause, weights, memory, adapters."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ _OF_STAGE = {
     WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH: ("finish_weight_update", ""),
     WeightTransferStage.WEIGHT_TRANSFER_STAGE_SHUTDOWN: ("shutdown_weight_transfer_engine", ""),
 }
-"""What vLLM's worker processes call each stage, and the argument of it that has what the trainer says."""
+"""vLLM's method of each stage, and the name of the argument with the trainer's data."""
 
 
 class ControlledCore:
-    """A vLLM's EngineCore that operators control; `ControlledEngine` says what each method is for."""
+    """An EngineCore of vLLM under operator control; `ControlledEngine` documents the methods."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any, core: Any, model: Path) -> None:  # noqa: ANN401 - vLLM's
         self._vllm, self._config, self._core = vllm, config, core
         self._model = model
         self._weights: Path | None = model
-        """The folder that its weights are from; None: they are from a trainer."""
+        """The folder of the current weights; None: they came from a trainer."""
         self._adapters: dict[str, Any] = {}
-        """vLLM's LoRARequest of each adapter that requests may name."""
+        """vLLM's LoRARequest of each loaded adapter."""
         self._adapter_number = self._weights_number = 0
-        """How many adapters, and how many sets of weights, were loaded while it runs."""
+        """The number of adapters, and of sets of weights, loaded so far at run time."""
         self._is_paused = False
         self.weight_version = 0
         self.world_size: int = config.parallel_config.world_size
@@ -46,27 +46,26 @@ class ControlledCore:
 
     @property
     def lora_adapters(self) -> Sequence[str]:
-        """The adapters that requests may name."""
+        """The names of the loaded adapters."""
         return tuple(self._adapters)
 
     def salted(self, cache_salt: str, adapter: str) -> str | None:
-        """Return a request's cache salt with numbers of its weights: versions and names may come again with others."""
+        """Extend a request's cache salt by load counters: a version or a name may be reused for other weights."""
         known = self._adapters.get(adapter)
         marks = [("weights", self._weights_number), ("adapter", 0 if known is None else known.lora_int_id)]
         return cache_salt + "".join(f"@{kind}-{number}" for kind, number in marks if number) or None
 
     def pause(self, *, running: bool) -> None:
-        """Schedule no new request, and if `running` no token of those that run."""
+        """Schedule no new requests; with `running` no tokens at all."""
         states, self._is_paused = self._vllm.PauseState, True
         self._core.scheduler.set_pause_state(states.PAUSED_ALL if running else states.PAUSED_NEW)
 
     def resume(self) -> None:
-        """Schedule all requests."""
         self._core.scheduler.set_pause_state(self._vllm.PauseState.UNPAUSED)
         self._is_paused = False
 
     def load_weights(self, folder: Path) -> None:
-        """Load the weights in a folder, or put back those that there were."""
+        """Load the weights of a folder; on failure, reload the previous ones."""
         self._check_weights(folder)
         try:
             self._call("reload_weights", weights_path=str(folder))
@@ -77,20 +76,20 @@ class ControlledCore:
             _log.warning("weights not loaded: those before them are put back", folder=str(folder), reason=str(error))
             self._call("reload_weights", weights_path=str(before))
             raise ValueError(
-                f"load_weights.folder: weights that vLLM loads, got {type(error).__name__}: {error}"
+                f"load_weights.folder: weights that vLLM can load, got {type(error).__name__}: {error}"
             ) from error
         self._weights = folder
         self._weights_number += 1
 
     def _check_weights(self, folder: Path) -> None:
-        """Raise a ValueError for weights that are not of the same model."""
+        """Raise ValueError if the tensors have other shapes than the model."""
         given = _shapes_in(folder)
         for name, shape in self._shapes.items():
             if (found := given.get(name)) != shape:
                 raise ValueError(f"load_weights.folder: {name} of shape {shape}, as in the model, got {found}")
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Have vLLM's own weight transfer do one stage."""
+        """Run one stage of vLLM's weight transfer."""
         if self._config.weight_transfer_config is None:
             raise ValueError("transfer_weights: a vLLM with --weight-transfer-config, got one without")
         method, argument = _OF_STAGE[stage]
@@ -106,36 +105,36 @@ class ControlledCore:
             self._weights_number += 1
 
     def _own(self, arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """Return arguments as each process picks its own: by its rank among those of all data-parallel engines."""
+        """Pad per-process arguments so that each process finds its own by its global data-parallel rank."""
         if isinstance(arguments, Mapping):
             return arguments
         return [{}] * (self._config.parallel_config.data_parallel_index * self.world_size) + list(arguments)
 
     def sleep(self, level: int) -> None:
-        """Free memory: at 1 weights move to the host, at 2 they are dropped; what is cached is dropped at both."""
+        """Free memory: level 1 moves the weights to the host, level 2 drops them; both drop the caches."""
         if not self._config.model_config.enable_sleep_mode:
             raise ValueError(f"sleep.level: 0 without --enable-sleep-mode, got {level}")
         self.reset_prefix_cache(also_running=True)
         self._core.model_executor.sleep(level)
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Take memory again; return whether all is there."""
+        """Reallocate memory; return whether vLLM is fully awake."""
         executor = self._core.model_executor
         if executor.is_sleeping:
             executor.wake_up(list(tags) or None)
         return not executor.is_sleeping
 
     def reset_prefix_cache(self, *, also_running: bool = False) -> None:
-        """Forget all prefixes; requests that hold some are in the way, unless they are to compute theirs again."""
+        """Clear the prefix cache; fails while requests hold blocks, unless `also_running` makes them recompute."""
         if not self._core.reset_prefix_cache(reset_running_requests=also_running):
-            raise ValueError("reset_prefix_cache: no request that holds blocks of it, got some")
+            raise ValueError("reset_prefix_cache: running requests hold blocks of the cache")
 
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Call a method of each of vLLM's worker processes, and return results as vLLM's own route does.
+        """Call a method of each of vLLM's worker processes, and return the results like vLLM's own route.
 
-        It may change weights: prompts' states from before are not used again, and no folder is known to have these.
+        The method may change the weights, so cached prompts are not reused and the weights' folder is unknown.
         """
         self._weights = None
         self._weights_number += 1
@@ -143,12 +142,11 @@ class ControlledCore:
         return [each if each is None or isinstance(each, dict | list) else str(each) for each in results]
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
-        """Have vLLM load an adapter."""
         if self._config.lora_config is None:
             raise ValueError("load_adapter: a vLLM with --enable-lora, got one without")
         before = self._adapters.get(name)
         if before is not None and not replace:
-            raise ValueError(f"load_adapter.name: one that has not already been loaded, got {name!r}")
+            raise ValueError(f"load_adapter.name: {name!r} has already been loaded")
         self._load(checked("load_adapter.folder", Adapter(name, str(folder))))
         if before is not None:
             self._core.remove_lora(before.lora_int_id)
@@ -160,7 +158,7 @@ class ControlledCore:
         self._adapters[adapter.name] = request
 
     def unload_adapter(self, name: str) -> None:
-        """Have vLLM forget an adapter; requests that run with it keep it."""
+        """Unload an adapter; running requests keep it."""
         request = self._adapters.pop(name, None)
         if request is None:
             raise ValueError(f"unload_adapter.name: one of {', '.join(self._adapters) or 'none'}, got {name!r}")
@@ -182,13 +180,13 @@ def _facts(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's VllmConfig
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:
-    """Return the shape of each tensor in a folder's safetensors; a ValueError says why there are none."""
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - vLLM brings it
+    """Return the shapes of the tensors in a folder's safetensors; raises ValueError."""
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - installed with vLLM
 
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files:
-        what = "one without" if folder.is_dir() else "no folder"
-        raise ValueError(f"load_weights.folder: a folder with *.safetensors, got {what}: {folder}")
+        got = "one without" if folder.is_dir() else "no folder"
+        raise ValueError(f"load_weights.folder: a folder with *.safetensors, got {got}: {folder}")
     shapes = {}
     for path in files:
         try:

@@ -1,4 +1,4 @@
-"""VllmEngine: vLLM's EngineCore in this process, stepped as vLLM's own InprocClient does, without its front end."""
+"""VllmEngine: runs vLLM's EngineCore in this process, like vLLM's InprocClient, without vLLM's front end."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -29,44 +29,44 @@ class _Computed(NamedTuple):
     indices: dict[str, int]
     logprobs: Logprobs
     prompts: Mapping[str, Any]
-    """The LogprobsTensors of prompts that were computed to their ends."""
+    """The LogprobsTensors of completed prompts."""
     outputs: Sequence[Any]
 
 
 class _Tokenizer:
-    """The model's tokenizer as admission uses it."""
+    """The model's tokenizer, with the interface that admission needs."""
 
     def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:  # noqa: ANN401 - vLLM's, or None
         self._tokenizer = tokenizer
         self.vocabulary_size = vocabulary_size
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens, with those that the model wants around it."""
+        """Return a text's tokens, with the model's special tokens."""
         if self._tokenizer is None:
-            raise ValueError("text.text: token ids, since vLLM runs without a tokenizer here, got text")
+            raise ValueError("text.text: vLLM runs without a tokenizer here; send token ids")
         return list(self._tokenizer.encode(text))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Unused: stop strings are found by vLLM's own detokenizer."""
+        """Unused: vLLM's detokenizer finds stop strings."""
         raise NotImplementedError
 
 
 class VllmEngine(ControlledCore):
-    """An engine of any model that vLLM runs.
+    """An engine for any model that vLLM supports.
 
-    Make it on the thread that steps it: OpenMP's threads, their cores and a CUDA device belong to a thread.
+    Create it on the thread that steps it: OpenMP's threads, their cores and the CUDA device belong to that thread.
     """
 
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
-        """A ValueError says which option or version does not fit, a RuntimeError or ImportError what is missing."""
+        """Start vLLM; raises ValueError for an option or version, RuntimeError or ImportError for anything missing."""
         settings = settings or Settings()
         model = check_model(model)
-        # Before vLLM is imported: standard output is the command's own.
+        # Before vLLM is imported: standard output belongs to the command.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         vllm = load_vllm()
         self._refusals = (ValueError, vllm.VLLMValidationError)
         self._is_broken = False
-        with ExitStack() as undone:  # what fails leaves no process of vLLM's, nor memory of a device
+        with ExitStack() as undone:  # a failure must leave no process of vLLM and no device memory
             try:
                 config, adapters, has_token_scores = configured(vllm, model, arguments, settings)
                 if has_token_scores:
@@ -103,8 +103,7 @@ class VllmEngine(ControlledCore):
             self.dp_rank: int = config.parallel_config.data_parallel_index
             described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
             self.tokenizer_digest, self.tokenizer_probes = described
-            """What says whether a gateway has the same tokenizer, and in which text it differs."""
-            # The core may have lowered the context to what its cache holds.
+            # The core may have lowered the context to the capacity of its cache.
             self._context: int = config.model_config.max_model_len
             self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
             self._defaults = config.model_config.get_diff_sampling_param()
@@ -118,29 +117,26 @@ class VllmEngine(ControlledCore):
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids the model has."""
         return self._tokenizer.vocabulary_size
 
     @property
     def max_model_tokens(self) -> int:
-        """How many tokens a request's prompt and output may have together."""
         return self._context
 
     @property
     def kv_cache_usage(self) -> float:
-        """How much of the cache requests use, from 0 to 1."""
+        """The used share of the KV cache, from 0 to 1."""
         return float(self._core.scheduler.kv_cache_manager.usage)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
         if self._is_broken or self._aborted or self._core.batch_queue:
             return True
-        # While it is halted, vLLM counts none that it must not compute.
+        # While vLLM is paused, `has_requests` does not count paused requests.
         return bool(self._core.scheduler.has_requests() or (self._requests and not self._is_paused))
 
     def admit(self, generate: Generate) -> int:
-        """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""
+        """Pass a request to vLLM and return the length of its prompt; raises ValueError."""
         name = f"{generate.request_id:016x}"
         if name in self._requests:
             raise ValueError(f"request_id: {generate.request_id} is in use already")
@@ -166,7 +162,7 @@ class VllmEngine(ControlledCore):
             request = self._inputs.process_inputs(
                 name,
                 vllm.tokens_input(prompt + accepted, cache_salt=salt),
-                vllm.SamplingParams(**given, skip_clone=True),  # a deep copy of it takes a third of this function
+                vllm.SamplingParams(**given, skip_clone=True),  # a deep copy takes a third of this function's time
                 supported_tasks=self._tasks,
                 lora_request=adapter,
                 priority=sampling.priority,
@@ -181,14 +177,14 @@ class VllmEngine(ControlledCore):
         self._requests.add(name, request)
         return len(prompt)
 
-    def abort(self, key: int) -> None:
-        """End a request at the next step; one that is not known needs no end."""
-        name = f"{key:016x}"
+    def abort(self, request_id: int) -> None:
+        """End a request at the next step, if it is open."""
+        name = f"{request_id:016x}"
         if name in self._requests and name not in self._aborted:
             self._aborted.append(name)
 
     def step(self) -> Sequence[StepArrays]:
-        """Let vLLM compute a step, and return what became of its rows; none while it fills its queue of batches."""
+        """Let vLLM compute a step and return its rows; empty while vLLM fills its batch queue."""
         if self._is_broken:
             raise EngineBrokenError(_DIED)
         aborted, self._aborted = self._aborted, []
@@ -213,7 +209,6 @@ class VllmEngine(ControlledCore):
         return [*made, self._requests.arrays(last_rows, None)] if last_rows else made
 
     def close(self) -> None:
-        """End vLLM and its processes."""
         self._core.shutdown()
 
     def _compute(self) -> None:
@@ -221,14 +216,14 @@ class VllmEngine(ControlledCore):
             _outputs, model_executed = self._core.step_fn()
             self._core.post_step(model_executed=model_executed)
         except Exception as error:
-            # What the step has done to the requests is not known, so all of them end; a dead process ends the worker.
-            # vLLM wakes this thread before it calls `_note_broken`.
+            # The state of the requests is unknown, so all of them end; a dead process also ends the worker. vLLM wakes
+            # this thread before it calls `_note_broken`.
             if self._is_broken or getattr(self._core.model_executor, "is_failed", False):
                 raise EngineBrokenError(f"{_DIED}: {_line(error)}") from error
             raise
 
     def _observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler
-        """Keep each step's arrays of logprobs, which vLLM would cut up into objects for each request."""
+        """Keep each step's logprob arrays, which vLLM would split into objects per request."""
         update = scheduler.update_from_output
 
         def update_from_output(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
@@ -242,9 +237,9 @@ class VllmEngine(ControlledCore):
         scheduler.update_from_output = update_from_output
 
     def _detokenizer(self, request: Any, accepted: list[int], min_tokens: int) -> Any:  # noqa: ANN401 - vLLM's own
-        """Return what finds stop strings; it counts the accepted tokens as output, so that a stop may begin in them."""
+        """Return the detector of stop strings. Accepted tokens count as output, so a stop may begin in them."""
         if self._inputs.tokenizer is None:
-            raise ValueError("sampling.stop: none, since vLLM runs without a tokenizer here, got some")
+            raise ValueError("sampling.stop: vLLM runs without a tokenizer here, so it finds no stop strings")
         if accepted:
             request, request.sampling_params = copy(request), copy(request.sampling_params)
             request.prompt_token_ids = request.prompt_token_ids[: -len(accepted)]
@@ -255,12 +250,12 @@ class VllmEngine(ControlledCore):
         return detokenizer
 
     def _note_broken(self) -> None:
-        """Keep that a process of vLLM's has died; vLLM calls this on a thread of its own."""
+        """Record that a process of vLLM has died; vLLM calls this on another thread."""
         self._is_broken = True
 
 
 def _refusal(error: BaseException) -> str:
-    """Return why vLLM refuses a request, in one line that begins with the sampling parameter that vLLM names."""
+    """Return vLLM's reason in one line, prefixed with the sampling parameter if vLLM names one."""
     name = getattr(error, "parameter", None)
     if name not in SamplingParameters.DESCRIPTOR.fields_by_name:
         return _line(error)
@@ -268,5 +263,5 @@ def _refusal(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return what an error says in one line; pydantic's have several."""
+    """Return an error's message in one line; pydantic's have several."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Parameters: what a request asks for, as the arguments of vLLM's SamplingParams."""
+"""Parameters: converts a request to the arguments of vLLM's SamplingParams."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ _PLAIN = frozenset({"str", "int", "float", "bool"})
 
 
 class _Parameter(NamedTuple):
-    """One field of our SamplingParameters: vLLM's name for it, and its value as vLLM wants it."""
+    """vLLM's name of a field of our SamplingParameters, and the conversion of its value."""
 
     name: str
     value: Callable[[Any], Any]
@@ -35,7 +35,7 @@ def _form(output: StructuredOutput) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return what vLLM's extensions take; its own server takes no other kinds of values."""
+    """Parse the arguments of vLLM's extensions; like vLLM's server, allow only plain values and lists of them."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -55,7 +55,7 @@ _PARAMETERS = {
     "temperature": _Parameter("temperature", float),
     "top_p": _Parameter("top_p", float),
     "top_k": _Parameter("top_k", int),
-    # A signed number there, and -1 would mean none.
+    # vLLM's seed is signed, and -1 means no seed.
     "seed": _Parameter("seed", lambda seed: seed % _SEEDS),
     "stop": _Parameter("stop", list),
     "stop_token_ids": _Parameter("stop_token_ids", list),
@@ -73,13 +73,13 @@ _PARAMETERS = {
     "structured_output": _Parameter("structured_outputs", _form),
     "engine_arguments": _Parameter("extra_args", _arguments),
 }
-"""By the names of our fields. One that is not here, nor below, is refused by its name."""
+"""By our field names; fields that are neither here nor in BESIDE are refused."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
-"""Fields that vLLM takes beside its SamplingParams."""
+"""Fields that are not part of vLLM's SamplingParams."""
 _OF_OUTPUT = ("structured_outputs", "presence_penalty", "frequency_penalty", "bad_words")
-"""Arguments that follow from the whole output, which vLLM does not have of a continued request."""
+"""Arguments that depend on the whole output, which vLLM does not have in a continued request."""
 SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs", "prompt_logprobs")
-"""All arguments of SamplingParams that a request may come to."""
+"""All used arguments of SamplingParams."""
 
 
 def sampling_arguments(
@@ -90,7 +90,7 @@ def sampling_arguments(
     top_logprobs: int,
     has_token_scores: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments of vLLM's SamplingParams, by default the model's; a ValueError says what is refused."""
+    """Return the arguments of SamplingParams, based on the model's defaults; raises ValueError."""
     if not generate.request_id:
         raise ValueError("request_id: at least 1, got 0")
     if generate.include_draft_logprobs:
@@ -99,14 +99,14 @@ def sampling_arguments(
     if generate.top_logprobs > most:
         raise ValueError(f"top_logprobs: at most {most}, got {generate.top_logprobs}")
     check_ids("sampling.stop_token_ids", generate.sampling.stop_token_ids, vocabulary_size)
-    # vLLM's own default would be 16 tokens.
+    # vLLM's default would be 16 tokens.
     arguments: dict[str, Any] = {"max_tokens": None, **defaults}
     for field, value in generate.sampling.ListFields():
         if field.name in BESIDE:
             continue
         parameter = _PARAMETERS.get(field.name)
         if parameter is None:
-            raise ValueError(f"sampling.{field.name}: not known to the engine vllm")
+            raise ValueError(f"sampling.{field.name}: not supported by the engine vllm")
         arguments[parameter.name] = parameter.value(value)
     _shorten(arguments, generate)
     if generate.HasField("top_logprobs"):
@@ -120,7 +120,7 @@ def sampling_arguments(
 
 
 def begin_only(arguments: dict[str, Any]) -> bool:
-    """Have vLLM compute one token, and keep the cache for a decode worker; return whether more tokens are wanted."""
+    """Limit the request to one token and keep its cache for a decode worker; return whether it needs more tokens."""
     if arguments["max_tokens"] == 1:
         return False
     arguments |= {"max_tokens": 1, "min_tokens": min(1, arguments.get("min_tokens") or 0)}
@@ -130,7 +130,7 @@ def begin_only(arguments: dict[str, Any]) -> bool:
 
 
 def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
-    """Reduce what counts the output's tokens by those of earlier turns, which vLLM takes for a part of the prompt."""
+    """Subtract the tokens of earlier turns, which vLLM sees as part of the prompt, from the token limits."""
     if not generate.continuation.token_ids:
         return
     for name in _OF_OUTPUT:
@@ -147,12 +147,12 @@ def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
 def _of_prompt(asked: PromptScoring, *, has_token_scores: bool) -> dict[str, Any]:
     if asked.token_ids and not has_token_scores:
         raise ValueError(f"prompt_scoring.token_ids: none without --token-scores, got {len(asked.token_ids)}")
-    # A request of vLLM's has a token at least: the worker drops it.
+    # vLLM needs at least one token; the worker drops it.
     return {"prompt_logprobs": asked.top_logprobs, **({"max_tokens": 1} if asked.without_generation else {})}
 
 
 def _transfer(generate: Generate) -> dict[str, Any]:
-    """Return where vLLM's connector finds the cache of a request that began at a prefill worker."""
+    """Return the parameters with which vLLM's connector finds the prefill worker's cache."""
     state = generate.continuation.transfer_state
     try:
         return {_TRANSFER: json.loads(state)} if state else {}
@@ -161,10 +161,10 @@ def _transfer(generate: Generate) -> dict[str, Any]:
 
 
 def _extra_arguments(generate: Generate, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is for vLLM's extensions, and for our sampler."""
+    """Return the arguments for vLLM's extensions and for our sampler."""
     for name in (ASKED, GIVEN, _TRANSFER):
         if name in given:
-            raise ValueError(f"sampling.engine_arguments.{name}: none, which the worker sets, got one")
+            raise ValueError(f"sampling.engine_arguments.{name}: only the worker may set it")
     extra = dict(given)
     if generate.HasField("token_scoring"):
         extra[ASKED] = as_argument(generate.token_scoring)

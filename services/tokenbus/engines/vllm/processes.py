@@ -1,8 +1,8 @@
-"""Processes: vLLM's own worker processes, kept from the signals that are sent to the group of ours, and waited for.
+"""Processes: protects vLLM's worker processes from the signals of our process group, and waits for them.
 
-Where vLLM runs the model in processes of their own, those end at once at SIGTERM and SIGINT, which a terminal and a
-service manager send to the whole group: the requests that we drain could not be finished. In a session of their own
-they end when vLLM is told to shut down, and when our process is gone: they watch a pipe of it.
+A terminal or a service manager sends SIGTERM and SIGINT to the whole process group. vLLM's worker processes would end
+at once, and the requests could not be drained. In a session of their own they end when vLLM shuts down, or when our
+process is gone: they watch a pipe.
 """
 
 import os
@@ -14,13 +14,13 @@ from typing import Any
 _MOST_SPIN_SECONDS = 0.001
 _MOST_WAIT_MS = 1
 _worker_main: Callable[..., None] | None = None
-"""vLLM's own function, kept in this process and in those forked from it."""
+"""vLLM's function, kept in this process and its forks."""
 
 
 @contextmanager
 def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's WorkerProc
-    """Let the processes that vLLM starts meanwhile begin with a session of their own."""
-    global _worker_main  # noqa: PLW0603 - a process that was forked must find it
+    """Let processes that vLLM starts in this block create a new session."""
+    global _worker_main  # noqa: PLW0603 - forked processes need it
     _worker_main = worker_process.worker_main
     worker_process.worker_main = staticmethod(main)
     try:
@@ -30,11 +30,11 @@ def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
 
 
 def sleep_while_they_compute(executor: Any) -> None:  # noqa: ANN401 - vLLM's Executor
-    """Let the thread that steps vLLM sleep until a process has computed; vLLM's own way is to spin for up to a second.
+    """Let the stepping thread sleep while vLLM's processes compute; vLLM would spin for up to a second.
 
-    Spinning takes a core, which our other threads and the services beside this one need. A process of vLLM's wakes its
-    reader, but not for a message that follows another within about a millisecond: so long the reader spins, and later
-    it looks for itself every millisecond. A version that waits in another way is left as it is: only time is lost.
+    Spinning needs a core, which our other threads and other services need, too. vLLM's processes wake the reader except
+    for a message within about a millisecond of the previous one, so the reader spins for a millisecond and then polls
+    every millisecond. A version of vLLM that waits differently is left unchanged: that costs only CPU time.
     """
     for worker in getattr(executor, "workers", ()):
         condition = getattr(getattr(worker, "worker_response_mq", None), "_spin_condition", None)
@@ -48,9 +48,9 @@ def _wait_briefly(wait: Callable[[int], None], timeout_ms: int | None = None) ->
 
 
 def main(*arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as vLLM gives them
-    """Run one of vLLM's worker processes."""
+    """Run a worker process of vLLM in its own session."""
     os.setsid()
-    if _worker_main is None:  # a new interpreter, where nothing was replaced
+    if _worker_main is None:  # a new interpreter, in which nothing was replaced
         from vllm.v1.executor.multiproc_executor import WorkerProc
 
         WorkerProc.worker_main(*arguments, **named)

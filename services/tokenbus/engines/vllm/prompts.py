@@ -1,4 +1,4 @@
-"""Prompts: the scores of prompts' tokens, as vLLM has them when a prompt is computed."""
+"""Prompts: converts vLLM's scores of prompt tokens."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,23 +12,23 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 
 
 class _Wanted(NamedTuple):
-    key: int
+    request_id: int
     first: int
     alternatives: int
     are_named: bool
-    """Whether these are given ids, in the place of the most probable."""
+    """Whether the alternatives are given ids instead of the most probable ones."""
 
 
 class PromptsToScore:
-    """The requests whose prompts are to be scored, by vLLM's names for them, until they are."""
+    """The requests with prompts that are not yet scored, by vLLM's names."""
 
     def __init__(self) -> None:
         self._wanted: dict[str, _Wanted] = {}
         self.alone: set[str] = set()
-        """The requests that want the scores and no token, which vLLM makes in any case."""
+        """The requests that ask for scores only; vLLM still computes a token."""
 
     def add(self, name: str, generate: Generate) -> None:
-        """Add a request that vLLM has from now on, if it asks for scores."""
+        """Add a request, if it asks for prompt scores."""
         if generate.HasField("prompt_scoring"):
             asked = generate.prompt_scoring
             first, given = max(1, asked.first_position), len(asked.token_ids)
@@ -37,12 +37,11 @@ class PromptsToScore:
                 self.alone.add(name)
 
     def remove(self, name: str) -> None:
-        """Forget a request that has ended."""
         self._wanted.pop(name, None)
         self.alone.discard(name)
 
     def taken(self, computed: Mapping[str, Any]) -> list[PromptScores]:
-        """Return the scores of the prompts that a step has computed to their ends, from its LogprobsTensors."""
+        """Return the scores of the prompts that a step has completed."""
         found = []
         for name, tensors in computed.items():
             wanted = self._wanted.pop(name, None) if tensors is not None else None
@@ -52,7 +51,7 @@ class PromptsToScore:
 
 
 def _scores(wanted: _Wanted, tensors: Any) -> PromptScores:  # noqa: ANN401 - vLLM's LogprobsTensors
-    """Return a prompt's scores; vLLM has a line for each of its tokens but the first."""
+    """Return a prompt's scores; vLLM has a line for each token except the first."""
     count = len(tensors.logprobs)
     lines, width = slice(wanted.first - 1, None), slice(1, 1 + wanted.alternatives)
     ids, values = (np.asarray(each)[lines] for each in (tensors.logprob_token_ids, tensors.logprobs))
@@ -60,7 +59,7 @@ def _scores(wanted: _Wanted, tensors: Any) -> PromptScores:  # noqa: ANN401 - vL
     if wanted.alternatives and len(ids) and not wanted.are_named:
         others, logprobs = in_order(others, logprobs, np.full(len(ids), wanted.alternatives))
     return PromptScores(
-        wanted.key,
+        wanted.request_id,
         min(wanted.first, max(1, count + 1)),
         count + 1,
         ids[:, 0].astype(np.uint32),

@@ -1,7 +1,7 @@
-"""Published: the scheduler of a vLLM that is deployed already, with the columns of all its requests on the bus.
+"""Published: a scheduler plugin that publishes all requests of an existing vLLM on the bus.
 
-vLLM makes it in its core's process (`--scheduler-cls tokenbus.engines.vllm.scheduler`) and serves as before: what its
-front end gets is what it asked for. Nothing that is wrong here, and no processor, makes a step of vLLM's wait or fail.
+vLLM creates it in its core process (`--scheduler-cls tokenbus.engines.vllm.scheduler`), and its front end gets the same
+answers as before. No fault here, and no missing processor, makes a step of vLLM wait or fail.
 """
 
 import atexit
@@ -34,12 +34,12 @@ from tokenbus_contracts.schema import bounds_in
 _USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
 _MOST_STOPS = bounds_in(SamplingParameters.DESCRIPTOR.fields_by_name["stop"].GetOptions()).max_items
 _EVERY_TOKEN = -1
-"""How vLLM says that a request wants the logprobs of its whole vocabulary."""
+"""vLLM's number of logprobs for the whole vocabulary."""
 _log = logger("worker")
 
 
 def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
-    """Return vLLM's own scheduler, its steps published (`--scheduler-cls`). A fault ends the process with one line."""
+    """Create vLLM's scheduler and publish its steps (`--scheduler-cls`); an error ends the process with one line."""
     config = given["vllm_config"]
     try:
         vllm = load_vllm(OF_SCHEDULER)
@@ -58,13 +58,13 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
 
 
 def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
-    """Return the settings, where they are not set with what suits this vLLM; a ValueError says what does not fit."""
+    """Load the settings with defaults for this vLLM; raises ValueError."""
     found = Settings.load()
     rank, model = config.parallel_config.data_parallel_index, config.model_config
     here: dict[str, object] = {
         "worker.id": "vllm-0",
         "worker.model": str(model.served_model_name),
-        "worker.drain_timeout_ms": 2000,  # vLLM kills its core some seconds after it has told it to end
+        "worker.drain_timeout_ms": 2000,  # vLLM kills its core some seconds after it asks it to end
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
     found = Settings.load(overrides=overrides)
@@ -78,13 +78,13 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     most = min(found.limits.max_top_k, model.get_vocab_size())
     if top_k > most:
         raise ValueError(f"worker.top_logprobs: at most {most}, as limits.max_top_k or the vocabulary, got {top_k}")
-    # Requests come to vLLM as they always did, and a stream must never make it wait.
+    # Requests reach vLLM through its own front end, and the stream must never make vLLM wait.
     worker = replace(found.worker, max_requests=0, policy="fail", dp_rank=rank)
     return replace(found, worker=replace(worker, id=f"{worker.id}-{rank}") if rank else worker)
 
 
 def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmConfig
-    """Return the class that vLLM would have chosen: there is one for asynchronous scheduling."""
+    """Return the scheduler class that vLLM would choose: asynchronous scheduling has its own."""
     chosen = copy(config.scheduler_config)
     chosen.scheduler_cls = None
     own: Callable[..., Any] = chosen.get_scheduler_cls()
@@ -92,31 +92,31 @@ def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmC
 
 
 class Published:
-    """Publishes a scheduler's steps, in threads of its own; what waits for a processor is bounded as a worker's is."""
+    """Publishes a scheduler's steps from separate threads; retention bounds the data that waits for a processor."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any, settings: Settings, tokenizer: Any) -> None:  # noqa: ANN401
-        """Begin to publish; a processor may come later. An AddressError says that metrics cannot be served."""
+        """Start publishing, also without a processor; raises AddressError if metrics cannot be served."""
         model = config.model_config
         self._vllm = vllm
         self._tokenizer = tokenizer
         self._top_k = settings.worker.top_logprobs
-        self._keys = RequestIds()
+        self._request_ids = RequestIds()
         self._requests = Requests(vllm, config)
         self._asked: dict[str, int] = {}
-        """How many alternatives the front end wants, of the requests for which it wants logprobs."""
+        """The front end's number of alternatives, for requests with logprobs."""
         self._choosing: set[str] = set()
-        """The requests that want the logprobs of token ids of their choice, in the place of the most probable."""
+        """The requests with `logprob_token_ids`."""
         self._ended: set[str] = set()
-        """The requests that vLLM has and that have ended on the bus."""
+        """The requests that have ended on the bus but not in vLLM."""
         self._last_rows = NO_ROWS
-        """Of requests that ended since the last step."""
+        """The last rows of requests that ended since the last step."""
         self._is_on = True
-        # It has no adapters: it takes no requests over the bus, which could ask for one.
+        # No adapters are announced: requests do not come over the bus.
         described = EngineDescription(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
         with ExitStack() as stack:
             self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
             self._running = stack.pop_all()
-        # Where vLLM's core fails before it has an end: atexit's functions come after the threads' ends, too late.
+        # In case vLLM's core fails early. atexit itself would run too late, after the threads have ended.
         getattr(threading, "_register_atexit", atexit.register)(self.close)
         _log.info(
             "worker started",
@@ -127,7 +127,7 @@ class Published:
         )
 
     def observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler
-        """Publish what a scheduler does from now on, until it is shut down."""
+        """Publish the steps of a scheduler until its shutdown."""
         schedule, update, shutdown = scheduler.schedule, scheduler.update_from_output, scheduler.shutdown
 
         def scheduled(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as vLLM calls it
@@ -150,26 +150,26 @@ class Published:
         scheduler.schedule, scheduler.update_from_output, scheduler.shutdown = scheduled, updated, shut_down
 
     def close(self) -> None:
-        """Publish what is left, and leave: the bus ends the requests that are open."""
+        """Publish the remaining steps and disconnect; the bus ends the open requests."""
         self._is_on = False
         self._running.close()
 
     def _isolated(self, call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - vLLM's
-        """Make a call that must not fail a step of vLLM's: where it does, nothing more is published."""
+        """Call a function that must not fail a step of vLLM; an exception ends publishing."""
         if not self._is_on:
             return
         try:
             call(*arguments)
-        except Exception:  # noqa: BLE001 - a defect of ours
+        except Exception:  # noqa: BLE001 - a defect must not end vLLM
             self._is_on = False
             _log.exception("publishing stopped")
             threading.Thread(target=self.close, name="tokenbus-close", daemon=True).start()
 
-    # What vLLM's model is asked for.
+    # Before a step.
 
     def _begin(self, scheduled: Any, known: Mapping[str, Any]) -> None:  # noqa: ANN401 - vLLM's
-        """Drop the ended requests, and have the model compute logprobs for new ones, in copies of their parameters."""
-        # Of a request that its client has dropped vLLM says no more than this.
+        """Remove ended requests, and turn logprobs on for new ones, in copies of their parameters."""
+        # For a request that its client has dropped, this is vLLM's only sign.
         self._last_rows += self._requests.abort(scheduled.finished_req_ids)
         for name in scheduled.finished_req_ids:
             self._ended.discard(name)
@@ -179,7 +179,7 @@ class Published:
             name, sampling = new.req_id, new.sampling_params
             if sampling is None:  # a request for an embedding
                 continue
-            # One that was preempted may be new to the model again.
+            # A preempted request may be new to the model again.
             if name not in self._requests and name not in self._ended:
                 self._add(name, sampling, known[name])
             wanted = sampling.logprobs
@@ -192,22 +192,24 @@ class Published:
         detokenizer = None
         if sampling.stop and self._tokenizer is not None:
             detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._tokenizer, request)
-        key = self._keys.id_of(name, sampling.extra_args)
-        self._requests.add(name, Request(key, self._top_k, tuple(sampling.stop or ())[:_MOST_STOPS], detokenizer))
+        request_id = self._request_ids.id_of(name, sampling.extra_args)
+        self._requests.add(
+            name, Request(request_id, self._top_k, tuple(sampling.stop or ())[:_MOST_STOPS], detokenizer)
+        )
         if sampling.num_logprobs is not None:
             self._asked[name] = sampling.num_logprobs
         if sampling.logprob_token_ids:
             self._choosing.add(name)
 
-    # What it computed.
+    # After a step.
 
     def _for_front_ends(self, logprobs: Any) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists, or None
-        """Return a step's logprobs with as many alternatives as any request of a front end's wants."""
+        """Cut a step's logprobs to the largest number of alternatives that the front end asked for."""
         wanted = self._asked.values()
         return logprobs if logprobs is None or not wanted or min(wanted) < 0 else cut(logprobs, max(wanted))
 
     def _publish(self, scheduled: Any, computed: Any, logprobs: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401
-        """Publish a step's rows with all of its logprobs, and leave to each front end what it asked for."""
+        """Publish a step with all its logprobs, and cut the outputs to the front end's numbers."""
         unpublished = self._requests.names_of(self._client.take_aborts())
         last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), NO_ROWS
         outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
@@ -224,22 +226,22 @@ class Published:
 
     def _emit(self, rows: Rows, scheduled: Any, logprobs: Any) -> None:  # noqa: ANN401 - as above
         if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):
-            rows.top_ks[:] = 0  # all lines have those ids then, and none the most probable ones
+            rows.top_ks[:] = 0  # in such a step no line has the most probable tokens
         try:
             arrays = self._requests.arrays(rows, logprobs)
-        except ValueError as error:  # vLLM's arrays are not of these rows
-            keys = rows.request_ids.tolist()
-            lost = self._requests.names_of(keys)
+        except ValueError as error:  # vLLM's arrays do not match the rows
+            request_ids = rows.request_ids.tolist()
+            lost = self._requests.names_of(request_ids)
             self._requests.abort(lost)
             self._ended.update(lost)
-            for key in keys:
-                self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, str(error))
+            for request_id in request_ids:
+                self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, str(error))
             return
         self._out.emit(arrays)
 
 
 def cut(logprobs: Any, alternatives: int) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists
-    """Return the logprobs of a request's tokens with as many alternatives as it asked for; a negative number: all."""
+    """Cut logprobs to a number of alternatives; a negative number keeps all."""
     columns = alternatives + 1
     if columns <= 0 or columns >= logprobs.logprobs.shape[1]:
         return logprobs

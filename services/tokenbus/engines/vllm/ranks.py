@@ -1,4 +1,4 @@
-"""Data-parallel ranks: each is a worker of its own, and vLLM's options say how many there are and which one it is."""
+"""Data-parallel ranks: each rank is a separate worker; vLLM's options give the number of ranks and this rank."""
 
 from dataclasses import fields
 from importlib import import_module
@@ -10,7 +10,7 @@ _TAKEN = ("data_parallel_size", "data_parallel_rank")
 
 
 def take_rank(arguments: Any) -> int | None:  # noqa: ANN401 - vLLM's EngineArgs
-    """Return an engine's rank (None: no ranks), and leave the options of one alone, as vLLM's server does."""
+    """Return the rank, or None, and reset the options to those of a single engine, as vLLM's server does."""
     size, rank = arguments.data_parallel_size, arguments.data_parallel_rank
     if rank is not None and not 0 <= rank < size:
         raise ValueError(f"--data-parallel-rank: at least 0 and below --data-parallel-size {size}, got {rank}")
@@ -25,18 +25,18 @@ def take_rank(arguments: Any) -> int | None:  # noqa: ANN401 - vLLM's EngineArgs
         value = getattr(arguments, field.name)
         if field.name.startswith("data_parallel_") and field.name not in _TAKEN and value != field.default:
             option = f"--{field.name.replace('_', '-')}"
-            raise ValueError(f"{option}: none, where each rank is a worker with --data-parallel-rank, got {value}")
+            raise ValueError(f"{option}: unsupported with --data-parallel-rank, got {value}")
     arguments.data_parallel_size, arguments.data_parallel_rank = 1, None
     return int(rank)
 
 
 def set_rank(config: Any, rank: int) -> None:  # noqa: ANN401 - vLLM's VllmConfig
-    """Let an engine that is alone be one of several ranks, as vLLM's own server does: its random numbers, its GPUs."""
+    """Configure a single engine as one of several ranks, as vLLM's server does: its random numbers and GPUs."""
     if config.model_config.is_moe:
-        limit = "none for a mixture of experts, which --tensor-parallel-size with --enable-expert-parallel divides"
+        limit = "unsupported for a mixture of experts; use --tensor-parallel-size and --enable-expert-parallel"
         raise ValueError(f"--data-parallel-rank: {limit}, got {rank}")
     parallel = config.parallel_config
     parallel.data_parallel_index = rank
-    # A worker that sees the GPUs of several ranks takes those of its own; one that sees its own alone takes these.
+    # If the worker sees the GPUs of several ranks, it selects those of its own rank.
     shares = import_module("torch").cuda.device_count() // parallel.world_size
     parallel.data_parallel_rank_local = rank % shares if shares else rank

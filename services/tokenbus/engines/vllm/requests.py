@@ -1,4 +1,4 @@
-"""Requests: those that vLLM has, and what each of its steps made of them, as rows."""
+"""Requests: the open requests of vLLM, and the conversion of its steps to rows."""
 
 import json
 from array import array
@@ -16,29 +16,29 @@ from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 
 _LEAST_SLOTS = 64
-_ACTIVE = int(RowStatus.ACTIVE)  # as _ABORTED in columns.py
+_ACTIVE = int(RowStatus.ACTIVE)  # an int for the same reason as _ABORTED in columns.py
 _WHOLE = (RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH)
 _NOWHERE = np.iinfo(np.intp).max
 
 
 class Request(NamedTuple):
-    """A request as it begins."""
+    """A new request."""
 
-    key: int
+    request_id: int
     top_k: int | None
-    """How many alternatives it wants; None: no logprobs at all."""
+    """The number of alternatives; None: no logprobs."""
     stops: Sequence[str] = ()
-    """Its stop strings, as many as the column `stops` can tell apart."""
+    """The stop strings, at most as many as the column `stops` can represent."""
     detokenizer: Any = None
-    """vLLM's IncrementalDetokenizer, where it has any."""
+    """vLLM's IncrementalDetokenizer, for a request with stop strings."""
     position: int = 0
-    """The position of its first token."""
+    """The position of the first token."""
     leaves: bool = False
-    """Whether a decode worker goes on behind its first token."""
+    """Whether a decode worker continues after the first token."""
 
 
 class _Batch:
-    """The requests that had outputs in a step, and where they are; the next step is mostly one of the same."""
+    """The requests with outputs in a step, and their slots; usually the next step has the same ones."""
 
     def __init__(self, names: Sequence[str], slots: Lines) -> None:
         self.names = names
@@ -48,7 +48,7 @@ class _Batch:
         self._indices = slots
 
     def indices_in(self, given: Mapping[str, int]) -> Lines:
-        """Return where each is in vLLM's arrays of a step."""
+        """Return each request's index in vLLM's arrays of a step."""
         if given != self._given:
             self._given = dict(given)
             self._indices = np.array([given.get(name, _NOWHERE) for name in self.names], np.intp)
@@ -56,7 +56,7 @@ class _Batch:
 
 
 class Requests:
-    """The open requests of vLLM, in columns by slot: a step of rows that go on makes no Python object for each."""
+    """The open requests of vLLM as columns by slot, so that continuing rows need no Python objects."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
         reasons = vllm.FinishReason
@@ -74,7 +74,7 @@ class Requests:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._batch = _Batch([], NO_ROWS.indices)
-        self._keys = np.zeros(0, np.uint64)
+        self._request_ids = np.zeros(0, np.uint64)
         self._positions = np.zeros(0, np.uint32)
         self._top_ks = np.zeros(0, np.int16)
         self._with_stops: dict[str, Request] = {}
@@ -82,7 +82,7 @@ class Requests:
         self._states: dict[int, bytes] = {}
         self.prompts = PromptsToScore()
         self.cached_prompts: list[tuple[int, int, int]] = []
-        """Those of the requests whose first tokens the last step had, as `StepArrays` has them."""
+        """The cached prompts of requests that got their first token in the last step, as in `StepArrays`."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -91,40 +91,39 @@ class Requests:
         return name in self._slots
 
     def add(self, name: str, request: Request) -> None:
-        """Add one that vLLM has from now on."""
         if not self._free:
             self._grow()
         slot = self._slots[name] = self._free.pop()
-        self._keys[slot], self._positions[slot] = request.key, request.position
+        self._request_ids[slot], self._positions[slot] = request.request_id, request.position
         self._top_ks[slot] = UNSCORED if request.top_k is None else request.top_k
         if request.detokenizer is not None:
             self._with_stops[name] = request
         if request.leaves:
             self._leaving.add(name)
 
-    def names_of(self, keys: Iterable[int]) -> list[str]:
-        """Return the names of those of these keys that are open."""
-        wanted = frozenset(keys)
-        return [name for name, slot in self._slots.items() if int(self._keys[slot]) in wanted] if wanted else []
+    def names_of(self, request_ids: Iterable[int]) -> list[str]:
+        """Return vLLM's names of the open requests among these."""
+        wanted = frozenset(request_ids)
+        return [name for name, slot in self._slots.items() if int(self._request_ids[slot]) in wanted] if wanted else []
 
     def abort(self, names: Iterable[str]) -> Rows:
-        """Remove requests that get nothing more, and return their last rows; others are ignored."""
+        """Remove requests and return their last rows; unknown names are ignored."""
         found = [name for name in names if name in self._slots]
         rows = self._empty_rows(dict.fromkeys(found, RowStatus.ABORTED))
         self._remove(found)
         return rows
 
     def arrays(self, rows: Rows, logprobs: Logprobs) -> StepArrays:
-        """Return rows as a step; a ValueError says that vLLM's logprobs are not of these rows."""
+        """Convert rows to a step; raises ValueError if vLLM's logprobs do not match the rows."""
         return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
 
     def taken_states(self) -> dict[int, bytes]:
-        """Return what vLLM's connector says to the decode worker of each request that leaves, once."""
+        """Remove and return the connector's state for the decode worker of each leaving request."""
         states, self._states = self._states, {}
         return states
 
     def rows_of(self, scheduled: Any, indices: dict[str, int], outputs: Sequence[Any]) -> tuple[Rows, list[str]]:  # noqa: ANN401
-        """Return a step's rows, and the requests that a stop string ended, and remove all that have ended."""
+        """Return a step's rows and the names of requests that a stop string ended; remove all ended requests."""
         names = [output.request_id for output in outputs]
         if names != self._batch.names:
             outputs = [output for output in outputs if output.request_id in self._slots]
@@ -137,31 +136,31 @@ class Requests:
         ends = {}
         reasons = [output.finish_reason for output in outputs]
         if self._with_stops or reasons.count(None) < len(reasons):
-            for place, output in enumerate(outputs):
-                if reasons[place] is not None or names[place] in self._with_stops:
-                    tokens[place], status, stop = self._read(output)
+            for index, output in enumerate(outputs):
+                if reasons[index] is not None or names[index] in self._with_stops:
+                    tokens[index], status, stop = self._read(output)
                     if status is not RowStatus.ACTIVE:
-                        ends[place] = status, stop
+                        ends[index] = status, stop
         rows = self._rows(self._batch.slots, tokens)
         rows.indices = self._batch.indices_in(indices)
-        for place, end in ends.items():
-            rows.statuses[place], rows.stops[place] = end
+        for index, end in ends.items():
+            rows.statuses[index], rows.stops[index] = end
         if scheduled.scheduled_spec_decode_tokens:
             rows.draft_token_counts[:] = _drafts(scheduled, names, tokens)
         silent = self._silent(scheduled)
-        self._remove([names[place] for place in ends])
-        return rows + silent, [names[place] for place in ends if reasons[place] is None]
+        self._remove([names[index] for index in ends])
+        return rows + silent, [names[index] for index in ends if reasons[index] is None]
 
     def _cached_prompts(self, outputs: Sequence[Any]) -> list[tuple[int, int, int]]:
         firsts = [(output.request_id, output.prefill_stats) for output in outputs if output.prefill_stats is not None]
         return [
-            (int(self._keys[self._slots[name]]), stats.num_prompt_tokens, stats.num_cached_tokens)
+            (int(self._request_ids[self._slots[name]]), stats.num_prompt_tokens, stats.num_cached_tokens)
             for name, stats in firsts
         ]
 
     def _rows(self, slots: Lines, tokens: Sequence[Sequence[int]]) -> Rows:
-        """Return the rows of requests that get these tokens and go on; their positions are moved on."""
-        try:  # mostly it is one for each, which takes a third of the time
+        """Return active rows with these tokens, and advance the positions."""
+        try:  # usually each has one token, which takes a third of the time
             token_ids, counts = array("I", [token for (token,) in tokens]), np.ones(slots.size, np.uint8)
         except ValueError:
             token_ids = array("I", chain.from_iterable(tokens))
@@ -169,7 +168,7 @@ class Requests:
         positions = self._positions[slots]
         self._positions[slots] = positions + counts
         return Rows(
-            request_ids=self._keys[slots],
+            request_ids=self._request_ids[slots],
             positions=positions,
             statuses=np.full(slots.size, _ACTIVE, np.uint8),
             token_counts=counts,
@@ -188,7 +187,7 @@ class Requests:
         return rows
 
     def _silent(self, scheduled: Any) -> Rows:  # noqa: ANN401
-        """Return the rows of a step's requests that have no output."""
+        """Return the rows of requests without output in a step."""
         in_step, preempted = scheduled.num_scheduled_tokens.keys(), scheduled.preempted_req_ids or set()
         if not preempted and in_step <= self._batch.members:
             return NO_ROWS
@@ -197,7 +196,7 @@ class Requests:
         return self._empty_rows({name: status for name, status in silent.items() if name in known})
 
     def _read(self, output: Any) -> tuple[Sequence[int], RowStatus, int]:  # noqa: ANN401
-        """Return the tokens that are kept of an output, what becomes of its request, and which stop ended it."""
+        """Return the kept tokens of an output, the request's status and the stop that ended it."""
         reason = output.finish_reason
         status = RowStatus.ACTIVE if reason is None else self._statuses[reason]
         tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
@@ -213,8 +212,8 @@ class Requests:
         if status is RowStatus.FINISHED_LENGTH and output.request_id in self._leaving:
             status = RowStatus.HANDED_OFF
             if output.kv_transfer_params:
-                key = int(self._keys[self._slots[output.request_id]])
-                self._states[key] = json.dumps(output.kv_transfer_params).encode()
+                request_id = int(self._request_ids[self._slots[output.request_id]])
+                self._states[request_id] = json.dumps(output.kv_transfer_params).encode()
         return tokens, status, stop
 
     def _remove(self, names: Iterable[str]) -> None:
@@ -229,17 +228,17 @@ class Requests:
         return np.array([self._slots[name] for name in names], np.intp)
 
     def _grow(self) -> None:
-        size = self._keys.size
+        size = self._request_ids.size
         more = max(size, _LEAST_SLOTS)
         self._free += range(size, size + more)
-        for column in ("_keys", "_positions", "_top_ks"):
+        for column in ("_request_ids", "_positions", "_top_ks"):
             setattr(self, column, np.pad(getattr(self, column), (0, more)))
 
 
 def _drafts(scheduled: Any, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> list[int]:  # noqa: ANN401
-    """Return how many draft tokens were verified for each row that has tokens."""
+    """Return the number of verified draft tokens of each row."""
     drafts = scheduled.scheduled_spec_decode_tokens
-    # An invalid draft is one that the form of an output rules out: it was not computed.
+    # Invalid drafts violate a structured output and were not computed.
     invalid = scheduled.num_invalid_spec_tokens or {}
     return [
         len(drafts.get(name, ())) - invalid.get(name, 0) if kept else 0
@@ -248,12 +247,12 @@ def _drafts(scheduled: Any, names: Sequence[str], tokens: Sequence[Sequence[int]
 
 
 def _until_stop(detokenizer: Any, tokens: Sequence[int], *, is_stop: bool) -> tuple[int, str | None]:  # noqa: ANN401
-    """Return how many of the next tokens there are up to a stop string's end, and the string; all and None without.
+    """Return the number of tokens up to the end of a stop string, and the string; all tokens and None without one.
 
-    One token at a time: versions differ in what they leave behind a stop string within a step. `is_stop` says that the
-    last token is a stop token or the model's own end.
+    Tokens are added one by one: versions of vLLM differ in the tokens that they keep after a stop string. `is_stop`
+    says that the last token is a stop token or the end token.
     """
-    for place, token in enumerate(tokens, 1):
-        if text := detokenizer.update([token], is_stop and place == len(tokens)):
-            return place, text
+    for count, token in enumerate(tokens, 1):
+        if text := detokenizer.update([token], is_stop and count == len(tokens)):
+            return count, text
     return len(tokens), None

@@ -1,4 +1,4 @@
-"""Sampler: `token_logprobs` in vLLM's sampler, in the processes in which vLLM computes, with `--token-scores`."""
+"""Sampler: calls `token_logprobs` in vLLM's sampler, in vLLM's worker processes (`--token-scores`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,18 +18,18 @@ from tokenbus_gpu_ops.errors import GpuUnavailableError
 
 
 class Wishes(NamedTuple):
-    """What the requests of a batch ask for beside logprobs, as arguments of `token_logprobs`."""
+    """The extra scores of a batch, as arguments of `token_logprobs`."""
 
     arguments: dict[str, Any]
     want_other: bool
-    """Whether any needs the distribution that `logprobs` are not of."""
+    """Whether any request needs the other distribution."""
 
 
 NO_WISHES = Wishes({}, want_other=False)
 
 
 class PendingScores:
-    """Scores that may still be computed, where vLLM expects its LogprobsTensors."""
+    """Scores that may still be in computation; takes the place of vLLM's LogprobsTensors."""
 
     cu_num_generated_tokens = None
 
@@ -37,39 +37,39 @@ class PendingScores:
         self._found, self._kept = found, kept
 
     def to_cpu_nonblocking(self) -> "PendingScores":
-        """Return itself: the results are on their way to the host."""
+        """Return itself: the copy to the host has begun."""
         return self
 
     def filter(self, mask: Any) -> "PendingScores":  # noqa: ANN401 - as above
-        """Return what is of some lines."""
+        """Return the scores of some lines."""
         return PendingScores(self._found, np.asarray(mask))
 
     def tolists(self, cu_num_generated_tokens: list[int] | None = None) -> TokenScores:
-        """Wait for the results, and return them."""
+        """Wait for the results and return them."""
         return token_scores(self._found, self._kept, cu_num_generated_tokens)
 
 
 class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
-    """vLLM's sampler, with scores computed by us. An instance of vLLM's becomes one of these."""
+    """vLLM's sampler with our scores; the class of an existing instance is changed to this one."""
 
     runner: Any
-    """vLLM's model runner, which knows whose each line is."""
+    """vLLM's model runner, which knows the request of each line."""
     given_ids: Sequence[int] = ()
-    """The ids whose logprobs are wanted of the prompt that is scored now."""
+    """The ids to score in the current prompt."""
     keeps_processed = False
-    """Whether the logits that tokens are drawn from are wanted."""
+    """Whether to keep the processed logits, from which tokens are sampled."""
     processed: torch.Tensor | None = None
-    """Those of the last call."""
+    """The processed logits of the last call."""
     _arguments: Sequence[Mapping[str, Any] | None] = ()
     _wishes = NO_WISHES
 
     @property
     def is_processed(self) -> bool:
-        """Whether logprobs are of the logits that tokens are drawn from."""
+        """Whether logprobs are computed from the processed logits."""
         return bool(self.logprobs_mode.startswith("processed"))
 
     def wishes(self) -> Wishes:
-        """Return what the requests of this step ask for; most steps are of the same requests as the one before."""
+        """Return the extra scores of this step's requests, cached while the requests stay the same."""
         requests = self.runner.requests
         arguments = [requests[name].sampling_params.extra_args for name in self.runner.input_batch.req_ids]
         if arguments != self._arguments:
@@ -84,7 +84,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         predict_bonus_token: bool = False,  # noqa: FBT001, FBT002 - vLLM's own
         logprobs_mode_override: str | None = None,
     ) -> Any:  # noqa: ANN401
-        """Sample as vLLM does, and score in its place."""
+        """Sample with vLLM, and score with `token_logprobs`."""
         most = sampling_metadata.max_num_logprobs
         if most is None or logprobs_mode_override is not None:
             return super().forward(logits, sampling_metadata, predict_bonus_token, logprobs_mode_override)
@@ -92,7 +92,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         self.keeps_processed = self.is_processed or wishes.want_other
         raw = None
         if not self.is_processed or wishes.want_other:
-            raw = logits.clone() if logits.dtype == torch.float32 else logits  # it is changed in its place
+            raw = logits.clone() if logits.dtype == torch.float32 else logits  # vLLM changes float32 in place
         made = super().forward(logits, replace(sampling_metadata, max_num_logprobs=None), predict_bonus_token)
         own, other = (self.processed, raw) if self.is_processed else (raw, self.processed)
         made.logprobs_tensors = self.scored(own, other, made.sampled_token_ids.reshape(-1), most, wishes)
@@ -100,13 +100,13 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         return made
 
     def sample(self, logits: torch.Tensor, sampling_metadata: Any, *further: Any) -> tuple[torch.Tensor, Any]:  # noqa: ANN401
-        """Sample as vLLM does, and keep the logits that were drawn from where they are wanted."""
+        """Sample with vLLM, and keep the processed logits if they are needed."""
         if not self.keeps_processed:
             return super().sample(logits, sampling_metadata, *further)  # type: ignore[no-any-return]
         drawing = self.topk_topp_sampler
         before = drawing.logprobs_mode, drawing.forward
         drawing.logprobs_mode = "processed_logits"
-        if logits.is_cuda:  # FlashInfer has them not
+        if logits.is_cuda:  # FlashInfer does not return them
             drawing.forward = drawing.forward_native
         try:
             metadata = replace(sampling_metadata, max_num_logprobs=0)
@@ -116,7 +116,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         return sampled, self.processed if self.is_processed else None
 
     def gather_logprobs(self, logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:  # noqa: ANN401
-        """Return what vLLM does of a prompt's tokens, or the logprobs of given ids in the place of the highest."""
+        """Gather the logprobs of prompt tokens, with the given ids instead of the most probable ones."""
         if not self.given_ids:
             return super().gather_logprobs(logprobs, num_logprobs, token_ids)
         given = torch.tensor(self.given_ids, device=token_ids.device).expand(len(token_ids), -1)
@@ -124,7 +124,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         values = logprobs.gather(-1, ids)
         return LogprobsTensors(ids.to(torch.int32), values, 1 + (logprobs > values[:, :1]).sum(-1))
 
-    def scored(  # noqa: PLR0913, PLR0917 - of one call
+    def scored(  # noqa: PLR0913, PLR0917 - internal
         self,
         own: Any,  # noqa: ANN401 - a tensor of rows of logits
         other: Any,  # noqa: ANN401 - as above, or None
@@ -133,7 +133,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         wishes: Wishes,
         tokens_each: int = 1,
     ) -> PendingScores:
-        """Return the scores of tokens, as many for each request, with so many alternatives."""
+        """Return the scores of `tokens_each` tokens per request, with `most` alternatives each."""
         arguments = dict(wishes.arguments)
         if wishes.want_other:
             arguments["other_logits"] = other.to(torch.float32)
@@ -145,13 +145,13 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
 
 
 class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: ignore[misc]
-    """vLLM's sampler of steps with drafts, with the accepted tokens' scores computed by us."""
+    """vLLM's rejection sampler, with our scores of the accepted tokens."""
 
     _drafted: torch.Tensor | None = None
-    """The logits that the drafts were judged by, of the last call."""
+    """The logits that verified the drafts of the last call."""
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:  # noqa: ANN401
-        """Sample as vLLM does."""
+        """Sample with vLLM."""
         wants = sampling_metadata.max_num_logprobs is not None and self.sampler.wishes().want_other
         self.sampler.keeps_processed = wants
         try:
@@ -160,7 +160,7 @@ class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: igno
             self.sampler.processed = self._drafted = None
 
     def apply_logits_processors(self, logits: torch.Tensor, sampling_metadata: Any, metadata: Any) -> torch.Tensor:  # noqa: ANN401
-        """Do as vLLM does, and keep what comes of it where it is wanted."""
+        """Process the logits with vLLM, and keep the result if it is needed."""
         made: torch.Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
         if self.sampler.keeps_processed and not self.sampler.is_processed:
             constrained = rejection_sampler.apply_sampling_constraints
@@ -189,13 +189,13 @@ class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: igno
 
     @staticmethod
     def _lines(metadata: Any, logits: Any, drafts: Any, last: Any, sampled: Any) -> torch.Tensor:  # noqa: ANN401
-        """Return the logits of each place of each request, of drafts and of what follows them, where vLLM has them."""
-        found = rejection_sampler.RejectionSampler._get_logprobs_tensors  # noqa: SLF001 - its arithmetic of places
+        """Return the logits of each draft token and of the bonus token, in vLLM's order."""
+        found = rejection_sampler.RejectionSampler._get_logprobs_tensors  # noqa: SLF001 - for its index computation
         return found(_HandsOver, 0, metadata, logits, drafts, last, sampled)
 
 
 class _Gathers:
-    """In the place of vLLM's sampler: returns the logits that it is to score."""
+    """Stands in for vLLM's sampler and returns the logits instead of scores."""
 
     @staticmethod
     def gather_logprobs(logits: torch.Tensor, *_: Any) -> torch.Tensor:  # noqa: ANN401
@@ -225,11 +225,11 @@ def _wishes(asked: Sequence[Asked], *, is_processed: bool) -> Wishes:
 
 
 class _PromptScores:
-    """Scores vLLM's prompts one after another: those of requests that give token ids have their logprobs alone."""
+    """Scores prompts one by one if a request names token ids, because vLLM scores all prompts of a step alike."""
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
         self._runner = runner
-        self._scored = runner._get_prompt_logprobs_dict  # noqa: SLF001 - no other place knows whose a prompt is
+        self._scored = runner._get_prompt_logprobs_dict  # noqa: SLF001 - the only place that knows a prompt's request
 
     def __call__(self, hidden_states: Any, scheduled: Any) -> dict[str, Any]:  # noqa: ANN401 - as vLLM calls it
         every, requests = self._runner.num_prompt_logprobs, self._runner.requests
@@ -250,13 +250,13 @@ class _PromptScores:
 
 
 def use_token_scores(worker: Any) -> None:  # noqa: ANN401 - vLLM's Worker
-    """Have a process of vLLM's score tokens by `token_logprobs`; vLLM calls this with its worker."""
+    """Install our samplers in a worker process; vLLM calls this with its worker."""
     runner = worker.model_runner
     sampler: Any = getattr(runner, "sampler", None)
     if type(sampler) is not Sampler:
         got = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
         raise ValueError(f"--token-scores: the sampler of vLLM's V1 model runner, got {got}")
-    try:  # whatever is missing is said now, and not when a request comes
+    try:  # fail now if anything is missing, not at the first request
         token_logprobs(torch.zeros((1, 2), device=runner.device), torch.zeros(1, device=runner.device).long()).wait()
     except GpuUnavailableError as error:
         raise ValueError(f"--token-scores: a device that token_logprobs can use, got none: {error}") from error

@@ -1,4 +1,4 @@
-"""TokenScores: what `token_logprobs` says of a step's tokens, in the place of vLLM's LogprobsLists. Numpy alone."""
+"""TokenScores: the scores of `token_logprobs` in the form of vLLM's LogprobsLists, in numpy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,13 +16,13 @@ from tokenbus_gpu_ops.columns import TokenColumns
 Array = npt.NDArray[Any]
 
 ASKED = "tokenbus_token_scoring"
-"""Under which name the `extra_args` of vLLM's SamplingParams have what a request asks for beside its logprobs."""
+"""The key of a request's extra scores in SamplingParams.extra_args."""
 GIVEN = "tokenbus_prompt_token_ids"
-"""And the ids whose logprobs it asks for at each position of its prompt."""
+"""The key of the ids to score at each position of the prompt."""
 
 
 class Asked(NamedTuple):
-    """What a request asks for beside its logprobs."""
+    """The extra scores that a request asks for."""
 
     other_logprobs: bool = False
     entropies: bool = False
@@ -31,44 +31,44 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None) -> "Asked":
-        """Return it from a request's arguments."""
+        """Read them from a request's `extra_args`."""
         other, entropies, mask_bound, *token_ids = (extra_args or {}).get(ASKED, (0, 0, 0))
         return cls(bool(other), bool(entropies), mask_bound, tuple(token_ids))
 
 
 def as_argument(asked: TokenScoring) -> list[int]:
-    """Return what a request asks for as an argument of vLLM's."""
+    """Return the requested extra scores as a value for `extra_args`."""
     return [int(asked.other_logprobs), int(asked.entropies), asked.mask_bound, *asked.token_ids]
 
 
 def given_ids_of(extra_args: Mapping[str, Any] | None) -> Sequence[int]:
-    """Return the ids whose logprobs a request asks for in its prompt."""
+    """Return the ids to score in a request's prompt."""
     found: Sequence[int] = (extra_args or {}).get(GIVEN, ())
     return found
 
 
 @dataclass(slots=True, kw_only=True)
 class ExtraLines:
-    """What some requests asked for beside, of each of a step's lines; zeros for those that did not."""
+    """The extra scores of each line of a step; zero if the request did not ask for one."""
 
     kinds: Array
     other_logprobs: Array
     entropies: Array
     given_counts: Array
     given_token_ids: Array
-    """With one dimension more, as `given_logprobs`: as wide as the longest list."""
+    """[lines, longest list], like `given_logprobs`."""
     given_logprobs: Array
     mask_bounds: Array
     mask_sizes: Array
     mask_token_ids: Array
-    """With one dimension more: as wide as the largest mask that is listed."""
+    """[lines, largest listed mask]"""
 
     def __getitem__(self, lines: Array) -> "ExtraLines":
         return ExtraLines(**{each.name: getattr(self, each.name)[lines] for each in fields(self)})
 
 
 class TokenScores(NamedTuple):
-    """Arrays as those of LogprobsLists, under the same names, and what was asked for beside."""
+    """The arrays of LogprobsLists, and the extra scores."""
 
     logprob_token_ids: Array
     logprobs: Array
@@ -78,7 +78,7 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[int] | None = None) -> TokenScores:
-    """Return a call's results, of tokens that all have as many alternatives; `kept` says which lines there are."""
+    """Convert the result of a call with equally many alternatives per token; `kept` selects lines."""
     lines = found.token_ids.size
     width = found.alternative_token_ids.size // max(1, lines)
     every = slice(None) if kept is None else kept
@@ -97,7 +97,7 @@ def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[in
 
 
 def extra_lines(found: TokenColumns) -> ExtraLines:
-    """Return a line for each token of a call."""
+    """Return the extra scores of a call, one line per token."""
     counts, lines = found.token_counts, found.token_ids.size
 
     def of_tokens(column: Array) -> Array:
@@ -120,7 +120,7 @@ def extra_lines(found: TokenColumns) -> ExtraLines:
 
 
 def add_extras(made: StepArrays, lines: ExtraLines, scored: npt.NDArray[np.bool_], firsts: Array) -> None:
-    """Add what scored rows asked for beside to their step; `firsts` has the place of each one's first line."""
+    """Add the extra scores to a step; `firsts` has the index of each scored row's first line."""
 
     def of_rows(column: Array) -> Array:
         every = np.zeros(scored.size, column.dtype)
@@ -139,23 +139,23 @@ def add_extras(made: StepArrays, lines: ExtraLines, scored: npt.NDArray[np.bool_
 
 
 def _listed(sizes: Array, bounds: Array) -> Array:
-    """Return how many ids each line's mask has, none where it is too large to tell."""
+    """Return the number of listed mask ids of each line; 0 if the mask is larger than its bound."""
     return np.where(sizes <= bounds, sizes, 0)
 
 
 def _taken(values: Array, counts: Array) -> Array:
-    """Return the first elements of each line, as many as it has."""
+    """Return the first `counts` elements of each line, concatenated."""
     taken: Array = values[mask_of(counts, values.shape[1])]
     return taken
 
 
 def _widened(values: Array, counts: Array) -> Array:
-    """Return lines as wide as the longest, each with as many of the values as it has, and zeros behind them."""
+    """Split values into lines of the given sizes, padded with zeros to the longest."""
     return _put(mask_of(counts, int(counts.max(initial=0))), values)
 
 
 def _put(where: npt.NDArray[np.bool_], values: Array) -> Array:
-    """Return zeros with values at some places, in their order."""
+    """Return an array with the values, in order, where the mask is set, and zero elsewhere."""
     made = np.zeros(where.shape, values.dtype)
     made[where] = values
     return made

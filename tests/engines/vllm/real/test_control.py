@@ -135,7 +135,7 @@ def test_running_request_computes_forgotten_prefixes_again(engine: VllmEngine) -
 
     while len(answer.tokens) < 5:
         step()
-    with pytest.raises(ValueError, match="no request that holds blocks of it"):
+    with pytest.raises(ValueError, match="running requests hold blocks of it"):
         engine.reset_prefix_cache()
     engine.reset_prefix_cache(also_running=True)
     while engine.has_work:
@@ -170,7 +170,7 @@ def test_wrong_weights_change_nothing(engine: VllmEngine, model: Path, tmp_path:
         (empty, "", r"a folder with \*.safetensors, got one without: "),
         (tmp_path, "drop", r"\S+ of shape \[.*\], as in the model, got None$"),
         (tmp_path, "cut", r"\S+ of shape \[.*\], as in the model, got \["),
-        (tmp_path, "add", "weights that vLLM loads, got "),
+        (tmp_path, "add", "weights that vLLM can load, got "),
         (tmp_path, "", "safetensors, got a damaged file: model.safetensors: "),
     ):
         if change:
@@ -206,7 +206,7 @@ def test_adapters_come_and_go(engine: VllmEngine, tmp_path: Path) -> None:
         engine.admit(case.generate(5))
     engine.load_adapter("tuned", first, replace=False)
     by_first = answered(engine, [case], 7)
-    with pytest.raises(ValueError, match=r"^load_adapter.name: one that has not already been loaded, got 'tuned'$"):
+    with pytest.raises(ValueError, match=r"^load_adapter.name: 'tuned' has already been loaded$"):
         engine.load_adapter("tuned", second, replace=False)
     engine.load_adapter("tuned", second, replace=True)
     by_second = answered(engine, [case], 9)

@@ -262,7 +262,7 @@ def test_limits_and_options_are_compared_first(
 @pytest.mark.parametrize("lacking", ["InputProcessor.tokenizer", "CachedTokenizer.max_chars_per_token"])
 def test_what_vllm_lacks_is_found_at_the_start_and_leaves_nothing(model: Path, host: Host, lacking: str) -> None:
     refusal, shutdowns = host(refused_for_a_lack, model, lacking)
-    assert f"vLLM: {lacking} is not there" in refusal
+    assert f"vLLM: {lacking} is missing" in refusal
     assert shutdowns == 1
 
 
@@ -273,7 +273,7 @@ def refused_for_a_lack(model: Path, lacking: str) -> tuple[str, int]:
     def checked(owner: object, names: tuple[str, ...]) -> None:
         for name in names:
             if lacking.endswith(f".{name}") and not hasattr(owner, "step_fn"):
-                raise compatibility.VersionError(f"vLLM: {lacking} is not there")
+                raise compatibility.VersionError(f"vLLM: {lacking} is missing")
         used(owner, names)
 
     with (

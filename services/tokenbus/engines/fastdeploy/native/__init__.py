@@ -59,7 +59,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     # the number of columns, columns wanted, three outputs, outcome) -> whether the outputs fit
     "fill": (c_int, (c_int, c_void_p, c_int, c_int, c_int64, *(py_object,) * 3, POINTER(Outcome))),
 }
-"""The functions of ops.c: what each returns and takes."""
+"""The functions of ops.c with their argument and result types."""
 
 
 @cache
