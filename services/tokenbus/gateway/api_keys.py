@@ -93,7 +93,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         raise KeysError(f"JSON, got an error: {error}") from None
     if not isinstance(content, dict) or content.get("version") != _VERSION or not isinstance(content.get("keys"), list):
         raise KeysError(f"an object with version {_VERSION} and a list of keys, got {shown(content)}")
-    return _checked([_key(each, f"keys[{place}]") for place, each in enumerate(content["keys"])])
+    return _checked([_key(each, f"keys[{index}]") for index, each in enumerate(content["keys"])])
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
@@ -113,9 +113,9 @@ def _checked(keys: Sequence[ApiKey]) -> tuple[ApiKey, ...]:
     if len(keys) > MOST_KEYS:
         raise KeysError(f"at most {MOST_KEYS} keys, got {len(keys)}")
     ids = [key.id for key in keys]
-    for place, each in enumerate(ids):
-        if each in ids[:place]:
-            raise KeysError(f"keys[{place}].id: an id that no other key has, got {each!r}")
+    for index, each in enumerate(ids):
+        if each in ids[:index]:
+            raise KeysError(f"keys[{index}].id: an id that no other key has, got {each!r}")
     return tuple(keys)
 
 

@@ -160,8 +160,8 @@ class CompletionRequest:
     def generates(self) -> Iterator[Generate]:
         """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message."""
         seed = self.sampling.get("seed")
-        for place in range(len(self.prompts)):
-            first = self.generate(place * self.n)
+        for index in range(0, self.choices, self.n):
+            first = self.generate(index)
             yield first
             for number in range(1, self.n):
                 generate = Generate()
@@ -532,12 +532,12 @@ def rendered(
         params["extra_args"] = body.vllm_xargs
     base = kind + (request.name or uuid.uuid4().hex)
     answers = []
-    for place, prompt in enumerate(request.prompts):
+    for number, prompt in enumerate(request.prompts):
         context = models.get(request.model, 0)
         most = request.sampling.get("max_tokens", context - len(prompt) if context else None)
         answers.append(
             {
-                "request_id": base if len(request.prompts) == 1 else f"{base}-{place}",
+                "request_id": base if len(request.prompts) == 1 else f"{base}-{number}",
                 "token_ids": prompt,
                 "sampling_params": params | {"max_tokens": most},
                 "model": request.model,

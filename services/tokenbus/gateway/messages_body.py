@@ -151,8 +151,8 @@ _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", 
 def chat_of(body: TokenCount) -> bodies.Chat:
     """Return a body as a chat; raises an ApiError that names the body's field."""
     messages = list(_system(body.system))
-    for place, turn in enumerate(body.messages):
-        messages += _messages(turn, f"messages[{place}].content")
+    for index, turn in enumerate(body.messages):
+        messages += _messages(turn, f"messages[{index}].content")
     config, choice = body.output_config or OutputConfig(), body.tool_choice
     is_disabled = body.thinking is not None and body.thinking.type == "disabled"
     last = messages[-1] if messages else None
@@ -193,10 +193,10 @@ def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
         yield bodies.Message(role=turn.role, content=turn.content)
         return
     texts, thoughts, calls = [], [], []
-    for place, block in enumerate(turn.content):
+    for index, block in enumerate(turn.content):
         if not isinstance(block, _BLOCKS[turn.role]):
             kind = block.__struct_config__.tag
-            raise invalid(f"{where}[{place}]", f"a block that a message of the role {turn.role} may have, got {kind}")
+            raise invalid(f"{where}[{index}]", f"a block that a message of the role {turn.role} may have, got {kind}")
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, Thinking):

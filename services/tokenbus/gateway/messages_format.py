@@ -97,9 +97,9 @@ class MessagesFormat(Format):
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
         content: list[dict[str, Any]] = [{"type": "text", "text": text}]
         if self._calls is not None:
-            said = self._calls.message(text)
-            calls = list(_tool_uses(said.get("tool_calls", ())))
-            content = [{"type": "text", "text": said["content"]}] * bool(said["content"]) + calls
+            message = self._calls.message(text)
+            calls = list(_tool_uses(message.get("tool_calls", ())))
+            content = [{"type": "text", "text": message["content"]}] * bool(message["content"]) + calls
         members = {"content": content, **_ending(end, has_calls=any("input" in each for each in content))}
         yield orjson.dumps(members)[1:-1]
 

@@ -145,22 +145,22 @@ class Envelope(Format):
     def beginnings(self) -> bytes:
         if not self._request.is_chat:
             return b""
-        said = b'"delta":{"role":"assistant","content":""},"logprobs":null,' + _NO_END
+        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,' + _NO_END
         chunks = []
         for index, opening in enumerate(self._openings):
             beside = self._prompt_ids(index) + self._usage_so_far(index, 0)
-            chunks.append(opening + said + b"}]%b}\n\n" % beside)
+            chunks.append(opening + delta + b"}]%b}\n\n" % beside)
         return b"".join(chunks)
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
         """Return a row's chunk; empty if the text only begins a call and nothing else is new."""
         index, end = choice.index, choice.ending
-        said = self._text_member and self._text_member % orjson.dumps(text)
+        written_text = self._text_member and self._text_member % orjson.dumps(text)
         if self._call_writers:
             delta = self._call_writers[index].delta(text, is_last=end is not None)
             if delta == b"{}" and end is None and choice.is_silent:
                 return b""
-            said = b'"delta":%b,' % delta
+            written_text = b'"delta":%b,' % delta
         written = zip(choice.writers, pieces, strict=True)
         beside = b",".join([writer.name + writer.joined(piece) for writer, piece in written])
         ending, is_first = self._going_on, index in self._unbegun
@@ -169,7 +169,7 @@ class Envelope(Format):
             why = _NO_END if end is None else self._ending(index, end)
             ids = self._prompt_ids(index) if is_first else self._no_ids
             ending = b",%b%b}]%b}\n\n" % (why, ids, self._usage_so_far(index, choice.tokens))
-        return b"".join((self._openings[index], said, beside, ending))
+        return b"".join((self._openings[index], written_text, beside, ending))
 
     def last(self, tokens: int, cached: int | None) -> bytes:
         if not self._request.wants_usage:
@@ -193,12 +193,12 @@ class Envelope(Format):
         yield self._nulls_of_answer + (b',"prompt_text":null}' if self._request.is_chat else b"}")
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
-        said = self._text_member and self._text_member % orjson.dumps(text)
+        written_text = self._text_member and self._text_member % orjson.dumps(text)
         if self._request.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, **_NULLS_OF_MESSAGE}
             called = self._call_writers[index].message(text) if self._call_writers else {}
-            said = b'"message":%b,' % orjson.dumps(message | called)
-        yield b'{"index":%d,' % index + said
+            written_text = b'"message":%b,' % orjson.dumps(message | called)
+        yield b'{"index":%d,' % index + written_text
         for name, value in beside:
             yield name
             yield from value
@@ -275,6 +275,6 @@ class GenerateFormat(Envelope):
     def beginnings(self) -> bytes:
         if self._request.hides_prompts:
             return b""
-        said = self._text_member and self._text_member % b'""'
+        written_text = self._text_member and self._text_member % b'""'
         ending = b'"token_ids":[],"logprobs":null,%b}]%b%b}\n\n'
-        return self._openings[0] + said + ending % (_NO_END, self._prompt_ids(0), self._usage_so_far(0, 0))
+        return self._openings[0] + written_text + ending % (_NO_END, self._prompt_ids(0), self._usage_so_far(0, 0))

@@ -175,10 +175,10 @@ def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = N
 def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
     """Return the messages in the form of chat templates; OpenAI's older functions become tools."""
     messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         parts = message["content"]
         if isinstance(parts, list):
-            where = f"messages[{place}].content"
+            where = f"messages[{index}].content"
             message["content"] = [_part(each, f"{where}[{at}]") for at, each in enumerate(parts)]
         if message["role"] == "function":
             message["role"] = "tool"

@@ -187,10 +187,10 @@ def check_texts(body: bodies.Sampling) -> None:
     if isinstance(body, bodies.FullSampling):
         given += [("cache_salt", body.cache_salt, _MAX_TEXT_BYTES)]
     for name, texts, most in given:
-        for place, text in enumerate([texts] if isinstance(texts, str) else texts or ()):
+        for index, text in enumerate([texts] if isinstance(texts, str) else texts or ()):
             size = len(text.encode())
             if size > most:
-                where = name if isinstance(texts, str) else f"{name}[{place}]"
+                where = name if isinstance(texts, str) else f"{name}[{index}]"
                 raise invalid(where, f"at most {most} bytes, got {size}")
 
 
@@ -198,9 +198,9 @@ def _biases_up_to(most: int) -> dict[str, Any]:
     """Return the JSON Schema of `logit_bias` for token ids up to `most`."""
     digits = str(most)
     alternatives = [digits, *([f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else [])]
-    for place, digit in enumerate(digits):
+    for index, digit in enumerate(digits):
         if digit > "0":
-            alternatives.append(f"{digits[:place]}[0-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}")
+            alternatives.append(f"{digits[:index]}[0-{int(digit) - 1}][0-9]{{{len(digits) - index - 1}}}")
     return {
         "type": "object",
         "maxProperties": bodies.MAX_BIASED,

@@ -181,9 +181,9 @@ def chat_of(body: Responses) -> bodies.Chat:
     """Return a body as a chat; raises an ApiError that names the body's field."""
     included = body.include or ()
     has_logprobs = _LOGPROBS in included
-    for place, each in enumerate(included):
+    for index, each in enumerate(included):
         if each != _LOGPROBS and difflib.SequenceMatcher(None, each, _LOGPROBS).ratio() > _NEAR:
-            raise invalid(f"include[{place}]", f"{_LOGPROBS} is the one with logprobs, got {shown(each)}")
+            raise invalid(f"include[{index}]", f"{_LOGPROBS} is the one with logprobs, got {shown(each)}")
     if body.top_logprobs and not has_logprobs:
         raise invalid("top_logprobs", f"only with {_LOGPROBS} in include, got {body.top_logprobs} without")
     choice = body.tool_choice

@@ -84,9 +84,9 @@ class ResponsesFormat(Format):
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
         status, calls = _status(end), []
         if self._calls is not None:
-            said = self._calls.message(text)
-            text = said["content"]
-            calls = [call["function"] for call in said.get("tool_calls", ())]
+            message = self._calls.message(text)
+            text = message["content"]
+            calls = [call["function"] for call in message.get("tool_calls", ())]
         # The logprobs replace a byte that no JSON text contains.
         part = _text(text, _MARK if beside else _NO_LOGPROBS)
         output = [self._message(status, [part])] * (self._calls is None or bool(text))

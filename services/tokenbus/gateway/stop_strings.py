@@ -88,21 +88,20 @@ class RunningText:
         if self.stop is not None:
             return ""
         before, text = len(self._held), self._held + text
-        places = [] if self._least and self._tokens <= self._least else self._places(text, before)
-        if places:
-            end, number = min(places)
+        ends = [] if self._least and self._tokens <= self._least else self._ends(text, before)
+        if ends:
+            end, number = min(ends)
             self.stop = self._stops[number]
-            place = end - len(self.stop)
             self._held = ""
-            return text[: place + len(self.stop)] if self.includes_stop else text[:place]
+            return text[:end] if self.includes_stop else text[: end - len(self.stop)]
         kept = max((beginning(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
-    def _places(self, text: str, before: int) -> list[tuple[int, int]]:
+    def _ends(self, text: str, before: int) -> list[tuple[int, int]]:
         """Return the ends of stops, with their numbers, behind the first `before` characters."""
         found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
-        return [(place + len(stop), number) for number, (place, stop) in enumerate(found) if place >= 0]
+        return [(begin + len(stop), number) for number, (begin, stop) in enumerate(found) if begin >= 0]
 
 
 def beginning(text: str, stop: str) -> int:

@@ -91,21 +91,21 @@ class Hermes(ToolParser):
         """Whether a call came last: spaces behind it are dropped."""
 
     def _read(self, text: str) -> None:
-        text, place = self._tail + text, 0
-        while (at := text.find(mark := self._END if self._is_inside else self._BEGIN, place)) >= 0:
+        text, begin = self._tail + text, 0
+        while (at := text.find(mark := self._END if self._is_inside else self._BEGIN, begin)) >= 0:
             if self._is_inside:
-                self._hold(text[place:at])
+                self._hold(text[begin:at])
                 self._close(mark)
             else:
-                self._say(text[place:at])
+                self._say(text[begin:at])
             self._is_inside = not self._is_inside
-            place = at + len(mark)
-        end = len(text) - beginning(text[place:], mark)
+            begin = at + len(mark)
+        end = len(text) - beginning(text[begin:], mark)
         self._tail = text[end:]
         if not self._is_inside:
-            self._say(text[place:end])
+            self._say(text[begin:end])
             return
-        self._hold(text[place:end])
+        self._hold(text[begin:end])
         if self.held > _MOST_CHARACTERS:
             self._is_inside = False
             self._say(self._BEGIN + self._take())
@@ -156,18 +156,18 @@ class _OnlyCalls(ToolParser):
         """Return the calls in brackets; None if the text is something else."""
 
     def _read(self, text: str) -> None:
-        place = 0
-        while place < len(text) and not self._is_text:
-            place = self._read_call(text, place) if self._depth else self._read_before(text, place)
-        self._content.append(text[place:])
+        begin = 0
+        while begin < len(text) and not self._is_text:
+            begin = self._read_call(text, begin) if self._depth else self._read_before(text, begin)
+        self._content.append(text[begin:])
 
-    def _read_before(self, text: str, place: int) -> int:
-        at = text.find(self._opening, place)
+    def _read_before(self, text: str, begin: int) -> int:
+        at = text.find(self._opening, begin)
         end = len(text) if at < 0 else at
-        self._before += text[place:end]
+        self._before += text[begin:end]
         self.held = len(self._before)
-        said, mark = self._before.strip(), self._between if self._has_calls else self._first
-        is_right = said in ("", mark) or (at < 0 and mark.startswith(said))
+        before, mark = self._before.strip(), self._between if self._has_calls else self._first
+        is_right = before in ("", mark) or (at < 0 and mark.startswith(before))
         if not is_right or self.held > _MOST_BEFORE:
             self._give_up()
         elif at >= 0:
@@ -176,9 +176,9 @@ class _OnlyCalls(ToolParser):
             end += 1
         return end
 
-    def _read_call(self, text: str, place: int) -> int:
-        end = self._end_of_call(text, place)
-        self._hold(text[place:end])
+    def _read_call(self, text: str, begin: int) -> int:
+        end = self._end_of_call(text, begin)
+        self._hold(text[begin:end])
         if not self._depth:
             calls = self._calls_in("".join(self._held))
             if calls is None:
@@ -192,8 +192,8 @@ class _OnlyCalls(ToolParser):
             self._give_up()
         return end
 
-    def _end_of_call(self, text: str, place: int) -> int:
-        for at in range(place, len(text)):
+    def _end_of_call(self, text: str, begin: int) -> int:
+        for at in range(begin, len(text)):
             character = text[at]
             if not self._quote:
                 self._depth += (character in _OPENING) - (character in _CLOSING)

@@ -46,8 +46,8 @@ class _Search:
         self._checked: set[tuple[type, str, str]] = set()
         """The objects' types, paths and unknown fields: those of a list's items are checked once."""
 
-    def look(self, body: Struct, given: dict[str, Any], place: str, path: str, *, is_option: bool) -> None:
-        """Look at an object and the objects in it; `path` is its `place` without indices.
+    def look(self, body: Struct, given: dict[str, Any], where: str, path: str, *, is_option: bool) -> None:
+        """Look at an object and the objects in it; `path` is its `where` without indices.
 
         An object in a list is no option but part of a conversation, in which more unknown fields are ignored.
         """
@@ -56,30 +56,30 @@ class _Search:
         for name, value in () if known.issuperset(given) else given.items():
             if name not in known and value is not None and (kind, path, name) not in self._checked:
                 self._checked.add((kind, path, name))
-                self._check(kind, name, value, place, is_option=is_option)
+                self._check(kind, name, value, where, is_option=is_option)
                 self.paths[f"{path}{shown(name)[1:-1]}"] = None
         for name in of_objects:
             if name not in given:
                 continue
             member, value = getattr(body, name), given[name]
             if isinstance(member, Struct):
-                self.look(member, value, f"{place}{name}.", f"{path}{name}.", is_option=is_option)
+                self.look(member, value, f"{where}{name}.", f"{path}{name}.", is_option=is_option)
             elif isinstance(member, list):
                 for index, (each, item) in enumerate(zip(member, value, strict=True)):
                     if isinstance(each, Struct):
-                        self.look(each, item, f"{place}{name}[{index}].", f"{path}{name}.", is_option=False)
+                        self.look(each, item, f"{where}{name}[{index}].", f"{path}{name}.", is_option=False)
 
-    def _check(self, kind: type[Struct], name: str, value: object, place: str, *, is_option: bool) -> None:
+    def _check(self, kind: type[Struct], name: str, value: object, where: str, *, is_option: bool) -> None:
         is_off = value is False or value in ("", [], {})
         if is_option and name in NOT_OFFERED and not is_off:
-            raise invalid(f"{place}{name}", f"not offered, got {shown(value)}")
+            raise invalid(f"{where}{name}", f"not offered, got {shown(value)}")
         if len(self._checked) > MOST_UNKNOWN:
             raise invalid("", f"at most {MOST_UNKNOWN} unknown fields, got more")
         asks_logprobs = _asks_logprobs(name)
         meant = _meant(kind, name)
         if not (asks_logprobs and value is False) and (meant is not None or (is_option and asks_logprobs)):
             hint = "" if meant is None else f" (did you mean {meant}?)"
-            raise invalid(shown(f"{place}{name}")[1:-1], f"no such field{hint}, got {shown(value)}")
+            raise invalid(shown(f"{where}{name}")[1:-1], f"no such field{hint}, got {shown(value)}")
 
 
 @cache

@@ -1,11 +1,10 @@
 /*
- * The JSON of rows, in one pass over their columns: of whole answers the lists of logprobs, of streams the whole events,
- * which are sent to their sockets too.
+ * Writes the JSON of rows in one pass over their columns: the lists of logprobs of whole answers, and whole events of
+ * streams, which it also sends to their sockets.
  *
- * This is an optimisation of answer, sse and logprob_writers, which write the same bytes in Python: what this one does
- * not write, for want of room, of a token's fragment or of a number in its range, is written there. What stands before a
- * logprob, the token's name as JSON and what is around it, is a fragment that Python made once for each token id; so is
- * the token's text.
+ * This is an optimisation of answer, sse and logprob_writers, which write the same bytes in Python, also if this code
+ * has no room, no fragment for a token or a number out of its range. A fragment is the JSON before a logprob, with the
+ * token's name, or the token's text; Python makes each once.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -19,23 +18,23 @@ typedef unsigned __int128 u128;
 #define MSG_NOSIGNAL 0
 #endif
 
-/* Columns lie in the message wherever the fields before them end. */
+/* Columns in a message are not aligned. */
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 typedef float f32 __attribute__((aligned(1), may_alias));
 
 #define MOST_NUMBER_BYTES 32
 #define MOST_DIGITS 16
 #define MOST_POWER 30
-#define NARROW 11 /* the powers of ten that 64 bits have room for, beside a mantissa and two bits */
+#define NARROW 11 /* powers of ten that fit into 64 bits beside a mantissa and two bits */
 
-/* Why nothing was written; a row is left to Python if its text is not simply that of its tokens. */
+/* Why nothing was written; IS_LEFT: the row's text is not just the texts of its tokens. */
 enum { NO_FRAGMENT = -1, NO_ROOM = -2, NO_NUMBER = -3, IS_LEFT = -4 };
 
 struct fragments {
     const uint8_t *bytes;
     const int64_t *begins;  /* by token id; below 0: not made yet */
-    const int32_t *sizes;   /* negative: the token's text is empty, and in its own list of alternatives its name too;
-                               of texts: it is no text by itself */
+    const int32_t *sizes;   /* negative: the token has no text of its own; in a fragment before a logprob, also no name
+                               in its own list of alternatives */
     int64_t count;
 };
 
@@ -46,17 +45,17 @@ struct columns {
 };
 
 /*
- * Defines a function that returns the shortest decimal that is the same float again, without its point, and leaves in
- * `power` how many of its digits are behind that. `unit` is ten to the power that leaves nine digits or ten, which are
- * always enough. The float is mantissa / 2^(shift - 2), and is reached from half a step below it to half a step above it;
- * from a quarter below, where smaller floats are closer together. Ends belong to even mantissas alone.
+ * Defines a function that returns the shortest decimal for a float, without its point, and sets `power` to the number
+ * of digits behind the point. `unit` is the power of ten that leaves nine or ten digits, which always suffice. The float
+ * is mantissa / 2^(shift - 2). Decimals read as this float from half a step below it to half a step above it; from a
+ * quarter below if smaller floats are closer together. Only even mantissas include both ends.
  */
 #define SHORTEST(name, integer)                                                                                    \
     static inline uint64_t name(integer unit, uint32_t mantissa, int shift, int *power) {                          \
         integer exact = unit * (4 * (integer)mantissa), one = (integer)1 << shift, is_open = mantissa & 1;         \
         integer low = exact - (mantissa == 0x800000 ? 1 : 2) * unit + is_open, high = exact + 2 * unit - is_open;  \
         uint64_t least = (uint64_t)((low + one - 1) >> shift), most = (uint64_t)(high >> shift), scale = 1;        \
-        /* Digits may go as long as a number without them is in between. */                                       \
+        /* Drop digits as long as a number without them is within these bounds. */                                \
         uint64_t nearest = (uint64_t)(exact >> shift);                                                             \
         for (uint64_t rest = most / 10; *power && rest * scale * 10 >= least; rest /= 10, nearest /= 10, --*power) \
             scale *= 10;                                                                                           \
@@ -67,7 +66,7 @@ struct columns {
 SHORTEST(shortest_narrow, uint64_t)
 SHORTEST(shortest_wide, u128)
 
-/* Returns the place behind a number, as orjson writes it: the shortest decimal that is the same float; or nothing. */
+/* Writes a number as orjson does, and returns the address behind it; 0 if it is out of range. */
 static uint8_t *number(uint8_t *out, float value, const u128 *powers) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
@@ -80,7 +79,7 @@ static uint8_t *number(uint8_t *out, float value, const u128 *powers) {
     int exponent = (int)(bits >> 23) - 150;              /* value = mantissa * 2^exponent */
     uint32_t mantissa = (bits & 0x7FFFFF) | 0x800000;
     if (exponent > -4 || exponent < -90) return 0;       /* 2^20 and more, or below 1e-20 */
-    int shift = 2 - exponent;                            /* by which all below is larger, for quarters of a step */
+    int shift = 2 - exponent;                            /* everything below is scaled by it, in quarters of a step */
     int power = 9 + (int)((-exponent - 24) * 30103LL / 100000); /* log10(2) is 0.30103 */
     uint64_t digits = power <= NARROW ? shortest_narrow((uint64_t)powers[power], mantissa, shift, &power)
                                       : shortest_wide(powers[power], mantissa, shift, &power);
@@ -91,7 +90,7 @@ static uint8_t *number(uint8_t *out, float value, const u128 *powers) {
         digits /= 10;
     } while (digits);
     int length = MOST_DIGITS - first;
-    const uint8_t *from = text + first;              /* copied with what is behind it, for a size that is known */
+    const uint8_t *from = text + first;              /* copied with the bytes behind it, for a constant size */
     int before = length - power;                     /* digits before the point */
     if (before > 0) {
         memcpy(out, from, MOST_DIGITS);
@@ -134,7 +133,7 @@ static int text(struct writer *writer, const char *bytes, int64_t size) {
     return 0;
 }
 
-/* Writes a token's fragment and a logprob; without the first `skipped` bytes. */
+/* Writes a token's fragment, without its first `skipped` bytes, and a logprob. */
 static int pair(struct writer *writer, uint32_t id, float logprob, int skipped, int is_own) {
     const struct fragments *fragments = writer->fragments;
     if (id >= fragments->count || fragments->begins[id] < 0) return NO_FRAGMENT;
@@ -155,7 +154,7 @@ static int pair(struct writer *writer, uint32_t id, float logprob, int skipped, 
     return 0;
 }
 
-/* Writes a token's name, as it is in its fragment between the comma and the colon. */
+/* Writes a token's name, which its fragment has between a comma and a colon. */
 static int name(struct writer *writer, uint32_t id) {
     const struct fragments *fragments = writer->fragments;
     if (id >= fragments->count || fragments->begins[id] < 0) return NO_FRAGMENT;
@@ -164,7 +163,7 @@ static int name(struct writer *writer, uint32_t id) {
     return text(writer, (const char *)fragments->bytes + fragments->begins[id] + 1, size - 2);
 }
 
-/* For completions: the names of a row's tokens, */
+/* For completions: writes the names of a row's tokens. */
 static int names(struct writer *writer, const struct columns *next, int count) {
     int fault = 0;
     for (int token = 0; token < count && !fault; token++) {
@@ -174,7 +173,7 @@ static int names(struct writer *writer, const struct columns *next, int count) {
     return fault;
 }
 
-/* their logprobs, */
+/* For completions: writes the logprobs of a row's tokens. */
 static int logprobs(struct writer *writer, const struct columns *next, int count) {
     for (int token = 0; token < count; token++) {
         if (writer->end - writer->at < MOST_NUMBER_BYTES) return NO_ROOM;
@@ -186,7 +185,7 @@ static int logprobs(struct writer *writer, const struct columns *next, int count
     return 0;
 }
 
-/* and an object for each, with its alternatives by their names, behind the token itself. */
+/* For completions: writes a token's object, with the token itself and its alternatives by their names. */
 static int members(struct writer *writer, const struct columns *next, int token, int top_k) {
     uint32_t own = next->ids[token];
     const u32 *ids = next->alternative_ids + token * top_k;
@@ -199,7 +198,7 @@ static int members(struct writer *writer, const struct columns *next, int token,
     return fault ? fault : text(writer, "}", 1);
 }
 
-/* For chats: an object for each token, with its alternatives inside. A fragment begins with another object's end. */
+/* For chats: writes a token's object, which contains its alternatives. A fragment begins with the last object's end. */
 static int entries(struct writer *writer, const struct columns *next, int token, int top_k, int is_last) {
     const u32 *ids = next->alternative_ids + token * top_k;
     const f32 *logprobs = next->alternative_logprobs + token * top_k;
@@ -210,21 +209,21 @@ static int entries(struct writer *writer, const struct columns *next, int token,
     return fault ? fault : text(writer, "]}", is_last ? 2 : 1);
 }
 
-/* The source that this was compiled from, so that a stale library is noticed. */
+/* The checksum of this source, by which a stale library is noticed. */
 #ifndef SOURCE_CRC32
 #define SOURCE_CRC32 0
 #endif
 const uint32_t tokenbus_source_crc32 = SOURCE_CRC32;
 
 /*
- * What is written of a row's logprobs: of completions three lists, of chats one, both of scored rows alone. Of streams
- * also none, or lists in which each token is its own only alternative.
+ * The form of a row's logprobs: three lists for completions, one for chats; the rows must be scored. Streams may also
+ * have none, or lists in which each token is its own only alternative.
  */
 enum { LISTS, CONTENT, NONE, OWN };
 
 /*
- * Writes some rows; the columns begin with the first row's. Lists have no brackets: names, logprobs and alternatives.
- * `ends` has where each list ends. Returns how many bytes were written, or why none were.
+ * Writes some rows, the first of which is at the beginning of the columns, as lists without brackets. Sets `ends` to
+ * the ends of the lists. Returns the number of bytes, or why nothing was written.
  */
 int64_t tokenbus_render(const struct columns *columns, const struct fragments *fragments, int64_t rows, int32_t form,
                         uint8_t *out, int64_t room, int64_t *ends) {
@@ -253,7 +252,7 @@ int64_t tokenbus_render(const struct columns *columns, const struct fragments *f
     return writer.at - out;
 }
 
-/* A batch: its columns, and where each row's tokens, logprobs and alternatives begin in them. */
+/* A batch: its columns, and the beginnings of each row's tokens, logprobs and alternatives. */
 struct step {
     struct columns columns;
     const uint64_t *keys;
@@ -264,21 +263,21 @@ struct step {
 /* One request's stream of events. */
 struct stream {
     uint64_t key;
-    const uint8_t *around;          /* what stands before a row's text, behind it, and at the event's end */
-    int64_t tokens, characters;     /* how many were written */
-    int32_t before, behind, ending; /* how many bytes of `around` are which */
-    int32_t socket;                 /* where events are sent; below 0: Python writes them */
+    const uint8_t *around;          /* the bytes before a row's text, behind it, and at the event's end */
+    int64_t tokens, characters;     /* written so far */
+    int32_t before, behind, ending; /* sizes of the three parts of `around` */
+    int32_t socket;                 /* receives the events; below 0: Python sends them */
     uint8_t form, has_ids, is_silent, is_held;
-    /* is_silent: a row without text has no event; is_held: all rows are for Python */
+    /* is_silent: a row without text has no event; is_held: Python writes all rows */
 };
 
-/* By token id: fragments of texts, of keys and of entries, and how many characters begin in a token. */
+/* By token id: fragments of texts, keys and entries, and the number of characters that begin in the token. */
 struct vocabulary {
     const struct fragments *texts, *keys, *entries;
     const int32_t *characters;
 };
 
-/* What became of a row. Python takes what is left; writes what is rendered; sends the rest of what was sent in part. */
+/* The state of a row. Python writes LEFT rows, sends RENDERED ones, and sends the REST of a partly sent one. */
 enum { LEFT, SENT, RENDERED, REST, QUIET };
 enum { ACTIVE = 1, UNSCORED = 1, MOST_HEAD_BYTES = 10, MOST_INTEGER_BYTES = 20 };
 
@@ -294,7 +293,7 @@ static int integer(struct writer *writer, uint64_t value) {
     return text(writer, (const char *)digits + first, MOST_INTEGER_BYTES - first);
 }
 
-/* Writes a row's text without quotes; of a token that is no text by itself Python knows what it means. */
+/* Writes a row's text without quotes; leaves split characters to Python. */
 static int string(struct writer *writer, const struct fragments *texts, const struct columns *row, int count) {
     int fault = 0;
     for (int token = 0; token < count && !fault; token++) {
@@ -306,7 +305,7 @@ static int string(struct writer *writer, const struct fragments *texts, const st
     return fault;
 }
 
-/* As `members` without alternatives: each token is its own. */
+/* Writes `members` in which each token is its own only alternative. */
 static int own(struct writer *writer, const struct columns *row, int count) {
     int fault = 0;
     for (int token = 0; token < count && !fault; token++) {
@@ -319,7 +318,7 @@ static int own(struct writer *writer, const struct columns *row, int count) {
 
 #define PUT(literal) if (!fault) fault = text(writer, literal, sizeof(literal) - 1)
 
-/* Writes the logprobs of a stream's row as their member; counts in `characters` those of its tokens. */
+/* Writes the logprobs of a stream's row; adds the characters of its tokens to `characters`. */
 static int logprobs_of(struct writer *writer, const struct vocabulary *vocabulary, int form, const struct columns *row,
                        int count, int top_k, int64_t *characters) {
     int fault = 0;
@@ -350,7 +349,7 @@ static int logprobs_of(struct writer *writer, const struct vocabulary *vocabular
     return fault;
 }
 
-/* Writes the event of a row that does not end its stream; counts it in `stream`, which a fault leaves to be restored. */
+/* Writes the event of a row that does not end its stream, and counts it in `stream`, which the caller may reset. */
 static int event(struct writer *writer, const struct vocabulary *vocabulary, struct stream *stream,
                  const struct step *step, int32_t place) {
     int count = step->columns.counts[place], top_k = step->columns.top_ks[place], fault;
@@ -390,7 +389,7 @@ static int event(struct writer *writer, const struct vocabulary *vocabulary, str
     return fault ? fault : text(writer, around + stream->before + stream->behind, stream->ending);
 }
 
-/* Sends events from `begin` on as one chunk of HTTP; before them there is room. Returns where the rest begins, or 0. */
+/* Sends events from `begin` on as one HTTP chunk, whose head fits before them. Returns the rest, or 0. */
 static uint8_t *sent(struct writer *writer, int socket, uint8_t *begin) {
     uint64_t size = (uint64_t)(writer->at - begin);
     memcpy(writer->at, "\r\n", 2);
@@ -404,11 +403,11 @@ static uint8_t *sent(struct writer *writer, int socket, uint8_t *begin) {
 }
 
 /*
- * Writes the events of some rows, and sends those of streams that have a socket. Rows of one stream that follow each other
- * are one write. `steps_of` and `places` say which row of which batch, `streams_of` whose it is: below 0 nobody's. A
- * state that is set to 1 before leaves its stream's rows to Python. Of what is rendered, and of a rest, `begins` and
- * `ends` have the places in `out`; of what was sent `times` has the time. Returns the row before which it stopped, and
- * says in `found` why, and how many rows Python has to do something with.
+ * Writes the events of some rows, and sends those of streams with a socket; successive rows of one stream in one write.
+ * `steps_of` and `places` are each row's batch and its number there, `streams_of` its stream (below 0: none). An
+ * initial state of 1 leaves its stream's rows to Python. `begins` and `ends` are set for events in `out` that Python has to
+ * send, `times` for sent ones. Returns the first unwritten row, and sets `found` to the cause and to the number of rows
+ * that Python has to write or send.
  */
 int64_t tokenbus_stream(const struct step *steps, const int32_t *steps_of, const int32_t *places,
                         const int64_t *streams_of, int64_t rows, struct stream *streams,
@@ -493,7 +492,7 @@ int64_t tokenbus_stream(const struct step *steps, const int32_t *steps_of, const
     return row;
 }
 
-/* Writes one number, for the tests. Returns how many bytes it has, or 0: it is not in range. */
+/* Writes one number, for the tests. Returns its size in bytes; 0 if it is out of range. */
 int32_t tokenbus_number(float value, uint8_t *out) {
     u128 powers[MOST_POWER + 1] = {1};
     for (int i = 1; i <= MOST_POWER; i++) powers[i] = 10 * powers[i - 1];
