@@ -30,7 +30,7 @@ SECONDS = 60
 ELSEWHERE = tuple(
     f"tests/{name}.py"
     for name in (
-        *(f"worker/test_{name}" for name in ("deadlines", "engine_thread", "overlap", "states")),
+        *(f"worker/test_{name}" for name in ("deadlines", "engine_thread", "states")),
         "worker/process/test_apart",
         "bus/test_link",
     )

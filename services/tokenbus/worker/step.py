@@ -1,11 +1,10 @@
-"""StepArrays: the results of an engine's step, as arrays of any framework; and Launches, for overlapping steps."""
+"""StepArrays: the results of an engine's step, as arrays of any framework."""
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
-from tokenbus_contracts import BatchKind, ContractError, PromptScores, Rule, SpeculativeMethod, StepPhase, ValueKind
+from tokenbus_contracts import BatchKind, PromptScores, SpeculativeMethod, StepPhase, ValueKind
 
 Array = Any
 """An array of numpy, paddle, torch, cupy or any other type that numpy can convert, on any device; or a sequence."""
@@ -90,7 +89,7 @@ class StepArrays:
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
     """The kind of values in `logprobs` and `alternative_logprobs`."""
     step: int = 0
-    """The engine's number of the step, which `Launches` gives to overlapping steps.
+    """The engine's number of the step.
 
     0: the number after the last target batch; for a draft batch, the number of that batch.
     """
@@ -116,48 +115,3 @@ class StepArrays:
 
 ARRAYS = tuple(each.name for each in fields(StepArrays) if each.type in (Array, Array | None))
 """The fields that are arrays."""
-
-
-class Launch(NamedTuple):
-    """A launched step: the number in its batches, and the largest number of tokens that it can emit."""
-
-    step: int
-    tokens: int
-
-
-class Launches:
-    """Numbers and checks the steps of an engine with overlap scheduling.
-
-    Such an engine prepares a step while it still computes the previous one. The number of tokens that the previous step
-    accepts is unknown then, and its draft may finish only after the next target.
-    """
-
-    def __init__(self, tokens_per_step: int, most: int = 2) -> None:
-        self._tokens_per_step = tokens_per_step
-        self._most = most
-        self._next = 1
-        self._open: OrderedDict[int, Launch] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def launch(self, real_batch_size: int) -> Launch:
-        """Launch the next step for a batch, whose size does not count padding.
-
-        It emits at most the batch size times the tokens of one step: the tokens that the previous step accepts change
-        the begin of a row's tokens, but not their largest number.
-        """
-        if len(self._open) >= self._most:
-            raise ContractError("launched steps", self._most, len(self._open) + 1, rule=Rule.MAX)
-        launch = Launch(self._next, real_batch_size * self._tokens_per_step)
-        self._next += 1
-        self._open[launch.step] = launch
-        return launch
-
-    def finish(self, step: int, tokens: int) -> None:
-        """Finish a step, in any order, with the number of emitted tokens; its draft may come later."""
-        launch = self._open.pop(step, None)
-        if launch is None:
-            raise ContractError("step", f"one of those launched, {list(self._open)}", step)
-        if tokens > launch.tokens:
-            raise ContractError(f"tokens of step {step}", launch.tokens, tokens, rule=Rule.MAX)
