@@ -313,14 +313,49 @@ class Reader:
         self,
         body: bodies.Chat | bodies.Completion,
         request: CompletionRequest,
-        texts: Iterable[tuple[str | list[int], bool]],
+        texts: Iterator[tuple[str | list[int], bool]],
         kind: str = "cmpl-",
     ) -> list[dict[str, Any]]:
-        answers = rendered(body, request, self.models, kind)
-        if body.return_token_offsets:
-            cut = self._cut(body, request.model)
-            for answer, (text, adds_special) in zip(answers, texts, strict=True):
-                answer["token_offsets"] = self.encoder.spans(text, adds_special=adds_special, cut=cut)
+        """Return the bodies of /inference/v1/generate for a body, one for each prompt; their ids begin with `kind`."""
+        if body.prompt_logprob_token_ids is not None:
+            raise invalid("prompt_logprob_token_ids", "none where a body is rendered, got some")
+        same = (each for each in generate_body.SamplingParams.__struct_fields__ if each in body.__struct_fields__)
+        params = {name: value for name in same if (value := getattr(body, name)) is not None}
+        form = request.sampling.get("structured_output")
+        params |= {
+            "logprobs": None if request.names_alternatives else request.top_logprobs,
+            "structured_outputs": None if form is None else output_form.form_of_vllm(form),
+        }
+        if body.vllm_xargs:
+            params["extra_args"] = body.vllm_xargs
+        base, context = kind + (request.name or uuid.uuid4().hex), self.models.get(request.model, 0)
+        options = None if body.stream_options is None else msgspec.to_builtins(body.stream_options)
+        answers = []
+        for number, prompt in enumerate(request.prompts):
+            most = request.sampling.get("max_tokens", context - len(prompt) if context else None)
+            offsets = None
+            if body.return_token_offsets:
+                text, adds_special = next(texts)
+                cut = self._cut(body, request.model)
+                offsets = self.encoder.spans(text, adds_special=adds_special, cut=cut)
+            answers.append(
+                {
+                    "request_id": base if len(request.prompts) == 1 else f"{base}-{number}",
+                    "token_ids": prompt,
+                    "sampling_params": params | {"max_tokens": most},
+                    "model": request.model,
+                    "stream": request.is_streamed,
+                    "stream_options": options,
+                    "cache_salt": body.cache_salt,
+                    "priority": body.priority or 0,
+                    **{name: value for name in generate_body.SCORING if (value := getattr(body, name))},
+                    "features": None,
+                    "content_parts": None,
+                    "token_offsets": offsets,
+                    "kv_transfer_params": None,
+                    "ec_transfer_params": None,
+                }
+            )
         return answers
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
@@ -512,46 +547,6 @@ class Reader:
         if most == -1:  # one token is for the answer
             most = context - 1 if context else self._settings.max_prompt_tokens
         return Cut(most, body.truncation_side)
-
-
-def rendered(
-    body: bodies.Chat | bodies.Completion, request: CompletionRequest, models: Mapping[str, int], kind: str = "cmpl-"
-) -> list[dict[str, Any]]:
-    """Return the bodies of /inference/v1/generate for a body, one for each prompt; their ids begin with `kind`."""
-    same = (each for each in generate_body.SamplingParams.__struct_fields__ if each in body.__struct_fields__)
-    params = {name: value for name in same if (value := getattr(body, name)) is not None}
-    form = request.sampling.get("structured_output")
-    params |= {
-        "logprobs": None if request.names_alternatives else request.top_logprobs,
-        "structured_outputs": None if form is None else output_form.form_of_vllm(form),
-    }
-    if body.prompt_logprob_token_ids is not None:
-        raise invalid("prompt_logprob_token_ids", "none where a body is rendered, got some")
-    scoring = {name: value for name in generate_body.SCORING if (value := getattr(body, name))}
-    if body.vllm_xargs:
-        params["extra_args"] = body.vllm_xargs
-    base = kind + (request.name or uuid.uuid4().hex)
-    answers = []
-    for number, prompt in enumerate(request.prompts):
-        context = models.get(request.model, 0)
-        most = request.sampling.get("max_tokens", context - len(prompt) if context else None)
-        answers.append(
-            {
-                "request_id": base if len(request.prompts) == 1 else f"{base}-{number}",
-                "token_ids": prompt,
-                "sampling_params": params | {"max_tokens": most},
-                "model": request.model,
-                "stream": request.is_streamed,
-                "stream_options": None if body.stream_options is None else msgspec.to_builtins(body.stream_options),
-                "cache_salt": body.cache_salt,
-                "priority": body.priority or 0,
-                **scoring,
-                **dict.fromkeys(
-                    ("features", "content_parts", "token_offsets", "kv_transfer_params", "ec_transfer_params")
-                ),
-            }
-        )
-    return answers
 
 
 def _bytes_of(value: object) -> int:

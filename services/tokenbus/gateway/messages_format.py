@@ -45,7 +45,7 @@ class MessagesFormat(Format):
     def __init__(self, request: CompletionRequest, request_id: int) -> None:
         self._request = request
         self._head = {"id": f"msg_{request_id:016x}", "type": "message", "role": "assistant", "model": request.model}
-        self._calls = call_writer(request)
+        self._calls = call_writer(request.forced, request.auto)
         self._block = -1
         self._kind = ""
         self._has_calls = False

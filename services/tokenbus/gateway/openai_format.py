@@ -61,7 +61,8 @@ class Envelope(Format):
         shows_prompt_ids = request.wants_ids and request.is_streamed and not self._has_one_prompt
         self._unbegun = set(range(request.choices)) if shows_prompt_ids else set()
         """Choices whose first chunk, which has the prompt's ids, is not written yet."""
-        self._call_writers = [each for _ in range(request.choices) if (each := call_writer(request)) is not None]
+        calls = (call_writer(request.forced, request.auto) for _ in range(request.choices))
+        self._call_writers = [each for each in calls if each is not None]
 
     @property
     def _has_one_prompt(self) -> bool:

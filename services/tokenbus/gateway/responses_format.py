@@ -30,7 +30,7 @@ class ResponsesFormat(Format):
         self._request = request
         self._id = f"{request_id:016x}"
         self._created_at = int(time.time())
-        self._calls = call_writer(request)
+        self._calls = call_writer(request.forced, request.auto)
         self._numbered = 0
         self._items: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None

@@ -4,15 +4,12 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.tool_parsers import PARSERS, Call, written
-
-if TYPE_CHECKING:
-    from tokenbus.gateway.completion_request import CompletionRequest
 
 _CALL = re.compile(r'[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
 """The beginning of an element of the list that `required` forces the output to be."""
@@ -161,10 +158,10 @@ class _CallScanner:
         return len(text)
 
 
-def call_writer(request: "CompletionRequest") -> CallWriter | AutoCallWriter | None:
-    if request.forced is not None:
-        return CallWriter(request.forced)
-    return None if request.auto is None else AutoCallWriter(request.auto)
+def call_writer(forced: ForcedCall | None, auto: AutoCalls | None) -> CallWriter | AutoCallWriter | None:
+    if forced is not None:
+        return CallWriter(forced)
+    return None if auto is None else AutoCallWriter(auto)
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
