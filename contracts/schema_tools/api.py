@@ -38,7 +38,7 @@ INTERNAL = {
     "PromptScores": "end is_last chunks of check joined",
     "Publisher": "begin end waiting_records addressed lose lose_all",
     "Processor": "is_listening failed_ticks usage",
-    "Step": "sequence token_lists keep",
+    "Step": "sequence token_lists keep first_arrival is_explained",
     "Settings": "most_connections",
     "LogprobBatch": "of_views of_message headed arrays is_message has_consistent_lengths nbytes row_bytes runs stop "
     "between joined",
@@ -121,6 +121,7 @@ def _fields(found: object) -> dict[str, str]:
     """Return a class's fields, each with the docstring under it."""
     if not _has_own_members(found) or issubclass(found, enum.Enum):
         return {}
+    internal = INTERNAL.get(found.__name__, "").split()
     (kind,) = ast.parse(textwrap.dedent(inspect.getsource(found))).body
     fields = {}
     for node, below in pairwise(kind.body if isinstance(kind, ast.ClassDef) else []):
@@ -128,7 +129,7 @@ def _fields(found: object) -> dict[str, str]:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
                 ast.Expr(value=ast.Constant(value=str(text))),
-            ) if not name.startswith("_"):
+            ) if not name.startswith("_") and name not in internal:
                 fields[name] = first_sentence(text)
     return fields
 
