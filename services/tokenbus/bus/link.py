@@ -57,8 +57,8 @@ class ReconnectingSession(ABC):
 
     def __init__(self, interval: float, timeout: float, processors: int = 1, abandon_after: float = 0.0) -> None:
         """Make a session; times are in seconds, and a processor that is silent for `timeout` is lost."""
-        self._interval = interval
-        self._timeout = timeout
+        self.interval = interval
+        self.timeout = timeout
         self._processors = processors
         self._abandon_after = abandon_after
         self.address_index = 0
@@ -130,7 +130,7 @@ class ReconnectingSession(ABC):
                 self._echo_ns = frame.heartbeat.sent_at_ns
             elif body == "goodbye":
                 self.loss = f"it closes: {frame.goodbye.message}".removesuffix(": ")
-                self._greet_again(now + self._interval)
+                self._greet_again(now + self.interval)
                 if self._processors > 1:
                     self._leaves_at = self._stays_until = now
             else:
@@ -151,7 +151,7 @@ class ReconnectingSession(ABC):
 
     def next_message(self, now: float) -> list[bytes] | None:
         """Return the next message to send; None: there is none, or no credit for it."""
-        if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
+        if self.state is SessionState.OPEN and now - self._last_heard > self.timeout:
             self.loss = f"silent for {round((now - self._last_heard) * 1000)} ms"
             self._greet_again(now)
         if self.is_leaving(now):
@@ -161,7 +161,7 @@ class ReconnectingSession(ABC):
         if self.state is SessionState.LEFT:
             return None
         message = self._next_data()
-        if message is None and (self._is_news or now - self._last_sent >= self._interval):
+        if message is None and (self._is_news or now - self._last_sent >= self.interval):
             self._is_news = False
             message = [self._encode(heartbeat=self._heartbeat(now))]
         if message is not None:
@@ -176,8 +176,8 @@ class ReconnectingSession(ABC):
     def seconds_to_wait(self, now: float) -> float:
         """Return the seconds until `next_message` may have a message even if nothing arrives, at most an interval."""
         if self.state in (SessionState.GREETING, SessionState.REFUSED):
-            return max(0.0, min(self._next_greeting - now, self._leaves_at - now, self._interval))
-        return max(0.0, min(self._last_sent + self._interval - now, self._leaves_at - now, self._interval))
+            return max(0.0, min(self._next_greeting - now, self._leaves_at - now, self.interval))
+        return max(0.0, min(self._last_sent + self.interval - now, self._leaves_at - now, self.interval))
 
     # Moving to the next processor.
 
@@ -200,7 +200,7 @@ class ReconnectingSession(ABC):
     def _patience(self) -> float:
         """Seconds for which each processor is tried; they double in each round, for a processor that is only slow."""
         rounds = min(self._tries // self._processors, _MAX_DOUBLINGS)
-        return min(self._timeout, self._interval * 2.0**rounds)
+        return min(self.timeout, self.interval * 2.0**rounds)
 
     # The handshake.
 
@@ -220,9 +220,9 @@ class ReconnectingSession(ABC):
 
         Otherwise many peers would keep saying hello to one processor at the same time.
         """
-        most = min(self._interval * 2.0 ** min(self._hellos, _MAX_DOUBLINGS), self._timeout)
+        most = min(self.interval * 2.0 ** min(self._hellos, _MAX_DOUBLINGS), self.timeout)
         self._hellos += 1
-        return random.uniform(self._interval, max(self._interval, most))  # noqa: S311 - nothing secret
+        return random.uniform(self.interval, max(self.interval, most))  # noqa: S311 - nothing secret
 
     def _greet_again(self, at: float) -> None:
         if self.state is SessionState.OPEN:
@@ -241,8 +241,8 @@ class ReconnectingSession(ABC):
         self._tries, self._hellos, self._leaves_at = 0, 0, inf
         self.processor_id = welcome.processor_id
         self.handshakes += 1
-        self._interval = welcome.heartbeat_interval_ms / 1000
-        self._timeout = welcome.heartbeat_timeout_ms / 1000
+        self.interval = welcome.heartbeat_interval_ms / 1000
+        self.timeout = welcome.heartbeat_timeout_ms / 1000
 
     def _handle_refusal(self, refusal: Refusal, now: float) -> None:
         if refusal.reason == RefusalReason.REFUSAL_REASON_HELLO_FIRST:
@@ -253,7 +253,7 @@ class ReconnectingSession(ABC):
         most = 1 if self.refusal is None else 2
         self.refusal = refusal
         self._hellos = 0
-        self._next_greeting = now + self._timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
+        self._next_greeting = now + self.timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
         # Another processor may have room. Any other refusal stays here, for the operator to see and correct.
         self._leaves_at = inf
         is_full = refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS

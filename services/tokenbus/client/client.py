@@ -352,14 +352,14 @@ class Client:
                 queue.put(received)
 
         def _begin() -> None:
-            if self.sessions[0].is_watching:
+            if self.sessions[0].watched is not None:
                 raise RuntimeError("watch() is being iterated over already: close that iterator first")
             for session in self.sessions:
                 session.watch(worker_id, _receive)
 
         def _end() -> None:
             for session in self.sessions:
-                session.unwatch()
+                session.watched = None
 
         return self._watch.fill(queue, _begin, _end)
 

@@ -223,8 +223,6 @@ class RequestTable:
         if request.home is not None:
             request.home.say(ClientFrame(abort=Abort(request_id=request.turn_id)))
 
-    # The processors.
-
     def welcomed(self, session: ClientSession, *, resumed: bool) -> None:
         """Ask a processor for the requests that it should have; `resumed` if it knew this client."""
         if not self.is_paused and self._ended_ids:

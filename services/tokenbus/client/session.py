@@ -73,7 +73,12 @@ class ClientSession(ReconnectingSession):
         self._ack_at = inf
         """The latest time of the next ack."""
         self._is_ack_due = False
-        self._watched: tuple[str, ReceiveItem] | None = None
+        self._of_request: dict[str, Callable[[ClientSession, Any], None]] = {
+            "admitted": requests.admitted,
+            "prompt_scores": requests.scored,
+            "error": requests.failed,
+        }
+        self.watched: tuple[str, ReceiveItem] | None = None
         self._watched_stream: WatchedStream | None = None
         """The stream that the processor announced last: the next items belong to it."""
         self._status: asyncio.Future[ProcessorStatus] | None = None
@@ -96,16 +101,6 @@ class ClientSession(ReconnectingSession):
     def outstanding(self) -> int:
         return len(self._requests)
 
-    @property
-    def interval(self) -> float:
-        """The interval of heartbeats, in seconds."""
-        return self._interval
-
-    @property
-    def timeout(self) -> float:
-        """The silence after which the processor is lost, in seconds."""
-        return self._timeout
-
     # The room of the processor.
 
     @property
@@ -127,19 +122,9 @@ class ClientSession(ReconnectingSession):
         self._used.clear()
         self._requests.has_room(self)
 
-    # Calls of the application.
-
     def watch(self, worker_id: str, receive: ReceiveItem) -> None:
         self.say(ClientFrame(watch=Watch(worker_id=worker_id)))
-        self._watched = worker_id, receive
-
-    @property
-    def is_watching(self) -> bool:
-        return self._watched is not None
-
-    def unwatch(self) -> None:
-        """Drop watched items from now on; the next connection does not ask for them."""
-        self._watched = None
+        self.watched = worker_id, receive
 
     def ask_status(self) -> asyncio.Future[ProcessorStatus]:
         """Ask for the processor's status; callers before the answer share one future."""
@@ -197,7 +182,7 @@ class ClientSession(ReconnectingSession):
             case "outputs":
                 self._receive_outputs(parts, has_draft=frame.outputs.has_draft)
             case "admitted" | "prompt_scores" | "error":
-                self._receive_of_request(frame, body)
+                self._of_request[body](self, getattr(frame, body))
             case "control_answer":
                 _settle(self._commands.get(frame.control_answer.control_key, (None, None))[1], frame.control_answer)
             case "status":
@@ -208,16 +193,8 @@ class ClientSession(ReconnectingSession):
             case "watched_stream":
                 self._watched_stream = frame.watched_stream
             case "watched_item":
-                if self._watched is not None and self._watched_stream is not None:
-                    self._watched[1](self._watched_stream, frame.watched_item, parts[0] if parts else b"")
-
-    def _receive_of_request(self, frame: ServerFrame, body: str) -> None:
-        if body == "admitted":
-            self._requests.admitted(self, frame.admitted)
-        elif body == "prompt_scores":
-            self._requests.scored(self, frame.prompt_scores)
-        else:
-            self._requests.failed(self, frame.error)
+                if self.watched is not None and self._watched_stream is not None:
+                    self.watched[1](self._watched_stream, frame.watched_item, parts[0] if parts else b"")
 
     def _receive_outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
         try:
@@ -241,8 +218,8 @@ class ClientSession(ReconnectingSession):
             self._room.clear()
             self.is_closing = False  # the life before may have said so, if the connection was back at once
         self._requests.welcomed(self, resumed=resumed)
-        if self._watched is not None:
-            self.say(ClientFrame(watch=Watch(worker_id=self._watched[0])))
+        if self.watched is not None:
+            self.say(ClientFrame(watch=Watch(worker_id=self.watched[0])))
         if self._status is not None:
             self.say(ClientFrame(status=StatusRequest()))
         for control, _ in self._commands.values():

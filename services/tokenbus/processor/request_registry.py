@@ -273,7 +273,7 @@ class RequestRegistry:
         now = self._now()
         self._repeated_log.expire()
         unclaimed = 0
-        for request in self.table.due_requests(now):
+        for request in map(self.table.at, np.flatnonzero(self.table.due <= now).tolist()):
             unclaimed += not request.is_claimed
             if not request.is_claimed and unclaimed > _MOST_DROPPED:
                 continue

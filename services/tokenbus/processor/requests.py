@@ -259,9 +259,6 @@ class RequestTable:
     def requests_of(self, route: int, stream: int) -> int:
         return int(np.count_nonzero((self.stream == stream) & (self.route == route)))
 
-    def due_requests(self, now: float) -> list[Request]:
-        return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]
-
     def slots_of(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
         return self._slots.find(request_ids)
 

@@ -58,7 +58,7 @@ class Resumes:
         Those are known once all workers had the time to reconnect (`are_back`) and have replayed their retained items.
         """
         self._is_exhausted = False
-        if are_back and self._registry.workers.are_caught_up:
+        if are_back and all(worker.reconcile is None for worker in self._registry.workers.by_id.values()):
             for request in self._registry.table.resumed():
                 if not self._registry.is_in_open_step(request):
                     self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")

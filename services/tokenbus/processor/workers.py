@@ -90,11 +90,6 @@ class Workers(Peers[Worker]):
         if len(self.departed) > self._settings.max_workers:
             self.departed.popitem(last=False)
 
-    @property
-    def are_caught_up(self) -> bool:
-        """Whether every worker has replayed the items that it retained before its hello."""
-        return all(worker.reconcile is None for worker in self.by_id.values())
-
     def source_of(self, request_id: int) -> Source | None:
         """Return the stream whose worker named a request in its hello."""
         sources = (worker.source for worker in self.by_stream.values())

@@ -93,8 +93,8 @@ class CommandRunner:
             for describe in [each for each in self._waiting if _name(each) == "describe"]:
                 self._waiting.remove(describe)
                 self._begin(describe)
-            overtaking = next(filter(_overtakes, self._waiting), None) if self._engine.has_work else None
-            if self._begun is not None and _pauses(self._begun) and overtaking is not None:
+            overtaking = next((each for each in self._waiting if _name(each) in {"pause", "resume"}), None)
+            if self._begun is not None and _pauses(self._begun) and overtaking is not None and self._engine.has_work:
                 self._refuse(self._begun, f"{_name(overtaking)} came before the engine had come to a halt")
                 self._begun = None
             if self._begun is not None and not self._engine.has_work:
@@ -296,8 +296,6 @@ class CommandRunner:
     def _unload_adapter(self, control: Control) -> None:
         self._method("unload_adapter", "unload_adapter")(control.unload_adapter.name)
 
-    # Answers.
-
     @property
     def state(self) -> EngineState:
         """The engine's state, which each answer carries."""
@@ -363,7 +361,3 @@ def _name(control: Control) -> str:
 
 def _pauses(control: Control) -> bool:
     return _name(control) in ("pause", "sleep")
-
-
-def _overtakes(control: Control) -> bool:
-    return _name(control) in ("pause", "resume")

@@ -164,22 +164,20 @@ class WorkerSession(ReconnectingSession):
             if len(self._held) < 2 * self._introduction.max_requests:
                 self._held.append(frame)
             else:  # the processor repeats it after the next hello
-                self._greet_again(now + self._interval)
+                self._greet_again(now + self.interval)
         elif frame.HasField("abort"):
             self._on_request(frame.abort)
-        # The processor repeats a request if it cannot know whether it arrived.
-        elif frame.generate.request_id not in self.requests and not self._is_repeated(frame.generate):
-            self._accept(frame.generate, now)
-
-    def _is_repeated(self, generate: Generate) -> bool:
-        number, deadline = self._received.get(generate.request_id, (0, 0))
-        return deadline == generate.deadline_unix_ms and number in self._unlisted
+        elif frame.generate.request_id not in self.requests:
+            number, deadline = self._received.get(frame.generate.request_id, (0, 0))
+            # The processor repeats a request if it cannot know whether it arrived.
+            if deadline != frame.generate.deadline_unix_ms or number not in self._unlisted:
+                self._accept(frame.generate, now)
 
     def _accept(self, generate: Generate, now: float) -> None:
         try:
             self._on_request(generate)
         except ContractError:
-            self._greet_again(now + self._interval)  # the next hello does not list it, so the processor repeats it
+            self._greet_again(now + self.interval)  # the next hello does not list it, so the processor repeats it
             raise
         self.add_request(generate)
         self._count += 1
@@ -273,9 +271,9 @@ class WorkerSession(ReconnectingSession):
     def _greeting(self, now: float) -> list[bytes] | None:
         """Say hello, unless the engine is stalled: the processor would lose the worker at once."""
         if now >= self._next_greeting:
-            most = 1000 * self._timeout + self._introduction.longest_step_ms
+            most = 1000 * self.timeout + self._introduction.longest_step_ms
             if self.stalled_ms(now) > most:
-                self._greet_again(now + self._interval)
+                self._greet_again(now + self.interval)
         return super()._greeting(now)
 
     def _hello(self) -> Hello:
