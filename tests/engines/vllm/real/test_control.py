@@ -135,7 +135,7 @@ def test_running_request_computes_forgotten_prefixes_again(engine: VllmEngine) -
 
     while len(answer.tokens) < 5:
         step()
-    with pytest.raises(ValueError, match="running requests hold blocks of it"):
+    with pytest.raises(ValueError, match="running requests hold blocks of the cache"):
         engine.reset_prefix_cache()
     engine.reset_prefix_cache(also_running=True)
     while engine.has_work:
