@@ -1,4 +1,4 @@
-"""The one function: from logits to columns, wherever the logits are."""
+"""token_logprobs: computes the logprob columns from logits, on the CPU or a GPU."""
 
 from functools import cache, lru_cache
 from importlib import import_module
@@ -21,8 +21,8 @@ _PREPARED = 1024
 _KINDS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS, *_LOGITS)
 
 
-def token_logprobs(  # noqa: PLR0913 - each is a choice of the caller's, and has a name
-    logits: Any,  # noqa: ANN401 - whatever speaks DLPack
+def token_logprobs(  # noqa: PLR0913 - keyword-only with defaults
+    logits: Any,  # noqa: ANN401 - any DLPack array
     token_ids: Any,  # noqa: ANN401
     top_k: Any = 0,  # noqa: ANN401 - a number, or one for each request
     *,
@@ -39,41 +39,39 @@ def token_logprobs(  # noqa: PLR0913 - each is a choice of the caller's, and has
     stream: Any = None,  # noqa: ANN401
     cpu_fallback: bool = False,
 ) -> TokenColumns:
-    """Return each token's logprob, rank, alternatives and more as columns, from one pass over its row of logits.
+    """Return the logprob, rank and alternatives of each token, and extra scores, in one pass over the logits.
 
-    `logits` are rows of a vocabulary in bfloat16, float16 or float32; `token_ids` has an id for each row, or for each
-    token. Each row is one request's one token, unless `token_counts` says how many of each request's were accepted,
-    and `offsets` where each request's rows begin. `top_k` is how many alternatives each token gets, and `scored` which
-    requests get anything but their ids. Temperature, penalties and masks are the caller's: `value_kind` says what the
-    logits are and whether logprobs of them are wanted. On a GPU it is queued on the caller's stream, and nothing waits
-    until the result is looked at. What does not fit is a ContractError before anything is computed.
+    By default each row of `logits` is one token of one request; `token_counts` and `offsets` describe other layouts.
+    The caller applies temperature, penalties and masks before the call; `value_kind` tells whether the logits are raw
+    or processed, and whether the values are logprobs or logits. On a GPU the call is queued on the caller's stream; the
+    first access to the result waits. Arguments are validated before anything is computed.
 
-    What else a request gets, it has to ask for. A mask is what sampling could have chosen, so it is that of processed
-    logits: of `logits` where `value_kind` says so or there are no others, else of `other_logits`.
+    A mask is the set of tokens that sampling could choose, so it is computed from processed logits: from `logits` if
+    `value_kind` is a processed kind or there are no others, else from `other_logits`.
 
     Args:
-        logits: rows of a vocabulary, in memory that speaks DLPack: numpy's, paddle's, torch's or cupy's.
-        token_ids: the chosen token of each row.
-        top_k: how many alternatives each token gets: a number, or one for each request.
-        token_counts: how many tokens of each request were accepted; default: one each.
-        offsets: where each request's rows begin; default: one request's rows follow another's.
-        scored: which requests get anything but their ids; default: all.
-        other_logits: rows of the same shape and type, under which tokens get a second value.
-        other_logprobs: which requests get that, a flag or one for each; default: all if there are other logits.
-        entropies: which requests get the entropies of the distributions that their values are of.
-        given_token_ids: up to 128 ids whose values each token of a request gets: one request's behind another's.
-        given_counts: how many of them each request gave; default: the same ids are every request's.
-        mask_bounds: the size of a mask up to which its ids are returned, 1 to 1024, or 0: no mask.
-        value_kind: what the logits are, and whether logprobs of them are wanted.
-        stream: the GPU's stream; default: the framework's current one.
-        cpu_fallback: whether to compute on the CPU where the GPU cannot be used.
+        logits: [rows, vocabulary] in bfloat16, float16 or float32; a DLPack array of numpy, paddle, torch or cupy.
+        token_ids: the sampled id of each row, or of each token.
+        top_k: the number of alternatives per token: one for all requests, or one per request.
+        token_counts: the number of accepted tokens of each request; default: 1.
+        offsets: the first row of each request; default: the requests are contiguous.
+        scored: a flag per request, whether it gets more than token ids; default: all.
+        other_logits: logits of the other distribution, in the same shape and type.
+        other_logprobs: a flag, or one per request: return the values under `other_logits`; default: all.
+        entropies: a flag, or one per request: return entropies.
+        given_token_ids: up to 128 ids per request to score at each token, concatenated over the requests.
+        given_counts: the number of given ids of each request; default: all requests use all ids.
+        mask_bounds: the largest mask whose ids are returned, 1 to 1024; 0: no mask. One number, or one per request.
+        value_kind: the kind of the logits and of the returned values.
+        stream: the GPU stream; default: the framework's current stream.
+        cpu_fallback: compute on the CPU if the GPU cannot be used.
 
     Returns:
         a `TokenColumns`: `token_ids`, `logprobs`, `ranks`, `top_ks`, `alternative_token_ids`, `alternative_logprobs`,
-        and where they were asked for `other_logprobs`, `entropies`, `given_logprobs`, `mask_sizes`, `mask_token_ids`.
+        and if requested `other_logprobs`, `entropies`, `given_logprobs`, `mask_sizes`, `mask_token_ids`.
 
     Raises:
-        ContractError: an argument does not fit the others.
+        ContractError: an argument is invalid.
         GpuUnavailableError: the logits are on a GPU that cannot be used.
 
     Example:
@@ -118,7 +116,7 @@ def _planned(
     return planned, extras(planned, vocabulary, asked, has_other=other is not None, is_processed=kind in _PROCESSED)
 
 
-def _on_gpu(  # noqa: PLR0913, PLR0917 - a call's own
+def _on_gpu(  # noqa: PLR0913, PLR0917 - internal
     logits: tuple[Any, Any],
     ids: Any,  # noqa: ANN401
     arguments: tuple[Any, ...],
@@ -130,7 +128,7 @@ def _on_gpu(  # noqa: PLR0913, PLR0917 - a call's own
     handle = stream_of(logits[0], stream)
     there, their_ids = tensor_of("logits", logits[0], handle), tensor_of("token_ids", ids, handle)
     other = None if logits[1] is None else tensor_of("other_logits", logits[1], handle)
-    # No token counts, no offsets and no scoring: each row is the one token of one request.
+    # Without token counts, offsets and scoring flags, each row is the only token of its request.
     are_alike = type(arguments[0]) is int and all(each is None for each in arguments[1:]) and asked.is_alike
     if are_alike and their_ids.device is not None:
         looks = None if other is None else other.looks
@@ -143,16 +141,16 @@ def _on_gpu(  # noqa: PLR0913, PLR0917 - a call's own
 
 
 @lru_cache(_PREPARED)
-def _prepared_once(  # noqa: PLR0913, PLR0917 - a call's own
+def _prepared_once(  # noqa: PLR0913, PLR0917 - internal
     logits: Looks, other: Looks | None, ids: Looks, top_k: int, asked: Asked, kind: ValueKind
 ) -> Any:  # noqa: ANN401
-    """Return what calls of one shape have in common, checked and laid out for all of them."""
+    """Validate and lay out a call; cached, because calls of one shape share the result."""
     there, their_ids = Tensor.looking(logits), Tensor.looking(ids)
     planned, extra = _planned(there, None if other is None else Tensor.looking(other), (top_k,), asked, kind)
     return _launching().prepare(planned, there, their_ids, extra, as_logits=kind in _LOGITS)
 
 
 @cache
-def _launching() -> Any:  # noqa: ANN401 - a module of ours, whose names mypy knows where they are used
-    """Return the module that launches. It is imported here: without a GPU nothing of it is needed."""
+def _launching() -> Any:  # noqa: ANN401 - a module
+    """Import the launch module lazily, since only GPUs need it."""
     return import_module("tokenbus_gpu_ops.cuda.launch")

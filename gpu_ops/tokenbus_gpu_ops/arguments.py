@@ -1,4 +1,4 @@
-"""The two arrays of a call, checked: what can be refused is refused before anything is computed."""
+"""Validates the logits and token ids of a call before anything is computed."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ _HIGHEST_ID = COLUMN["token_ids"].max
 
 
 def check_logits(logits: Tensor, other: Tensor | None = None) -> None:
-    """Refuse logits that are no rows of a vocabulary, and other logits that are not like them."""
+    """Raise ContractError for invalid logits, or for other logits of another shape, type or device."""
     _check_rows("logits", logits)
     if other is not None:
         _check_rows("other_logits", other)
         if (logits.shape, logits.dtype, logits.device) != (other.shape, other.dtype, other.device):
-            limit = f"what logits are: shape {logits.shape}, {logits.dtype}, {_place(logits)}"
+            limit = f"like logits: shape {logits.shape}, {logits.dtype}, {_place(logits)}"
             found = f"shape {other.shape}, {other.dtype}, {_place(other)}"
             raise ContractError("other_logits", limit, found, rule=Rule.TYPE)
 
@@ -49,7 +49,7 @@ def _check_rows(name: str, logits: Tensor) -> None:
 
 
 def check_top_k(plan: Plan, vocabulary: int) -> None:
-    """Refuse to find more alternatives than there are tokens."""
+    """Raise ContractError for more alternatives than the vocabulary has tokens."""
     if plan.most > vocabulary and plan.scored:
         row = int((plan.top_ks > vocabulary).argmax())
         limit = f"at most {vocabulary}, the size of the vocabulary"
@@ -57,10 +57,7 @@ def check_top_k(plan: Plan, vocabulary: int) -> None:
 
 
 def place_ids(ids: Tensor, plan: Plan, rows: int) -> Index | None:
-    """Return which element of the array is each token's id, for each layout that engines have.
-
-    None: token i's id is element i.
-    """
+    """Return the element index of each token's id, for each layout of engines; None if it is the token's number."""
     allowed = _ID_TYPES if ids.device is None else GPU_ID_TYPES
     if ids.dtype not in allowed:
         raise ContractError("token_ids", f"whole numbers ({', '.join(allowed)})", ids.dtype, rule=Rule.TYPE)
@@ -91,15 +88,15 @@ def _place_in_line(ids: Tensor, plan: Plan, rows: int) -> Index | None:
 
 
 def _lines(plan: Plan) -> tuple[Index, Index]:
-    """Return each token's request, and its place among that request's tokens."""
+    """Return each token's request, and its index among that request's tokens."""
     counts = plan.token_counts.astype(np.intp)
     first = np.cumsum(counts) - counts
     return np.repeat(np.arange(plan.requests), counts), np.arange(plan.tokens) - np.repeat(first, counts)
 
 
 def host_ids(ids: Tensor, plan: Plan, rows: int, vocabulary: int) -> npt.NDArray[np.int32]:
-    """Return every token's id, in the order of the tokens, or the ContractError of the first that is none."""
-    place_ids(ids, plan, rows)  # refuses what has no such layout
+    """Return every token's id in order; raises ContractError for an invalid layout or id."""
+    place_ids(ids, plan, rows)  # checks the layout
     values = ids.host_view()
     if values.ndim > 1:
         values = values[_lines(plan)]
@@ -116,8 +113,8 @@ def host_ids(ids: Tensor, plan: Plan, rows: int, vocabulary: int) -> npt.NDArray
     return values.astype(np.int32)
 
 
-def as_ids(values: Any) -> Any:  # noqa: ANN401 - lists too, so that a caller in Python need not make an array
-    """Return ids given as a list or tuple as an array; anything else as it is."""
+def as_ids(values: Any) -> Any:  # noqa: ANN401 - any array, or a list
+    """Convert a list or tuple of ids to an array; return anything else unchanged."""
     if not isinstance(values, (list, tuple)):
         return values
     found = np.asarray(values)

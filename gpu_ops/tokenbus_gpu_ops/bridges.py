@@ -1,4 +1,4 @@
-"""What differs between frameworks: the stream that the caller is on, and the short ways to an address."""
+"""Bridges to frameworks: the caller's stream, and fast access to addresses."""
 
 import sys
 from typing import Any
@@ -20,7 +20,7 @@ _names_of_torch: dict[Any, str] = {}
 
 
 def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - whatever speaks DLPack
-    """Return where an argument's elements are, or a ContractError if it cannot say so."""
+    """Return the address and layout of an argument; raises ContractError."""
     if type(values) is np.ndarray:
         return from_numpy(values)
     if _is_torch(values):
@@ -31,7 +31,7 @@ def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - 
     if capsule is not None:
         return of_capsule(name, capsule)
     if not hasattr(values, "__dlpack__"):
-        limit = "an array: of numpy, paddle, torch, cupy or anything else that speaks DLPack"
+        limit = "an array of numpy, paddle, torch, cupy or another DLPack library"
         raise ContractError(name, limit, type(values).__name__, rule=Rule.TYPE)
     try:
         return from_dlpack(name, values, stream)
@@ -42,7 +42,7 @@ def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - 
 
 
 def is_on_gpu(values: Any) -> bool:  # noqa: ANN401
-    """Tell whether an argument is on a CUDA device, without describing it."""
+    """Return whether an argument is on a CUDA device, without a DLPack call."""
     if type(values) is np.ndarray:
         return False
     if _is_torch(values):
@@ -55,26 +55,26 @@ def is_on_gpu(values: Any) -> bool:  # noqa: ANN401
 
 
 def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
-    """Return the handle of the stream to work on: the given one, else the one that the array's framework is on."""
+    """Return the handle of the given stream, or of the current stream of the array's framework."""
     if stream is not None:
         return _handle(stream)
     if _is_torch(values):
-        # The index is asked of the tensor, because the current device may be another one.
-        current = sys.modules["torch"]._C._cuda_getCurrentRawStream  # noqa: SLF001 - a third of the public way's time
+        # The tensor's device, because the current device may be another one.
+        current = sys.modules["torch"]._C._cuda_getCurrentRawStream  # noqa: SLF001 - a third of the public call's time
         return int(current(values.device.index))
     module = type(values).__module__.partition(".")[0]
     framework = sys.modules.get(module)
     if module == "cupy" and framework is not None:
         return int(framework.cuda.get_current_stream().ptr)
     if _is_paddle(values) and framework is not None:
-        # Of its release 2.6 a tensor's place is of no kind that `current_stream` takes.
+        # In paddle 2.6 `current_stream` does not accept the type of a tensor's `place`.
         place = framework.CUDAPlace(values.place.gpu_device_id())
         return _handle(framework.device.current_stream(place))
     return 0
 
 
 def to_host(values: Any) -> Any:  # noqa: ANN401
-    """Return an argument's copy in the computer's own memory."""
+    """Return a copy of an argument in host memory."""
     for way in ("cpu", "get"):
         copy = getattr(values, way, None)
         if callable(copy):
@@ -92,9 +92,9 @@ def _is_paddle(values: Any) -> bool:  # noqa: ANN401
 
 
 def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
-    """Return a capsule of a tensor of paddle's as releases before 3 give one, or None: it is no such tensor.
+    """Return the DLPack capsule of a tensor of paddle before release 3, or None for other objects.
 
-    They know no stream: what was queued on paddle's own before is ready there, and the caller works on that one.
+    These capsules have no stream argument; the caller works on paddle's own stream, where earlier work is complete.
     """
     if not _is_paddle(values):
         return None
@@ -103,7 +103,7 @@ def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
 
 
 def _of_torch(values: Any) -> Tensor | None:  # noqa: ANN401
-    """Return where a tensor of torch's is: at a third of what DLPack takes. None if it is nothing so plain."""
+    """Return the address and layout of a plain torch tensor, in a third of DLPack's time; None for others."""
     dtype = values.dtype
     name = _names_of_torch.get(dtype)
     if name is None:
@@ -119,7 +119,7 @@ def _of_torch(values: Any) -> Tensor | None:  # noqa: ANN401
 
 
 def _handle(stream: Any) -> int:  # noqa: ANN401
-    """Return a stream's handle, however its framework says it."""
+    """Return a stream's handle, for the stream type of any framework."""
     if isinstance(stream, int):
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)

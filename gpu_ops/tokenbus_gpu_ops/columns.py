@@ -1,4 +1,4 @@
-"""What a call returns: the columns of its tokens, laid out as in the message, which may still be computed."""
+"""TokenColumns: the result of a call, as columns in the layout of the message."""
 
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -19,7 +19,7 @@ Memory = npt.NDArray[np.uint8]
 COLUMNS: tuple[Column, ...] = tuple(
     COLUMN[name] for name in ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
 )
-"""The last columns but one of the message, in their order there: what is computed."""
+"""The computed columns, in the order of the message."""
 
 EXTRA_COLUMNS = (
     "extras",
@@ -32,7 +32,7 @@ EXTRA_COLUMNS = (
     "mask_sizes",
     "mask_token_ids",
 )
-"""What is asked for beside, by the names that schema 1.1 has for it."""
+"""The columns of extra scores, by their names in the schema."""
 
 _EXTRA_TYPES = ("<f4", "<f4", "<f4", "<u4", "<u4")
 _ITEM_BYTES = 4
@@ -42,7 +42,7 @@ _BODIES_KEPT = 1024
 
 
 class Place(NamedTuple):
-    """One column: where its first element is, how many it has, and the bytes before it in a message."""
+    """One column: the offset of its first element, its length, and the bytes before it in a message."""
 
     at: int
     items: int
@@ -50,44 +50,44 @@ class Place(NamedTuple):
 
 
 class Body(NamedTuple):
-    """One call's output: a byte for each row read that says whether something was wrong, and the columns."""
+    """The memory layout of a call's output: a fault byte per row, then the columns."""
 
     faults: int
     at: int
-    """Where the columns begin, their first prefix included."""
+    """The offset of the columns, including the first prefix."""
     end: int
     places: tuple[Place, ...]
     extras: tuple[Place, ...]
-    """Behind the message's body: what extras.Sizes counts, each aligned and without a prefix."""
+    """The columns of extras.Sizes after the body, aligned and without prefixes."""
     size: int
-    """Of all memory."""
+    """The size of the memory."""
 
     def column(self, memory: npt.NDArray[np.uint8], which: int) -> npt.NDArray[Any]:
-        """Return a view of one column; it is wherever the message has it, so seldom aligned."""
+        """Return a view of one column, which may be unaligned."""
         place = self.places[which]
         return memory[place.at : place.at + place.items * _ITEM_BYTES].view(COLUMNS[which].dtype)
 
     def extra_column(self, memory: npt.NDArray[np.uint8], which: int) -> npt.NDArray[Any]:
-        """Return a view of one of the columns behind the body."""
+        """Return a view of one extra column."""
         place = self.extras[which]
         return memory[place.at : place.at + place.items * _ITEM_BYTES].view(_EXTRA_TYPES[which])
 
     def write_prefixes(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Write what stands before each column."""
+        """Write the prefix of each column."""
         for place in self.places:
             memory[place.at - len(place.prefix) : place.at] = np.frombuffer(place.prefix, np.uint8)
 
 
 @lru_cache(_BODIES_KEPT)
 def body(tokens: int, scored: int, alternatives: int, extras: Shape = NOTHING) -> Body:
-    """Return the layout for so many elements; a column without any is left out, as protobuf leaves it out."""
+    """Return the layout for the given sizes; like protobuf, it omits empty columns."""
     read = scored + extras.others
     items = (tokens, scored, scored, alternatives, alternatives)
     prefixes = [
         prefix_of(column.key, count * _ITEM_BYTES) if count else b""
         for column, count in zip(COLUMNS, items, strict=True)
     ]
-    # The first column is aligned, and so are all where prefixes are of four bytes: from 4,096 tokens up.
+    # The first column is aligned. From 4,096 tokens on all are, because their prefixes have four bytes.
     first = _aligned(read + len(prefixes[0]))
     at = first - len(prefixes[0])
     begin, places = at, []
@@ -104,7 +104,6 @@ def body(tokens: int, scored: int, alternatives: int, extras: Shape = NOTHING) -
 
 
 def layout_of(plan: Plan, extras: Extras | None) -> Body:
-    """Return where a call's results go."""
     return body(plan.tokens, plan.scored, plan.alternatives, NOTHING if extras is None else extras.shape)
 
 
@@ -113,36 +112,36 @@ def _aligned(size: int) -> int:
 
 
 class FaultReason(IntEnum):
-    """Why a token has no results; the values are the kernels' own."""
+    """The reason why a token has no results; the kernels use the same values."""
 
     NOT_A_NUMBER = 1
-    """A NaN is among its logits."""
+    """A logit is NaN."""
     INFINITE = 2
-    """Plus infinity is among its logits."""
+    """A logit is plus infinity."""
     ALL_MASKED = 3
-    """Every one of its logits is minus infinity."""
+    """All logits are minus infinity."""
     ID_OUT_OF_RANGE = 4
-    """Its id is not in the vocabulary; found only afterwards where the ids were on the GPU."""
+    """The id is not in the vocabulary; for ids on the GPU this is found during the computation."""
 
 
 class TokenFault(NamedTuple):
-    """A token without results. Its values are NaN, so that the codec refuses a batch that has it in."""
+    """A token without results. Its values are NaN, so the codec refuses a batch that contains it."""
 
     row: int
-    """The request, by its place in the call."""
+    """The index of the request in the call."""
     token: int
-    """The token, by its place in `token_ids`."""
+    """The index of the token in `token_ids`."""
     logits_row: int
     reason: FaultReason
     in_other_logits: bool = False
-    """Whether it is a row of the second tensor: the token's results from the first are right."""
+    """Whether the fault is in `other_logits`; the results from `logits` are then valid."""
 
 
 class TokenColumns:
-    """The columns of one call, laid out as a message has them.
+    """The columns of one call, in the layout of a message.
 
-    Whatever is asked of it waits for the GPU the first time, and only then; `ready` says whether it would. The arrays
-    are views of one piece of memory, which is used for another call when the last of them is gone.
+    The first access waits for the GPU; `ready` tells whether it would. The arrays are views of one block of memory,
+    which is reused for another call when the last view is gone.
     """
 
     def __init__(
@@ -156,26 +155,26 @@ class TokenColumns:
 
     @property
     def ready(self) -> bool:
-        """Whether the results are there, so that nothing would have to wait."""
+        """Whether the results are available without waiting."""
         return self._arrived.ready()
 
     def wait(self) -> None:
-        """Wait until the results are there."""
+        """Wait for the results."""
         self._arrived.memory()
 
     @property
     def token_counts(self) -> npt.NDArray[np.uint8]:
-        """How many tokens each request has."""
+        """The number of tokens of each request."""
         return self._plan.token_counts
 
     @property
     def scorings(self) -> npt.NDArray[np.uint8]:
-        """What is known of each request's tokens beyond their ids."""
+        """The scoring of each request, as in the contract."""
         return self._plan.scorings
 
     @property
     def top_ks(self) -> npt.NDArray[np.uint8]:
-        """How many alternatives each of a request's tokens has."""
+        """The number of alternatives per token, for each request."""
         return self._plan.top_ks
 
     @property
@@ -185,47 +184,47 @@ class TokenColumns:
 
     @property
     def logprobs(self) -> npt.NDArray[np.float32]:
-        """The scored tokens' values."""
+        """The logprobs of the scored tokens."""
         return self._columns[1]
 
     @property
     def ranks(self) -> npt.NDArray[np.uint32]:
-        """The scored tokens' places among all tokens, counted from one."""
+        """The ranks of the scored tokens, from 1."""
         return self._columns[2]
 
     @property
     def alternative_token_ids(self) -> npt.NDArray[np.uint32]:
-        """The ids of the alternatives, the largest first, token after token."""
+        """The ids of the alternatives of each token, the most probable first."""
         return self._columns[3]
 
     @property
     def alternative_logprobs(self) -> npt.NDArray[np.float32]:
-        """The values of the alternatives."""
+        """The logprobs of the alternatives."""
         return self._columns[4]
 
     @property
     def extras(self) -> npt.NDArray[np.uint8]:
-        """What each request has beside: bit 1 `other_logprobs`, bit 2 `entropies`; empty if none asked for either."""
+        """The extras of each request: bit 1 `other_logprobs`, bit 2 `entropies`; empty if no request has any."""
         return self._of_requests("flags", _NO_BYTES)
 
     @property
     def given_counts(self) -> npt.NDArray[np.uint32]:
-        """How many ids each request gave; empty if none gave any."""
+        """The number of given ids of each request; empty if there are none."""
         return self._of_requests("given_counts", _NO_IDS)
 
     @property
     def mask_bounds(self) -> npt.NDArray[np.uint32]:
-        """The size up to which each request wants the ids of its masks, 0: no mask; empty if none wants one."""
+        """The mask bound of each request, 0 for no mask; empty if no request has one."""
         return self._of_requests("mask_bounds", _NO_IDS)
 
     @property
     def other_logprobs(self) -> npt.NDArray[np.float32]:
-        """The values under the second tensor, of tokens that asked for them."""
+        """The values under `other_logits`, for requests that asked for them."""
         return self._extra_columns[0]
 
     @property
     def entropies(self) -> npt.NDArray[np.float32]:
-        """The entropies, in nats, of the distributions of the first tensor's logits, of tokens that asked for them."""
+        """The entropies of `logits`, in nats, for requests that asked for them."""
         return self._extra_columns[1]
 
     @property
@@ -235,17 +234,17 @@ class TokenColumns:
 
     @property
     def given_logprobs(self) -> npt.NDArray[np.float32]:
-        """For each token the values of its request's given ids."""
+        """The values of the given ids, for each token."""
         return self._extra_columns[2]
 
     @property
     def mask_sizes(self) -> npt.NDArray[np.uint32]:
-        """How many tokens could have been chosen, for each token whose request has a bound: the logits above -inf."""
+        """The size of each token's mask, the logits above -inf, for requests with a bound."""
         return self._extra_columns[3]
 
     @cached_property
     def mask_token_ids(self) -> npt.NDArray[np.uint32]:
-        """Their ids in ascending order, token after token; none where they are more than the bound."""
+        """The ids of each mask in ascending order; omitted for masks above the bound."""
         if self._extras is None:
             return _NO_IDS
         masks = self._extras.items[self._extras.items["mask_bound"] > 0]
@@ -256,25 +255,25 @@ class TokenColumns:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All columns by the names that LogprobBatch has for them."""
+        """The columns, by their names in LogprobBatch."""
         rows = {"token_counts": self.token_counts, "scorings": self.scorings, "top_ks": self.top_ks}
         return rows | {column.name: array for column, array in zip(COLUMNS, self._columns, strict=True)}
 
     @property
     def extra_columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns that were asked for beside, by their names."""
+        """The non-empty columns of extra scores, by name."""
         found = {name: getattr(self, name) for name in EXTRA_COLUMNS}
         return {name: column for name, column in found.items() if column.size}
 
     @property
     def body(self) -> memoryview:
-        """The bytes of the columns as they stand in a message: fields 11 to 15, each with its key and length."""
+        """The bytes of the columns in a message: fields 11 to 15, each with its key and length."""
         memory = self._arrived.memory()
         return memory[self._body.at : self._body.end].data
 
     @cached_property
     def faults(self) -> tuple[TokenFault, ...]:
-        """The tokens that have no results, and why; mostly none."""
+        """The tokens without results; usually empty."""
         flags = self._arrived.memory()[: self._body.faults]
         ends = np.cumsum(self.token_counts, dtype=np.intp)
         found = []
@@ -288,11 +287,11 @@ class TokenColumns:
         return tuple(found)
 
     def batch(self, header: BatchHeader, **rows: npt.ArrayLike) -> LogprobBatch:
-        """Return a batch of these columns and the row columns that the caller knows: keys, places, statuses."""
+        """Return a batch of these columns and the caller's row columns, such as request ids and statuses."""
         return LogprobBatch(header._replace(value_kind=self.value_kind), **self.columns, **self.extra_columns, **rows)
 
     def __repr__(self) -> str:
-        """Return the sizes, never the columns, so that nothing is waited for."""
+        """Return the sizes, without waiting for the results."""
         plan = self._plan
         return f"<TokenColumns rows={plan.requests} tokens={plan.tokens} alternatives={plan.alternatives}>"
 
@@ -312,7 +311,7 @@ class TokenColumns:
 
 
 class Arrival:
-    """Memory that results arrive in; here they are there already."""
+    """The memory of the results; in this class they are available at once."""
 
     __slots__ = ("_memory",)
 
@@ -320,9 +319,9 @@ class Arrival:
         self._memory = memory
 
     def ready(self) -> bool:
-        """Tell whether the results are there."""
+        """Return whether the results are available."""
         return True
 
     def memory(self) -> Memory:
-        """Return the memory once the results are there."""
+        """Wait for the results and return their memory."""
         return self._memory

@@ -1,4 +1,4 @@
-"""The CPU twin: the kernels' answers with numpy alone, where there is no GPU or the logits are not on one.
+"""The CPU implementation in numpy, with the same results as the kernels.
 
 Rows are gone through once, a block at a time. Alternatives are looked for among the groups whose largest logits are the
 largest.
@@ -20,16 +20,16 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 FLOOR = np.float32(-9999.0)
-"""What the contract writes for minus infinity, and so for anything below."""
+"""The contract's value for minus infinity and all smaller values."""
 BLOCK = 1 << 18
-"""Logits at a time: a megabyte of floats, which is still near when it is needed again."""
+"""The logits per block: a megabyte of floats, which stays in the cache."""
 _WIDE = 4096
-"""From so many logits a row, counting row by row takes less than counting all rows at once."""
+"""The row length from which counting row by row is faster than counting all rows at once."""
 _GROUP = 64
 _FEWEST_GROUPS = 4
-"""For each alternative: with fewer groups than that, too much of a row is above the bound of its groups."""
+"""The groups per alternative; with fewer groups too many logits exceed the bound of their groups."""
 _NEGLIGIBLE = np.float32(-200)
-"""An exponent whose power is no more than zero in these floats: masked logits have none of their own."""
+"""An exponent whose exponential underflows to zero, for masked logits."""
 _kept = threading.local()
 
 
@@ -43,7 +43,7 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
     *,
     as_logits: bool,
 ) -> npt.NDArray[np.uint8]:
-    """Return the memory with the results of all tokens, laid out as the body says."""
+    """Compute all tokens and return the memory with the results."""
     memory = np.zeros(body.size, np.uint8)
     body.write_prefixes(memory)
     columns = [body.column(memory, which) for which in range(len(body.places))]
@@ -54,7 +54,7 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
     more = None
     if extras is not None:
         more = _More(extras.given_token_ids, *(body.extra_column(memory, which) for which in range(len(body.extras))))
-    with np.errstate(all="ignore"):  # infinities and NaN are looked for, and reported
+    with np.errstate(all="ignore"):  # infinities and NaN are detected and reported
         _put(own, _Blocks(logits), columns, more, as_logits=as_logits)
         if extras is not None and other is not None:
             of = extras.others
@@ -66,17 +66,17 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
 
 
 class _Rows(NamedTuple):
-    """Rows of one tensor that are read, one after the other."""
+    """Rows of one tensor, in the order of reading."""
 
     rows: Index
     ids: npt.NDArray[np.int32]
     """The sampled tokens."""
     wanted: Index
-    """How many alternatives each wants."""
+    """The number of alternatives of each."""
     alternatives_at: Index
     faults: npt.NDArray[np.uint8]
     extras: npt.NDArray[Any] | None
-    """What else each is read for."""
+    """The extra scores of each row."""
 
     def part(self, at: slice) -> "_Rows":
         """Return some of them."""
@@ -84,7 +84,7 @@ class _Rows(NamedTuple):
 
 
 class _More(NamedTuple):
-    """The given ids, and the columns of what is returned beside values and alternatives."""
+    """The given ids, and the columns of the extra scores."""
 
     given_ids: npt.NDArray[np.uint32]
     other_logprobs: npt.NDArray[Any]
@@ -102,7 +102,7 @@ def _put(
     *,
     as_logits: bool,
 ) -> None:
-    """Write the results of some rows; without columns only what is returned beside."""
+    """Write the results of some rows; without columns only the extra scores."""
     for begin in range(0, all_rows.rows.size, blocks.rows_at_once):
         at = slice(begin, begin + blocks.rows_at_once)
         rows, ids, wanted, alternatives_at, faults, extras = all_rows.part(at)
@@ -156,7 +156,7 @@ def _put_each(into: npt.NDArray[Any], places: npt.NDArray[Any], values: npt.NDAr
 
 
 class _Groups(NamedTuple):
-    """The largest of every group of logits. Group g has every `across`-th logit from g on; the last has what is left.
+    """The maximum of each group of logits. Group g has every `across`-th logit from g on; the last one has the rest.
 
     Neighbours are in different groups: so the largest are found element by element, all groups at once.
     """
@@ -178,7 +178,7 @@ class _Groups(NamedTuple):
         return cls(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), across, width)
 
     def ids_in(self, groups: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
-        """Return the ids of the logits in some groups, a line each, and which of them there are at all."""
+        """Return the ids of the logits of some groups, one line each, and a mask of the existing ones."""
         is_rest = (groups == self.across)[:, None]
         within = np.arange(_GROUP)
         ids = np.where(is_rest, self.across * _GROUP + within, groups[:, None] + self.across * within)
@@ -187,17 +187,17 @@ class _Groups(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What may be among the largest of some rows: for each element its row, its id and its logit."""
+    """The candidates for the largest logits of some rows: row, id and logit of each."""
 
     rows: Index
     ids: Index
     logits: Floats
     dropped: Floats
-    """For each row the largest logit that was left out; minus infinity if none was."""
+    """The largest omitted logit of each row; minus infinity if none was omitted."""
 
 
 def _candidates(logits: Floats, groups: _Groups, most: int) -> _Found:
-    """Return at least the `most` largest of each row, and all that equal the least of them."""
+    """Return at least the `most` largest logits of each row, and all ties of the smallest of these."""
     width = logits.shape[1]
     count = groups.largest.shape[1]
     if count < _FEWEST_GROUPS * most:
@@ -223,33 +223,33 @@ def _largest_of(which: npt.NDArray[np.bool_], values: Floats) -> Floats:
 
 
 class _Totals(NamedTuple):
-    """What the logits of some rows come to."""
+    """The reductions of some rows."""
 
     largest: Floats
     sums: Doubles
-    """Of exponentials, relative to the largest."""
+    """The sum of exponentials, relative to the largest logit."""
     above: Index
-    """How many logits are above the sampled one."""
+    """The number of logits above the sampled one."""
     weighted: Doubles
-    """Of the same exponentials times their exponents, where entropies are wanted."""
+    """The sum of the same exponentials times their exponents, for entropies."""
     found: _Found | None
 
 
 class _Blocks:
-    """The logits where they are, and memory for one block of them as floats."""
+    """The logits, and memory for one block of them as floats."""
 
     def __init__(self, logits: Tensor) -> None:
         self.view = logits.host_view()
         self._dtype = logits.dtype
         self._vocabulary = logits.shape[1]
         self.rows_at_once = max(1, BLOCK // max(1, self._vocabulary))
-        # A thread's own and the same each time: the first touch of new memory is slow.
+        # Reused per thread: the first access to new memory is slow.
         if not hasattr(_kept, "memory"):
             _kept.memory = tuple(np.empty(BLOCK, np.float32) for _ in range(3))
         self._floats, self._powers, self._exponents = _kept.memory
 
     def floats(self, logits: npt.NDArray[Any], into: Floats) -> Floats:
-        """Return logits as floats: themselves where they are, else in the memory given, which must be as large."""
+        """Return logits as floats: the same array if possible, else a copy in the given memory."""
         if self._dtype == "float32":
             return logits
         room = into[: logits.size].reshape(logits.shape)
@@ -264,7 +264,7 @@ class _Blocks:
         return self.floats(self.view[row], np.empty(self._vocabulary, np.float32))
 
     def pass_over(self, rows: Index, sampled: Floats, most: int, *, with_entropy: bool = False) -> _Totals:
-        """Go through some rows once, a block of the vocabulary at a time."""
+        """Reduce some rows in one pass, one block of the vocabulary at a time."""
         weighted = np.zeros(rows.size)
         largest = np.full(rows.size, -np.inf, np.float32)
         sums = np.zeros(rows.size)
@@ -305,11 +305,11 @@ class _Blocks:
         return _Totals(largest, sums, above, weighted, found)
 
     def faults(self, rows: Index, largest: Floats) -> npt.NDArray[np.uint8]:
-        """Return why each row has no results, or zero."""
+        """Return the fault reason of each row, or zero."""
         faults = np.zeros(rows.size, np.uint8)
         faults[largest == -np.inf] = FaultReason.ALL_MASKED
         for place in np.flatnonzero(np.isnan(largest) | (largest == np.inf)):
-            # The kernels' largest number passes over NaN, and they report an infinity first.
+            # Like the kernels, whose maximum ignores NaN, report an infinity first.
             infinite = bool((self.row(int(rows[place])) == np.inf).any())
             faults[place] = FaultReason.INFINITE if infinite else FaultReason.NOT_A_NUMBER
         return faults
@@ -323,7 +323,7 @@ def _count_above(logits: Floats, limits: Floats) -> Index:
 
 
 def _values_of(logits: Floats, logs_of_sums: Doubles, *, as_logits: bool) -> Floats:
-    """Return what is written for logits, given the logarithm of their row's sum of exponentials."""
+    """Return the values of logits, given the log-sum-exp of their rows."""
     if as_logits:
         floored: Floats = np.maximum(logits, FLOOR)
         return floored
@@ -333,15 +333,15 @@ def _values_of(logits: Floats, logs_of_sums: Doubles, *, as_logits: bool) -> Flo
 
 
 class _Tokens(NamedTuple):
-    """Some scored tokens that follow one another."""
+    """Consecutive scored tokens."""
 
     rows: Index
     wanted: Index
-    """How many alternatives each wants."""
+    """The number of alternatives of each."""
     places: Index
-    """Where its alternatives go."""
+    """The offsets of the alternatives."""
     logs: Doubles
-    """The logarithms of their rows' sums of exponentials."""
+    """The log-sum-exp of each row."""
     faults: npt.NDArray[np.uint8]
 
 
@@ -354,7 +354,7 @@ def _put_alternatives(
         values[places[token] : places[token] + tokens.wanted[token]] = np.nan
     wanted = np.where(tokens.faults == 0, tokens.wanted, 0)
     found_values = _values_of(found.logits, logs[found.rows], as_logits=as_logits)
-    # The first of each row, by value and then by id, as many as are wanted.
+    # The first alternatives of each row, by value and then by id.
     order = np.lexsort((found.ids, -found_values, found.rows))
     counts = np.bincount(found.rows, minlength=wanted.size)
     within = np.arange(order.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -363,7 +363,7 @@ def _put_alternatives(
     targets = places[found.rows[chosen]] + within[kept]
     ids[targets] = found.ids[chosen]
     values[targets] = found_values[chosen]
-    # Where a value that was left out is as large as the last one taken, a lower id may have been left out.
+    # If an omitted value ties with the last selected one, a lower id may have been omitted.
     some = np.flatnonzero(wanted)
     last = values[places[some] + wanted[some] - 1]
     for token in some[_values_of(found.dropped[some], logs[some], as_logits=as_logits) >= last]:

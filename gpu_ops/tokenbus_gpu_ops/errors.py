@@ -1,5 +1,5 @@
-"""What the GPU path may not be able to do here. Imports nothing of ours, so that every module may raise it."""
+"""The error of the GPU path, in a module that every other one can import."""
 
 
 class GpuUnavailableError(RuntimeError):
-    """The logits are on a GPU, and what computes there is missing or cannot be used; the message says which and why."""
+    """The logits are on a GPU that cannot be used, or its libraries are missing."""

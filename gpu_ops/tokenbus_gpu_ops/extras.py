@@ -1,4 +1,4 @@
-"""What a call returns beside values, ranks and alternatives: which tokens get it, and where it goes."""
+"""Extras: the requested extra scores of each token, and the offsets of their results."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,11 +33,11 @@ ITEM = np.dtype(
         )
     ]
 )
-"""What one row of logits is read for beside its alternatives, and where that goes; the struct Wish of call.cuh."""
+"""The extra scores of one row of logits, with their offsets; the struct Wish of call.cuh."""
 
 
 class Asked(NamedTuple):
-    """The arguments that ask for it. They can be hashed where all requests are alike."""
+    """The arguments for extra scores; hashable if they are the same for all requests."""
 
     other_logprobs: Any = None
     entropies: Any = False
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
     @property
     def is_alike(self) -> bool:
-        """Whether every request asks for the same, and for no given ids."""
+        """Whether all requests ask for the same scores, and for no given ids."""
         if self.given_token_ids is not None or self.given_counts is not None:
             return False
         flags_alike = isinstance(self.other_logprobs, (bool, type(None))) and isinstance(self.entropies, bool)
@@ -55,26 +55,26 @@ class Asked(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How many elements each of these columns has."""
+    """The number of elements of each extra column."""
 
     other_logprobs: int = 0
     entropies: int = 0
     given_logprobs: int = 0
     mask_sizes: int = 0
     mask_slots: int = 0
-    """Room for ids: as many for each token as its bound says."""
+    """The space for mask ids: each token's bound."""
 
 
 class Shape(NamedTuple):
-    """What calls may differ in but for the columns of their requests."""
+    """The shape of the extra scores of a call."""
 
     others: int = 0
-    """How many rows of the second tensor are read."""
+    """The number of rows of `other_logits` that are read."""
     sizes: Sizes = Sizes()
     is_alike: bool = False
-    """Whether every token asks for the same, and for no given ids."""
+    """Whether all tokens ask for the same scores, and for no given ids."""
     masks_are_others: bool = False
-    """Whether masks are looked for in the second tensor."""
+    """Whether masks are computed from `other_logits`."""
     most_mask: int = 0
 
 
@@ -83,7 +83,7 @@ NOTHING = Shape()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extras:
-    """What is asked of one call, request by request and row by row."""
+    """The extra scores of a call, per request and per row."""
 
     flags: Bytes
     given_counts: Ids
@@ -91,15 +91,15 @@ class Extras:
     mask_bounds: Ids
     shape: Shape
     others: Index
-    """Of which scored token each row of the second tensor is."""
+    """The scored token of each row of `other_logits`."""
     items: npt.NDArray[Any]
-    """An ITEM for each scored token, then one for each row of the second tensor."""
+    """An ITEM for each scored token, then one for each row of `other_logits`."""
 
 
 def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_processed: bool) -> Extras | None:
-    """Return what is asked of the tokens that are scored, None if nothing is.
+    """Return the extra scores of the scored tokens, or None if there are none.
 
-    Masks are of processed logits: of the first tensor where it is processed or the only one, else of the second.
+    Masks are computed from processed logits: `logits` if these are processed or the only ones, else `other_logits`.
     """
     if asked.other_logprobs is not None and not has_other and np.any(asked.other_logprobs):
         raise ContractError("other_logprobs", "other_logits beside them", "none", rule=Rule.REQUIRED)
@@ -141,12 +141,12 @@ def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_pro
     bits = other.view(np.uint8) * np.uint8(Extra.OTHER_LOGPROB) | entropies.view(np.uint8) * np.uint8(Extra.ENTROPY)
     made = Extras(bits, counts.astype(np.uint32), ids, bounds.astype(np.uint32), shape, others, items)
     for column in (made.flags, made.given_counts, made.given_token_ids, made.mask_bounds):
-        column.flags.writeable = False  # it may be handed out again
+        column.flags.writeable = False  # the cache may return it again
     return made
 
 
 def _place(into: npt.NDArray[Any], each: npt.NDArray[Any]) -> int:
-    """Write where each one's elements begin, NOWHERE for one that has none; return how many there are together."""
+    """Write the offset of each one's elements, or NOWHERE if it has none; return the total."""
     ends = np.add.accumulate(each, dtype=np.intp)
     into[:] = ends - each
     into[each == 0] = NOWHERE
@@ -158,7 +158,7 @@ def _flags(name: str, values: Any, requests: int) -> npt.NDArray[np.bool_]:  # n
 
 
 def _given(asked: Asked, requests: int, vocabulary: int) -> tuple[Index, Ids]:
-    """Return how many ids each request gives, and all of them; without counts, the same ids are every request's."""
+    """Return the number of given ids of each request, and all ids; without counts all requests use the same ids."""
     if asked.given_token_ids is None:
         if asked.given_counts is not None:
             raise ContractError("given_counts", "given_token_ids beside them", "none", rule=Rule.REQUIRED)

@@ -1,4 +1,4 @@
-"""Which logits belong to which tokens, and where each token's results go: settled before anything is computed."""
+"""Plan: maps tokens to rows of logits and to positions in the result, before anything is computed."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,27 +22,27 @@ _PLANS_KEPT = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """The tokens that are scored, in order: where their logits are, and where their results go."""
+    """The scored tokens in order, with their rows of logits and the offsets of their results."""
 
     logits_rows: Index
     tokens: Index
-    """Their places among all tokens."""
+    """Their indices among all tokens."""
     top_ks: Index
     alternatives_at: Index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The tokens of one call, request by request, and the columns that hold them."""
+    """The tokens of one call, request by request, and the sizes of their columns."""
 
     requests: int
     tokens: int
     scored: int
     alternatives: int
     top_k: int | None
-    """How many alternatives every token wants, where token i has row i of the logits and all are alike; else None."""
+    """The number of alternatives if it is the same for all and token i has row i; else None."""
     most: int
-    """The most alternatives that a token wants."""
+    """The largest number of alternatives."""
     token_counts: Bytes
     top_ks: Bytes
     scorings: Bytes
@@ -53,12 +53,12 @@ class Plan:
 
 def plan(
     rows: int,
-    top_k: Any,  # noqa: ANN401 - whatever numpy reads
+    top_k: Any,  # noqa: ANN401 - any array-like
     token_counts: Any = None,  # noqa: ANN401
     offsets: Any = None,  # noqa: ANN401
     scored: Any = None,  # noqa: ANN401
 ) -> Plan:
-    """Return the plan for logits of so many rows, or the ContractError of the first argument that does not fit."""
+    """Return the plan of a call; raises ContractError for the first invalid argument."""
     if type(top_k) is int and token_counts is None and offsets is None and scored is None:
         return _alike(rows, top_k)
     if token_counts is None:
@@ -79,12 +79,12 @@ def _alike(rows: int, top_k: int) -> Plan:
     counts = np.ones(rows, np.intp)
     made = _laid_out(counts, np.arange(rows), np.full(rows, top_k), None)
     for column in (made.token_counts, made.top_ks, made.scorings):
-        column.flags.writeable = False  # it is handed out again
+        column.flags.writeable = False  # the cache returns it again
     return replace(made, top_k=top_k)
 
 
 def _laid_out(counts: Index, starts: Index, ks: Index, wanted: npt.NDArray[np.bool_] | None) -> Plan:
-    """Lay out the tokens; `wanted` says which requests are scored, None that all are."""
+    """Lay out the tokens; `wanted` flags the scored requests, None means all."""
     ends = np.add.accumulate(counts)
     tokens = int(ends[-1]) if ends.size else 0
     if tokens > MAX_TOKENS:
@@ -119,7 +119,7 @@ def _laid_out(counts: Index, starts: Index, ks: Index, wanted: npt.NDArray[np.bo
 
 
 def _starts(counts: Index, offsets: Any, rows: int) -> Index:  # noqa: ANN401
-    """Return each request's first row of logits; its accepted tokens lie there one behind the other."""
+    """Return each request's first row of logits; its tokens have consecutive rows."""
     if offsets is None:
         tokens = int(counts.sum())
         if tokens != rows:
@@ -143,7 +143,7 @@ def _starts(counts: Index, offsets: Any, rows: int) -> Index:  # noqa: ANN401
 
 
 def for_each(name: str, values: Any, requests: int, most: int) -> Index:  # noqa: ANN401
-    """Return a number for each request, given as that or as one for all."""
+    """Return one number per request, from such a list or one number for all."""
     if isinstance(values, int) and not isinstance(values, bool):
         _check_range(name, values, most)
         return np.full(requests, values, np.intp)
@@ -154,7 +154,6 @@ def for_each(name: str, values: Any, requests: int, most: int) -> Index:  # noqa
 
 
 def flags(name: str, values: Any, requests: int) -> npt.NDArray[np.bool_]:  # noqa: ANN401
-    """Return True or False for each request."""
     found = _read(name, values)
     if found.dtype.kind != "b" and found.size:
         raise ContractError(name, "True or False for each request", found.dtype.name, rule=Rule.TYPE)
@@ -164,14 +163,14 @@ def flags(name: str, values: Any, requests: int) -> npt.NDArray[np.bool_]:  # no
 
 
 def whole(name: str, values: Any, most: int) -> Index:  # noqa: ANN401
-    """Return whole numbers from zero up to a limit."""
+    """Return integers from 0 to `most`; raises ContractError."""
     found = _read(name, values)
     if not found.size:
         return np.zeros(0, np.intp)
     if found.dtype.kind not in "iu":
         raise ContractError(name, "whole numbers", found.dtype.name, rule=Rule.TYPE)
     numbers = found.astype(np.intp, copy=False)
-    # As unsigned numbers the negative ones are the largest, so that one look is enough; a uint64 may have wrapped.
+    # Viewed as unsigned, negative numbers are the largest, so one comparison suffices; a uint64 may have wrapped.
     if numbers.view(np.uintp).max() > most or found.dtype == np.uint64:
         for limit, place, rule in ((0, int(found.argmin()), Rule.MIN), (most, int(found.argmax()), Rule.MAX)):
             value = int(found[place])
@@ -184,9 +183,7 @@ def _read(name: str, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ContractError(
-            name, "numbers in the computer's own memory", type(values).__name__, rule=Rule.TYPE
-        ) from None
+        raise ContractError(name, "numbers in host memory", type(values).__name__, rule=Rule.TYPE) from None
     if found.ndim != 1:
         raise ContractError(name, "one dimension", f"shape {found.shape}", rule=Rule.TYPE)
     return found

@@ -1,4 +1,4 @@
-"""An array as the kernels and their twin see it: an address, a shape, strides and a type; and how DLPack says them."""
+"""Tensor: the address, shape, strides and type of an array, from numpy or DLPack."""
 
 import ctypes
 from typing import Any, NamedTuple
@@ -15,16 +15,16 @@ _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _VIEWS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),  # numpy has no such type; the twin makes floats of the bits
+    "bfloat16": np.dtype(np.uint16),  # numpy has no bfloat16; the CPU path converts the bits
 }
 
 
 Looks = tuple[tuple[int, ...], tuple[int, ...], str, int | None]
-"""Everything of an array but where it is: shape, strides, type and device."""
+"""The properties of an array except its address: shape, strides, type and device."""
 
 
 class Tensor(NamedTuple):
-    """An array, wherever it is. Strides are in elements; `device` is None in the computer's own memory."""
+    """An array on any device. Strides are in elements; `device` is None for host memory."""
 
     address: int
     shape: tuple[int, ...]
@@ -32,20 +32,20 @@ class Tensor(NamedTuple):
     dtype: str
     device: int | None
     owner: object
-    """Keeps the elements where they are."""
+    """Keeps the memory alive."""
 
     @classmethod
     def looking(cls, looks: Looks) -> "Tensor":
-        """Return an array without memory, for callers that only look at its shape and type."""
+        """Return a tensor without memory, for checks of shape and type."""
         return cls(0, *looks, None)
 
     @property
     def looks(self) -> Looks:
-        """Everything but where it is."""
+        """Everything but the address."""
         return self[1:5]
 
     def host_view(self) -> npt.NDArray[Any]:
-        """Return the elements as an array of numpy's, where they are in the computer's own memory."""
+        """Return a numpy view of a tensor in host memory."""
         if isinstance(self.owner, np.ndarray):
             return self.owner
         dtype: np.dtype[Any] = _VIEWS[self.dtype] if self.dtype in _VIEWS else np.dtype(self.dtype)
@@ -61,10 +61,9 @@ class Tensor(NamedTuple):
 
 
 def from_numpy(values: npt.NDArray[Any]) -> Tensor:
-    """Return where an array of numpy's is."""
     item = values.dtype.itemsize
     dtype = values.dtype.name if values.dtype.isnative else f"byte-swapped {values.dtype.name}"
-    # An array whose strides are no multiples of its elements is a view of something else's fields.
+    # Strides that are not multiples of the element size come from views of structured arrays.
     if any(step % item for step in values.strides):
         values = np.ascontiguousarray(values)
     strides = tuple(step // item for step in values.strides)
@@ -72,7 +71,7 @@ def from_numpy(values: npt.NDArray[Any]) -> Tensor:
 
 
 class _DLTensor(ctypes.Structure):
-    """What DLPack's header calls so: the same fields in the same order."""
+    """The struct DLTensor of DLPack's header."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -93,13 +92,13 @@ _pointer_in.restype = ctypes.c_void_p
 _pointer_in.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
-def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - whatever speaks DLPack
-    """Return where the elements of an array are; on a GPU they are ready for what is put on the stream next."""
+def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - any DLPack array
+    """Return the tensor of a DLPack array; on a GPU its elements are ready for later work on the stream."""
     device, _ = values.__dlpack_device__()
     if device in _HOST:
         capsule = values.__dlpack__()
     elif device in _GPU:
-        # Zero would be ambiguous; one is the legacy default stream.
+        # 0 is ambiguous; 1 is the legacy default stream.
         capsule = values.__dlpack__(stream=stream or 1)
     else:
         raise ContractError(name, "an array on a CPU or a CUDA GPU", f"DLPack device {device}", rule=Rule.TYPE)
@@ -107,7 +106,7 @@ def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 
 
 
 def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - of a tensor that DLPack describes
-    """Return where the elements that a capsule describes are, on the device that it names."""
+    """Return the tensor of a DLPack capsule."""
     described = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
     if described.device_type not in (*_HOST, *_GPU):
         limit = "an array on a CPU or a CUDA GPU"
@@ -120,7 +119,7 @@ def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - of a tensor
         strides=strides,
         dtype=_dtype(described),
         device=described.device_id if described.device_type in _GPU else None,
-        # The capsule is not consumed: as long as it lives, so do the elements.
+        # The capsule is not consumed and keeps the elements alive.
         owner=capsule,
     )
 

@@ -140,10 +140,10 @@ def test_a_fault_in_the_second_tensor_is_its_own() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"other_logits": np.zeros((4, 299), np.float32)}, "other_logits: what logits are: shape (4, 300), float32, on the CPU, got shape (4, 299), float32, on the CPU"),  # noqa: E501
-    ({"other_logits": np.zeros((4, 300), np.float16)}, "other_logits: what logits are: shape (4, 300), float32, on the CPU, got shape (4, 300), float16, on the CPU"),  # noqa: E501
-    ({"other_logits": as_if_on_gpu(np.zeros((4, 300), np.float32))}, "other_logits: what logits are: shape (4, 300), float32, on the CPU, got shape (4, 300), float32, on GPU 0"),  # noqa: E501
-    ({"other_logits": 7}, "other_logits: an array: of numpy, paddle, torch, cupy or anything else that speaks DLPack, got int"),  # noqa: E501
+    ({"other_logits": np.zeros((4, 299), np.float32)}, "other_logits: like logits: shape (4, 300), float32, on the CPU, got shape (4, 299), float32, on the CPU"),  # noqa: E501
+    ({"other_logits": np.zeros((4, 300), np.float16)}, "other_logits: like logits: shape (4, 300), float32, on the CPU, got shape (4, 300), float16, on the CPU"),  # noqa: E501
+    ({"other_logits": as_if_on_gpu(np.zeros((4, 300), np.float32))}, "other_logits: like logits: shape (4, 300), float32, on the CPU, got shape (4, 300), float32, on GPU 0"),  # noqa: E501
+    ({"other_logits": 7}, "other_logits: an array of numpy, paddle, torch, cupy or another DLPack library, got int"),
     ({"other_logprobs": [False, True, False, False]}, "other_logprobs: other_logits beside them, got none"),
     ({"entropies": [1] * 4}, "entropies: True or False for each request, got int64"),
     ({"entropies": [True]}, "entropies: 4 elements, one for each request, got 1"),

@@ -80,7 +80,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logits": LOGITS.astype(np.float64)}, "logits: one of bfloat16, float16, float32, got float64"),
     ({"logits": LOGITS[0]}, "logits: two dimensions, rows and vocabulary, got shape (400,)"),
     ({"logits": np.asfortranarray(LOGITS)}, "logits: rows whose logits follow one another (a stride of 1), got a stride of 9"),  # noqa: E501
-    ({"logits": "logits"}, "logits: an array: of numpy, paddle, torch, cupy or anything else that speaks DLPack, got str"),  # noqa: E501
+    ({"logits": "logits"}, "logits: an array of numpy, paddle, torch, cupy or another DLPack library, got str"),
     ({"logits": np.zeros((9, 0), np.float32)}, "logits.vocabulary: at least 1, got 0"),
     ({"token_ids": [1, 2]}, "token_ids: 9 elements, one for each row of logits, or 9, one for each token, got 2"),
     ({"token_ids": [0] * 8 + [400]}, "token_ids[8]: at most 399, got 400"),

@@ -1,1 +1,1 @@
-"""The GPU path: what compiles, launches and owns memory there. Nothing here is imported until logits are on a GPU."""
+"""The GPU path: compilation, launches and memory. It is imported only when logits are on a GPU."""

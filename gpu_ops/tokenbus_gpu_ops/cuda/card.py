@@ -1,4 +1,4 @@
-"""One GPU: its kernels, its memory, and whether this thread may use it as it is."""
+"""Card: the kernels and memory of one GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from tokenbus_gpu_ops.cuda.memory import Pool, Scratches
 
 
 class Kernel(NamedTuple):
-    """A kernel that is loaded, and what launches it."""
+    """A loaded kernel and its launch function."""
 
     handle: Any
     owner: object
 
 
 class Card:
-    """What belongs to one GPU for as long as the process lives."""
+    """The state of one GPU, for the lifetime of the process."""
 
     def __init__(self, number: int) -> None:
         cuda = driver()
@@ -32,12 +32,12 @@ class Card:
         self._kernels: dict[tuple[str, bool, bool], Kernel] = {}
 
     def is_current(self) -> bool:
-        """Tell whether this thread may use the card as it is."""
+        """Return whether the card is this thread's current one."""
         return int(done(driver().cuCtxGetCurrent())) == self._context
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make the card this thread's current one, and what was before it afterwards."""
+        """Make the card this thread's current one in this block."""
         done(driver().cuCtxPushCurrent(self.context))
         try:
             yield
@@ -45,7 +45,7 @@ class Card:
             done(driver().cuCtxPopCurrent())
 
     def kernel(self, dtype: str, *, with_alternatives: bool, with_extras: bool) -> Kernel:
-        """Return a kernel, compiled and loaded the first time."""
+        """Return a kernel, compiling and loading it at the first use."""
         found = self._kernels.get((dtype, with_alternatives, with_extras))
         if found is None:
             with self.entered():
@@ -57,5 +57,5 @@ class Card:
 
 @cache
 def card(number: int) -> Card:
-    """Return the card of a number, the same one each time."""
+    """Return the card with a number."""
     return Card(number)

@@ -22,13 +22,13 @@ _MACROS = {"bfloat16": "LOGITS_BF16", "float16": "LOGITS_F16", "float32": "LOGIT
 
 
 def macros_of(dtype: str, *, with_alternatives: bool, with_extras: bool = False) -> list[str]:
-    """Return the macros that make the source the kernel for one type of logits. Extras come with alternatives."""
+    """Return the macros of the kernel for one type of logits; extras include alternatives."""
     alternatives = ["WITH_ALTERNATIVES"] if with_alternatives or with_extras else []
     return [_MACROS[dtype], *alternatives, *(["WITH_EXTRAS"] if with_extras else [])]
 
 
 def source() -> str:
-    """Return the kernel's whole source: its headers written out, each once, where it first includes them."""
+    """Return the kernel's source with its headers inlined once."""
     return _written_out(SOURCE, set())
 
 
@@ -39,7 +39,7 @@ def kernel(
     with_alternatives: bool,
     with_extras: bool = False,
 ) -> Any:  # noqa: ANN401
-    """Return the kernel for a card, from the cache or compiled now; GpuUnavailableError says why there is none."""
+    """Return the kernel for a card, from the cache or newly compiled; raises GpuUnavailableError."""
     capability = tuple(device.compute_capability)
     if capability < OLDEST_CARD:
         wanted = ".".join(map(str, OLDEST_CARD))
@@ -59,7 +59,7 @@ def kernel(
 
 
 def compiled(text: str, macros: list[str], architecture: str) -> bytes:
-    """Return the machine code for one kind of card."""
+    """Compile the machine code for one architecture."""
     module = core()
     options = module.ProgramOptions(std="c++17", arch=architecture, define_macro=macros)
     try:
@@ -97,18 +97,18 @@ def _written_out(name: str, seen: set[str]) -> str:
 
 
 def folder() -> Path:
-    """Return where compiled kernels are kept; nothing is made yet."""
+    """Return the folder of compiled kernels, without creating it."""
     own = os.environ.get(VARIABLE)
     if own:
         return Path(own) / "kernels"
     base = os.environ.get("XDG_CACHE_HOME")
-    # The specification wants relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return root / "tokenbus" / "kernels"
 
 
 def key_of(*parts: str | bytes) -> str:
-    """Return a name for what was made of these parts, and of nothing else."""
+    """Return a unique name for the result of these parts."""
     found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -117,7 +117,7 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def load(name: str) -> bytes | None:
-    """Return a kernel that was kept; None if there is none, or not all of it."""
+    """Return a cached kernel; None if it is missing or incomplete."""
     try:
         data = (folder() / name).read_bytes()
     except OSError:
@@ -127,7 +127,7 @@ def load(name: str) -> bytes | None:
 
 
 def keep(name: str, kernel: bytes) -> None:
-    """Keep a kernel for the next process. A folder that cannot be written costs that process a compilation, no more."""
+    """Cache a kernel for the next process; if that fails, the next process compiles again."""
     with contextlib.suppress(OSError):
         where = folder()
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def keep(name: str, kernel: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(kernel).digest() + kernel)
-            Path(temporary).replace(where / name)  # atomically, also where another process writes it
+            Path(temporary).replace(where / name)  # atomic, even if another process writes it
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             raise

@@ -1,4 +1,4 @@
-"""CUDA's driver through its own Python bindings, imported at the first use, with errors as exceptions."""
+"""CUDA's driver through its Python bindings, imported at the first use, with errors as exceptions."""
 
 from functools import cache
 from typing import Any
@@ -40,7 +40,7 @@ def name_of(fault: Any) -> str:  # noqa: ANN401
 
 
 def done(result: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """Return what a call of the driver returned, or raise the error that it ended with."""
+    """Return the result of a driver call, or raise its error."""
     fault = result[0]
     if fault:
         raise RuntimeError(f"CUDA: {name_of(fault)}")

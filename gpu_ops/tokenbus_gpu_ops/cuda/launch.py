@@ -1,4 +1,4 @@
-"""One call on the GPU: upload what differs from row to row, launch, copy the results, and wait for nothing."""
+"""Queues one call on the GPU: upload the per-row arguments, launch, copy the results, without waiting."""
 
 import ctypes
 from functools import lru_cache
@@ -37,17 +37,17 @@ _RECIPES_KEPT = 1024
 THREADS = 256
 VECTOR_BYTES = 16
 VECTORS_OF_GROUPS = 20480
-"""The most vectors of a part whose alternatives are wanted: the kernel remembers the largest of so many groups."""
+"""The limit of vectors in a part with alternatives: the kernel keeps the maxima of this number of groups."""
 
 _BLOCKS_PER_PROCESSOR = 2
 _MOST_PARTS = 32
 _BLOCKS_PER_PROCESSOR_WITH_ALTERNATIVES = 1
 _MOST_PARTS_WITH_ALTERNATIVES = 8
-"""Every part hands on candidates, and one block goes through all of them."""
+"""Each part emits candidates, and one block merges them."""
 
 
 class _Shape(NamedTuple):
-    """Everything that calls may differ in but their addresses."""
+    """All properties of a call except its addresses."""
 
     tokens: int
     scored: int
@@ -64,7 +64,7 @@ class _Shape(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """What calls of one shape have in common."""
+    """The shared data of calls with one shape."""
 
     grid: tuple[int, int]
     output_bytes: int
@@ -77,7 +77,7 @@ class _Recipe(NamedTuple):
 
 
 class _Uploads(NamedTuple):
-    """The kernel's arguments for each token, packed one after the other in memory."""
+    """The kernel's per-token arguments, packed in memory."""
 
     places: npt.NDArray[Any] | None
     unscored: npt.NDArray[Any] | None
@@ -87,11 +87,11 @@ class _Uploads(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """How many bytes each takes, so that what comes next is aligned."""
+        """The size of each argument, rounded up for alignment."""
         return [0 if part is None else _aligned(part.nbytes) for part in self]
 
     def write(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Write all of it, each at its place."""
+        """Write all arguments."""
         at = 0
         for part, size in zip(self, self.sizes, strict=True):
             if part is not None:
@@ -100,7 +100,7 @@ class _Uploads(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A call but for its addresses: the same for every call that looks the same."""
+    """A call without its addresses, shared by calls with the same properties."""
 
     plan: Plan
     layout: Body
@@ -114,24 +114,24 @@ class Prepared(NamedTuple):
 
 
 class Parameters:
-    """The struct Call in memory, in the form that the driver takes."""
+    """The struct Call in memory, in the driver's form."""
 
     __slots__ = ("_pointer", "_struct", "address")
 
     def __init__(self, struct: bytearray) -> None:
-        """Point to the bytes, wherever they are."""
+        """Point to the bytes."""
         self._struct = struct
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(ctypes.c_ubyte.from_buffer(struct)))
         self.address = ctypes.addressof(self._pointer)
 
 
-# One for all calls: the driver copies it while it launches, and the caller that fills it holds the lock.
+# Shared by all calls: the driver copies it during the launch, and the caller that fills it holds the lock.
 _call = bytearray(_CALL_BYTES)
 _parameters = Parameters(_call)
 
 
 def prepare(plan: Plan, logits: Tensor, ids: Tensor, extras: Extras | None, *, as_logits: bool) -> Prepared:
-    """Return a call but for its addresses; what cannot be launched is refused here."""
+    """Return a call without its addresses; raises an error if it cannot be launched."""
     if logits.device is None:
         raise ContractError("logits", "logits on a GPU", "on the CPU", rule=Rule.TYPE)
     if ids.device not in (None, logits.device):
@@ -161,7 +161,7 @@ def prepare(plan: Plan, logits: Tensor, ids: Tensor, extras: Extras | None, *, a
 
 
 def queue(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int, other: Tensor | None) -> Arrival:
-    """Queue everything on the stream and return where the results will arrive."""
+    """Queue the call on the stream and return the future results."""
     if not prepared.plan.tokens:
         return Arrival(np.zeros(prepared.layout.size, np.uint8))
     for name, tensor in (("logits", logits), ("other_logits", other)):
@@ -217,7 +217,7 @@ def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int, other:
 
 
 class Arriving(Arrival):
-    """Results on their way. What they are computed from is kept until they are there."""
+    """The future results of a call; keeps the inputs alive until they are available."""
 
     __slots__ = ("_inputs", "_lease")
 
@@ -226,11 +226,11 @@ class Arriving(Arrival):
         self._inputs: tuple[object, ...] = inputs
 
     def ready(self) -> bool:
-        """Tell whether the results are there."""
+        """Return whether the results are available."""
         return self._lease.ready()
 
     def memory(self) -> npt.NDArray[np.uint8]:
-        """Wait for the results and return the memory that they are in."""
+        """Wait for the results and return their memory."""
         memory = self._lease.memory()
         self._inputs = ()
         return memory
@@ -271,7 +271,7 @@ def _recipe(shape: _Shape) -> _Recipe:
 
 
 def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras | None) -> _Uploads:
-    """Return the arguments for each token: none where token i is row i and its id is there."""
+    """Return the per-token arguments; empty if token i is row i and its id is on the GPU."""
     own = host_ids(ids, plan, rows, vocabulary) if ids.device is None else None
     at = np.arange(plan.tokens) if own is not None else place_ids(ids, plan, rows)
     is_alike = plan.top_k is not None and (extras is None or extras.shape.is_alike)
@@ -302,20 +302,20 @@ def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras
 
 
 def parts_of(rows: int, vocabulary: int, item_bytes: int, processors: int, *, with_alternatives: bool) -> int:
-    """Return how many parts every row is shared out in, on a card of so many multiprocessors."""
+    """Return the number of parts of each row, for a card's number of multiprocessors."""
     vectors = vectors_of_part(vocabulary, item_bytes, 1)
     if with_alternatives:
         fewest = (vectors + VECTORS_OF_GROUPS - 1) // VECTORS_OF_GROUPS
         blocks, most = _BLOCKS_PER_PROCESSOR_WITH_ALTERNATIVES * processors, _MOST_PARTS_WITH_ALTERNATIVES
     else:
         fewest, blocks, most = 1, _BLOCKS_PER_PROCESSOR * processors, _MOST_PARTS
-    # With fewer vectors than threads, part of a block has nothing to do.
+    # With fewer vectors than threads, some threads would be idle.
     worth = max(1, vectors // THREADS)
     return max(fewest, min(blocks // max(rows, 1), most, worth))
 
 
 def vectors_of_part(vocabulary: int, item_bytes: int, parts: int) -> int:
-    """Return how many vectors each part of a row has at most; the last part has what is left."""
+    """Return the number of vectors of each part of a row; the last part has the rest."""
     vectors = (vocabulary * item_bytes + VECTOR_BYTES - 1) // VECTOR_BYTES
     return (vectors + parts - 1) // parts
 

@@ -1,4 +1,4 @@
-"""Memory for calls: what results arrive in, and what the kernels work in. All of it is used again, none unbounded."""
+"""Pinned memory for results and device memory for kernels; both are reused and bounded."""
 
 import ctypes
 import threading
@@ -13,23 +13,22 @@ from tokenbus_gpu_ops.plan import MAX_TOKENS
 
 _LEAST_BYTES = 1 << 14
 MAX_PINNED_BYTES = 1 << 28
-"""Of one device, in results that are still referenced and in free memory together."""
+"""The limit of one device, for referenced results and free memory together."""
 _STREAMS_KEPT = 8
 TICKET_BYTES = 4 * 2 * MAX_TOKENS
-"""One for each row that is read: two a token where there are other logits."""
+"""One for each row that is read: two per token with other logits."""
 
 
 class Pinned:
-    """One piece of pinned memory, with the event after which it holds its results."""
+    """One block of pinned memory, with the event that marks its results as complete."""
 
     __slots__ = ("address", "array", "event", "seen", "size")
 
     def __init__(self, size: int) -> None:
-        """Allocate."""
         cuda = driver()
         self.size = size
         self.seen = True
-        """Whether it is known that what was last queued for it is done."""
+        """Whether the last queued work is known to be done."""
         self.address = int(done(cuda.cuMemHostAlloc(size, cuda.CU_MEMHOSTALLOC_PORTABLE)))
         flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self.event = done(cuda.cuEventCreate(flags))
@@ -38,37 +37,37 @@ class Pinned:
         )
 
     def is_idle(self) -> bool:
-        """Tell whether what was last queued for it is done."""
+        """Return whether the last queued work is done."""
         if not self.seen:
             self.seen = not driver().cuEventQuery(self.event)[0]
         return self.seen
 
     def wait(self) -> None:
-        """Wait until it is."""
+        """Wait for the last queued work."""
         if not self.seen:
             done(driver().cuEventSynchronize(self.event))
             self.seen = True
 
     def record(self, stream: int) -> None:
-        """Let the event be what was queued on a stream so far."""
+        """Record the work that is queued on a stream."""
         self.seen = False
         done(driver().cuEventRecord(self.event, stream))
 
 
 class Pool:
-    """The pinned memory of one device. What is given back may still be written to, so its event is asked first."""
+    """The pinned memory of one device. Returned blocks may still be written to, so their events are checked first."""
 
     def __init__(self, max_bytes: int = MAX_PINNED_BYTES) -> None:
         self._free: dict[int, deque[Pinned]] = {}
         self._max_bytes = max_bytes
         self.bytes = 0
-        """How much there is, in use and free."""
+        """The allocated bytes, used and free."""
 
     def take(self, wanted: int) -> Pinned:
-        """Return memory of at least so many bytes."""
+        """Return a block of at least `wanted` bytes."""
         size = max(_LEAST_BYTES, 1 << (wanted - 1).bit_length())
         free = self._free.setdefault(size, deque())
-        # The first was given back before the others: while it is busy, so are most of them.
+        # The first block was returned before the others: while it is busy, most of them are.
         if free and free[0].is_idle():
             return free.popleft()
         if self.bytes + size > self._max_bytes:
@@ -86,7 +85,7 @@ class Pool:
         return piece
 
     def give_back(self, piece: Pinned) -> None:
-        """Reclaim memory that is not referenced any more."""
+        """Reclaim unreferenced memory."""
         self._free.setdefault(piece.size, deque()).append(piece)
 
     def _let_go(self, wanted: int) -> None:
@@ -101,7 +100,7 @@ class Pool:
 
 
 class Scratch:
-    """Device memory for what is queued on one stream, which works on it call after call."""
+    """The device memory of one stream, which its calls use in turn."""
 
     __slots__ = ("_last", "address", "size")
 
@@ -111,7 +110,7 @@ class Scratch:
         self.size = 0
 
     def grown_to(self, wanted: int, stream: int) -> int:
-        """Return the address of at least so many bytes, of which the first are tickets: zero between launches.
+        """Return the address of a large enough block, which begins with tickets that are zero between launches.
 
         Memory comes, is cleared and goes in the stream's own order, so that no thread waits for it.
         """
@@ -125,7 +124,7 @@ class Scratch:
         return self.address
 
     def take_turn(self, stream: int, result: Pinned) -> None:
-        """Let a stream's next work come behind what was last queued here; then it is the last.
+        """Order a stream's next work after the last work queued here.
 
         On one stream it does so anyway. But a handle may be another stream's by now, than which it was before.
         """
@@ -133,7 +132,7 @@ class Scratch:
         self._last = result
 
     def free(self, stream: int) -> None:
-        """Give the memory up, once what was queued is done with it."""
+        """Free the memory after the queued work."""
         if self.address:
             self._follow(stream)
             done(driver().cuMemFreeAsync(self.address, stream))
@@ -145,13 +144,13 @@ class Scratch:
 
 
 class Scratches:
-    """The device memory of every stream that was used lately, by the stream's handle."""
+    """The device memory of recently used streams, by handle."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[int, Scratch] = OrderedDict()
 
     def of(self, stream: int) -> Scratch:
-        """Return a stream's memory; the least recently used stream loses its own."""
+        """Return a stream's memory, evicting the least recently used one if necessary."""
         scratch = self._of.get(stream)
         if scratch is None:
             scratch = self._of[stream] = Scratch()
@@ -163,26 +162,24 @@ class Scratches:
 
 
 class Lease:
-    """Pinned memory on loan to a result: given back when the last view of it is gone."""
+    """Pinned memory lent to a result, until the last view is gone."""
 
     __slots__ = ("_piece", "_pool")
 
     def __init__(self, pool: Pool, piece: Pinned) -> None:
-        """Borrow."""
         self._pool = pool
         self._piece = piece
 
     def __del__(self) -> None:
-        """Give back."""
         self._pool.give_back(self._piece)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """What numpy asks for: arrays made of it keep it, and so do their views."""
+        """Numpy's array interface; arrays and their views keep this object alive."""
         return self._piece.array.__array_interface__
 
     def ready(self) -> bool:
-        """Tell whether the results are there."""
+        """Return whether the results are available."""
         return self._piece.is_idle()
 
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -192,4 +189,4 @@ class Lease:
 
 
 LOCK = threading.Lock()
-"""Held while a call is put together and queued: what is shared by threads is shared by all of them at once."""
+"""Held while a call is assembled and queued, because the calls share memory."""
