@@ -6,7 +6,6 @@ import re
 import shlex
 from functools import cache
 from operator import itemgetter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,17 +121,6 @@ def test_every_alert_has_its_question_and_severity() -> None:
     ]
     assert sorted(told, key=itemgetter(0)) == sorted(rules, key=itemgetter(0))
     assert set(re.findall(r"\bTokenbus[A-Z]\w+", PAGE)) <= dict(rules).keys()
-
-
-def test_file_for_several_machines_is_taken(tmp_path: Path) -> None:
-    """The settings for several machines are valid, all of them, and what they say is what is loaded."""
-    (block,) = blocks("toml", of="docs/operations.md")
-    file = tmp_path / "tokenbus.toml"
-    file.write_text(block.text)
-    settings = Settings.load(file, environment={})
-    assert settings.bus.workers_address == "tcp://10.0.0.10:5570"
-    assert settings.bus.server_key.endswith("/processor.key")
-    assert settings.bus.allowed_keys.endswith("/allowed.toml")
 
 
 def test_unit_starts_what_can_be_started() -> None:
