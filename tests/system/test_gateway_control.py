@@ -124,7 +124,7 @@ async def test_adapters(system: Served, client: httpx.AsyncClient, weights: str)
     body = {"lora_name": "tuned", "lora_path": weights}
     assert await _said(client, "/v1/load_lora_adapter", **body) == "Success: LoRA adapter 'tuned' added successfully."
     again = await client.post("/v1/load_lora_adapter", json=body)
-    assert (again.status_code, "got 'tuned'" in error_of(again.text)["message"]) == (400, True)
+    assert (again.status_code, "'tuned' is loaded already" in error_of(again.text)["message"]) == (400, True)
     async with plainly(url) as other:
         for each in (client, other):
             answer = await _said(each, "/v1/completions", model="tuned", prompt=[1], max_tokens=2)
