@@ -5,15 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenbus.gateway.bodies import (
-    Chat,
-    FunctionChoice,
-    Generation,
-    ResponseFormat,
-    StructuredOutputs,
-    Tokenization,
-    Tool,
-)
+from tokenbus.gateway import bodies
 from tokenbus.gateway.validation import check_json, invalid, json_text
 
 _MAX_FORM_BYTES = 262_144
@@ -30,7 +22,7 @@ _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """JSON Schema of the arguments of a function without a schema."""
 
 
-def structured_output(body: Generation) -> dict[str, Any] | None:
+def structured_output(body: bodies.Generation) -> dict[str, Any] | None:
     found = None if body.structured_outputs is None else _form_in(body.structured_outputs)
     response = None if body.response_format is None else _form_of_response(body.response_format)
     if found is not None and response is not None and body.response_format is not None:
@@ -38,7 +30,7 @@ def structured_output(body: Generation) -> dict[str, Any] | None:
     return found or response
 
 
-def _form_in(wanted: StructuredOutputs) -> dict[str, Any]:
+def _form_in(wanted: bodies.StructuredOutputs) -> dict[str, Any]:
     given = {name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not None}
     if len(given) != 1 or given.get("json_object") is False:
         names = ", ".join(f"{name}: False" if value is False else name for name, value in given.items())
@@ -47,7 +39,7 @@ def _form_in(wanted: StructuredOutputs) -> dict[str, Any]:
     return _form(f"structured_outputs.{form}", form, value)
 
 
-def _form_of_response(response: ResponseFormat) -> dict[str, Any] | None:
+def _form_of_response(response: bodies.ResponseFormat) -> dict[str, Any] | None:
     kind, schema, where = response.type, response.json_schema, "response_format.json_schema"
     if schema is not None and kind != "json_schema":
         raise invalid(where, f"only where the type is json_schema, got it with {kind}")
@@ -108,23 +100,23 @@ class AutoCalls(NamedTuple):
     is_one: bool
 
 
-def auto_calls(body: Chat, parser: str) -> AutoCalls | None:
+def auto_calls(body: bodies.Chat, parser: str) -> AutoCalls | None:
     """Return how to find calls in an output that is not forced to be one; None: there are none."""
     if not parser or not body.tools or body.tool_choice not in (None, "auto"):
         return None
     return AutoCalls(parser, body.parallel_tool_calls is False)
 
 
-def take_older_names(body: Chat) -> None:
+def take_older_names(body: bodies.Chat) -> None:
     """Move OpenAI's older `functions` and `function_call` to `tools` and `tool_choice`."""
     if body.tools is None and body.functions:
-        body.tools = [Tool(function=function) for function in body.functions]
+        body.tools = [bodies.Tool(function=function) for function in body.functions]
     if body.tool_choice is None and body.function_call is not None and body.tools:
         choice = body.function_call
-        body.tool_choice = choice if isinstance(choice, str) else FunctionChoice(function=choice)
+        body.tool_choice = choice if isinstance(choice, str) else bodies.FunctionChoice(function=choice)
 
 
-def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
+def tools_of(body: bodies.Chat | bodies.Tokenization) -> list[dict[str, Any]]:
     """Return a body's tools in the form of chat templates; raises an ApiError."""
     tools = []
     for tool in body.tools or ():
@@ -136,7 +128,7 @@ def tools_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
     return tools
 
 
-def forced_call(body: Chat, tools: Sequence[Mapping[str, Any]]) -> ForcedCall | None:
+def forced_call(body: bodies.Chat, tools: Sequence[Mapping[str, Any]]) -> ForcedCall | None:
     """Return the function that a body forces the model to call, if any; raises an ApiError."""
     choice = body.tool_choice
     if choice is None or choice == "none":
