@@ -67,7 +67,7 @@ def _with_model(options: argparse.Namespace, kind: EngineKind) -> Settings:
     return replace(settings, worker=replace(settings.worker, model=name))
 
 
-def made(options: argparse.Namespace, settings: Settings) -> Engine:
+def create_engine(options: argparse.Namespace, settings: Settings) -> Engine:
     """Create the chosen engine; raises CommandError."""
     kind = engine_kind(options.engine)
     try:

@@ -167,13 +167,13 @@ def runtime_folder() -> Iterator[Path]:
     refusals = []
     for base in [*(path for path in named if len(os.fsencode(path)) <= _LONGEST_FOLDER), Path("/tmp")]:  # noqa: S108
         try:
-            made = Path(tempfile.mkdtemp(prefix="tokenbus-", dir=base))
+            folder = Path(tempfile.mkdtemp(prefix="tokenbus-", dir=base))
         except OSError as error:
             refusals.append(printable(f"{base}: {reason_of(error)}"))
             continue
         try:
-            yield made
+            yield folder
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         return
     raise CommandError(f"cannot create a folder for sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")

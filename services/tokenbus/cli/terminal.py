@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import TextIO
 
 _CODES = {"green": "32", "red": "31", "bold": "1"}
-
-
 _PERIOD = 0.1
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from tokenbus.cli.arguments import Parser
 from tokenbus.cli.configuration import declare_settings
-from tokenbus.cli.engines import declare_engine, load_engine_settings, made
+from tokenbus.cli.engines import create_engine, declare_engine, load_engine_settings
 from tokenbus.cli.errors import CommandError
 from tokenbus.worker import EngineBrokenError, NotRunningError
 from tokenbus.worker.run import run_engine
@@ -56,7 +56,10 @@ def run(options: argparse.Namespace) -> int:
     settings = load_engine_settings(options)
     try:
         run_engine(
-            partial(made, options, settings), settings, name=options.engine, steps_per_second=options.steps_per_second
+            partial(create_engine, options, settings),
+            settings,
+            name=options.engine,
+            steps_per_second=options.steps_per_second,
         )
     except (EngineBrokenError, NotRunningError) as error:
         raise CommandError(str(error)) from None

@@ -17,7 +17,7 @@ from tokenbus_gpu_ops.columns import TokenColumns
 from tokenbus_gpu_ops.errors import GpuUnavailableError
 
 
-class Wishes(NamedTuple):
+class ExtraScores(NamedTuple):
     """The extra scores of a batch, as arguments of `token_logprobs`."""
 
     arguments: dict[str, Any]
@@ -25,7 +25,7 @@ class Wishes(NamedTuple):
     """Whether any request needs the other distribution."""
 
 
-NO_WISHES = Wishes({}, want_other=False)
+NO_EXTRA_SCORES = ExtraScores({}, want_other=False)
 
 
 class PendingScores:
@@ -61,21 +61,23 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
     processed: torch.Tensor | None = None
     """The processed logits of the last call."""
     _arguments: Sequence[Mapping[str, Any] | None] = ()
-    _wishes = NO_WISHES
+    _extra_scores = NO_EXTRA_SCORES
 
     @property
     def is_processed(self) -> bool:
         """Whether logprobs are computed from the processed logits."""
         return bool(self.logprobs_mode.startswith("processed"))
 
-    def wishes(self) -> Wishes:
+    def extra_scores(self) -> ExtraScores:
         """Return the extra scores of this step's requests, cached while the requests stay the same."""
         requests = self.runner.requests
         arguments = [requests[name].sampling_params.extra_args for name in self.runner.input_batch.req_ids]
         if arguments != self._arguments:
             self._arguments = arguments
-            self._wishes = _wishes([Asked.of(each) for each in arguments], is_processed=self.is_processed)
-        return self._wishes
+            self._extra_scores = _extra_scores_of(
+                [Asked.of(each) for each in arguments], is_processed=self.is_processed
+            )
+        return self._extra_scores
 
     def forward(
         self,
@@ -88,14 +90,14 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         most = sampling_metadata.max_num_logprobs
         if most is None or logprobs_mode_override is not None:
             return super().forward(logits, sampling_metadata, predict_bonus_token, logprobs_mode_override)
-        wishes = self.wishes()
-        self.keeps_processed = self.is_processed or wishes.want_other
+        extra = self.extra_scores()
+        self.keeps_processed = self.is_processed or extra.want_other
         raw = None
-        if not self.is_processed or wishes.want_other:
+        if not self.is_processed or extra.want_other:
             raw = logits.clone() if logits.dtype == torch.float32 else logits  # vLLM changes float32 in place
         made = super().forward(logits, replace(sampling_metadata, max_num_logprobs=None), predict_bonus_token)
         own, other = (self.processed, raw) if self.is_processed else (raw, self.processed)
-        made.logprobs_tensors = self.scored(own, other, made.sampled_token_ids.reshape(-1), most, wishes)
+        made.logprobs_tensors = self.scored(own, other, made.sampled_token_ids.reshape(-1), most, extra)
         self.processed = None
         return made
 
@@ -130,12 +132,12 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
         other: Any,  # noqa: ANN401 - as above, or None
         token_ids: torch.Tensor,
         most: int,
-        wishes: Wishes,
+        extra: ExtraScores,
         tokens_each: int = 1,
     ) -> PendingScores:
         """Return the scores of `tokens_each` tokens per request, with `most` alternatives each."""
-        arguments = dict(wishes.arguments)
-        if wishes.want_other:
+        arguments = dict(extra.arguments)
+        if extra.want_other:
             arguments["other_logits"] = other.to(torch.float32)
             own = own.to(torch.float32)
         if tokens_each > 1:
@@ -152,7 +154,7 @@ class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: igno
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:  # noqa: ANN401
         """Sample with vLLM."""
-        wants = sampling_metadata.max_num_logprobs is not None and self.sampler.wishes().want_other
+        wants = sampling_metadata.max_num_logprobs is not None and self.sampler.extra_scores().want_other
         self.sampler.keeps_processed = wants
         try:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
@@ -176,16 +178,16 @@ class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: igno
         bonus_logits: torch.Tensor,
         sampled_token_ids: torch.Tensor,
     ) -> PendingScores:
-        wishes, others = self.sampler.wishes(), None
+        extra, others = self.sampler.extra_scores(), None
         tokens = sampled_token_ids.clamp(min=0).reshape(-1)
         own = self._lines(metadata, logits, target_logits, bonus_logits, sampled_token_ids)
-        if wishes.want_other:
+        if extra.want_other:
             drafts, last = self._drafted, self.sampler.processed
             if self.sampler.is_processed:
                 drafts, last = logits[metadata.target_logits_indices], logits[metadata.bonus_logits_indices]
             others = self._lines(metadata, logits, drafts, last, sampled_token_ids)
         each = sampled_token_ids.shape[-1]
-        return self.sampler.scored(own, others, tokens, max_num_logprobs, wishes, each)  # type: ignore[no-any-return]
+        return self.sampler.scored(own, others, tokens, max_num_logprobs, extra, each)  # type: ignore[no-any-return]
 
     @staticmethod
     def _lines(metadata: Any, logits: Any, drafts: Any, last: Any, sampled: Any) -> torch.Tensor:  # noqa: ANN401
@@ -207,13 +209,15 @@ class _HandsOver:
     sampler = _Gathers
 
 
-def _wishes(asked: Sequence[Asked], *, is_processed: bool) -> Wishes:
+def _extra_scores_of(asked: Sequence[Asked], *, is_processed: bool) -> ExtraScores:
     if not any(map(any, asked)):
-        return NO_WISHES
+        return NO_EXTRA_SCORES
     others, entropies, bounds, ids = zip(*asked, strict=True)
     want_other = any(others) or (any(bounds) and not is_processed)
     if len(set(asked)) == 1 and not ids[0]:  # one value for all lets `token_logprobs` prepare once
-        return Wishes({"other_logprobs": others[0], "entropies": entropies[0], "mask_bounds": bounds[0]}, want_other)
+        return ExtraScores(
+            {"other_logprobs": others[0], "entropies": entropies[0], "mask_bounds": bounds[0]}, want_other
+        )
     arguments = {
         "other_logprobs": np.array(others),
         "entropies": np.array(entropies),
@@ -221,7 +225,7 @@ def _wishes(asked: Sequence[Asked], *, is_processed: bool) -> Wishes:
         "given_token_ids": np.array([token_id for each in ids for token_id in each], np.int64),
         "given_counts": np.array([len(each) for each in ids]),
     }
-    return Wishes(arguments, want_other)
+    return ExtraScores(arguments, want_other)
 
 
 class _PromptScores:
