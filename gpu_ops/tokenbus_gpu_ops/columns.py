@@ -73,7 +73,6 @@ class Body(NamedTuple):
         return memory[place.at : place.at + place.items * _ITEM_BYTES].view(_EXTRA_TYPES[which])
 
     def write_prefixes(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Write the prefix of each column."""
         for place in self.places:
             memory[place.at - len(place.prefix) : place.at] = np.frombuffer(place.prefix, np.uint8)
 

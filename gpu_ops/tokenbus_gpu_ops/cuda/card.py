@@ -57,5 +57,4 @@ class Card:
 
 @cache
 def card(number: int) -> Card:
-    """Return the card with a number."""
     return Card(number)

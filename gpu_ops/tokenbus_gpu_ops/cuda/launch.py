@@ -91,7 +91,6 @@ class _Uploads(NamedTuple):
         return [0 if part is None else _aligned(part.nbytes) for part in self]
 
     def write(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Write all arguments."""
         at = 0
         for part, size in zip(self, self.sizes, strict=True):
             if part is not None:

@@ -88,7 +88,6 @@ class ScriptedEngine:
         return bool(self._rows)
 
     def admit(self, generate: Generate) -> int:
-        """Admit a request."""
         self._rows[generate.request_id] = _Row(generate, self._answer(generate), self.vocabulary_size)
         self.admitted.append(generate)
         return max(1, len(generate.tokens.token_ids) or len(generate.text.text))

@@ -64,7 +64,7 @@ class Steps:
         self._repeated_log = DeduplicatedLog()
 
     def of(self, message: Message) -> list[StepArrays]:
-        """Return the batches of a message: its own, and that of a draft that waited for it."""
+        """Return the batches of a message: its own, and the draft batch that waited for it."""
         if message.flag not in {TARGET, DRAFT}:
             self._drop("a message flag that the bus has no kind for", flag=message.flag)
             return []

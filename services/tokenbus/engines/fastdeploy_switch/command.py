@@ -55,7 +55,7 @@ _VARIABLES = (FORM, "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID")
 class _Start(NamedTuple):
     python: str
     options: list[str]
-    """Python's own options, some of which change what it reads at its start."""
+    """Python's own options, some of which change the files that it reads at its start."""
     script: str | None
     """The script; None for a module, a program in the command line, or an unknown program."""
 

@@ -88,7 +88,6 @@ class Model:
         return found
 
     def context_of(self, tokens: list[int]) -> int:
-        """Return the context of a text."""
         near = np.array(tokens[-self._tables.ends.size :], np.int64)
         context = near[:1]
         for token in near[1:]:

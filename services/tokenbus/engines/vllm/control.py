@@ -34,7 +34,7 @@ class ControlledCore:
         self._adapters: dict[str, Any] = {}
         """vLLM's LoRARequest of each loaded adapter."""
         self._adapter_number = self._weights_number = 0
-        """The number of adapters, and of sets of weights, loaded so far at run time."""
+        """The number of adapters, and of sets of weights, that were loaded at run time."""
         self._is_paused = False
         self.weight_version = 0
         self.world_size: int = config.parallel_config.world_size

@@ -1,8 +1,8 @@
 """Processes: protects vLLM's worker processes from the signals of our process group, and waits for them.
 
 A terminal or a service manager sends SIGTERM and SIGINT to the whole process group. vLLM's worker processes would end
-at once, and the requests could not be drained. In a session of their own they end when vLLM shuts down, or when our
-process is gone: they watch a pipe.
+at once, and the requests could not be drained. In a separate session they end when vLLM shuts down, or when our process
+is gone: they watch a pipe.
 """
 
 import os

@@ -37,6 +37,6 @@ def set_rank(config: Any, rank: int) -> None:  # noqa: ANN401 - vLLM's VllmConfi
         raise ValueError(f"--data-parallel-rank: {limit}, got {rank}")
     parallel = config.parallel_config
     parallel.data_parallel_index = rank
-    # If the worker sees the GPUs of several ranks, it selects those of its own rank.
+    # If the worker sees the GPUs of several ranks, it selects its rank's GPUs.
     shares = import_module("torch").cuda.device_count() // parallel.world_size
     parallel.data_parallel_rank_local = rank % shares if shares else rank
