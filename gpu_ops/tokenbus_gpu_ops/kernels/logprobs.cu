@@ -12,7 +12,7 @@
 #endif
 #endif
 
-constexpr float FLOOR = -9999.0f;  // what the contract writes for minus infinity
+constexpr float FLOOR = -9999.0f;  // the contract's value for minus infinity
 constexpr u32 NO_NUMBER = 0x7fc00000u;
 
 #ifdef WITH_ALTERNATIVES
@@ -48,7 +48,7 @@ struct Scale {
     }
 };
 
-// Logits so far out that products of theirs leave the floats: rare enough for a second and a third pass over the row.
+// Logits whose products overflow a float: rare enough for a second and a third pass over the row.
 __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, u32 vocabulary, Totals once) {
     float sum = 0.0f, weighted = 0.0f;
     for (u32 id = threadIdx.x; id < vocabulary; id += THREADS) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ Fault fault_of(const Totals& totals, long long id, u3
 }
 
 #ifdef WITH_ALTERNATIVES
-// What one thread takes of some parts' candidates: of each part the one at the thread's own place, all at once.
+// The number of parts of which a thread loads its candidate at once, one from each part.
 constexpr int PARTS_AT_ONCE = 8;
 
 __device__ __forceinline__ void take(u64 (&keys)[PARTS_AT_ONCE], const Shared& shared, const u64* found, u32 from,
@@ -135,8 +135,8 @@ __device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 ite
 }
 
 // Different logits may have the same logprob once it is rounded, and then the lower id comes first, so that the answer
-// for k alternatives begins with the answer for fewer. Where the last place is shared so with logits that were left
-// out, look for them: all that are larger are there already.
+// for k alternatives begins with the answer for fewer. If omitted logits tie with the last selected one, find them: all
+// larger logits are selected already.
 __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const void* row, Scale scale,
                                          u32 alternatives_at, int wanted, u32 larger_ones) {
     constexpr int EACH = 8;
@@ -175,7 +175,7 @@ __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const
 __device__ __forceinline__ u64 placed(u32 order, u32 id) { return static_cast<u64>(order) << ID_BITS | (~id & ID_MASK); }
 __device__ __forceinline__ u32 value_order_in(u64 number) { return static_cast<u32>(number >> ID_BITS); }
 
-// Sort what was found by value and id, and write the first of it.
+// Sort the candidates by value and id, and write the first ones.
 __device__ __forceinline__ void put_alternatives(Shared& shared, const Call& call, const void* row,
                                                  const Scale& scale, u32 alternatives_at, int wanted, u32 dropped) {
     const u32 count = shared.room.count;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void put_no_alternatives(const Call& call, u32 altern
 constexpr int MOST_MASKED = 1024;
 static_assert(MOST_MASKED <= ROOM, "the ids of a mask are pushed before they are sorted");
 
-// Write the ids of what was pushed in ascending order, and leave the room empty.
+// Write the pushed ids in ascending order, and leave the room empty.
 __device__ __noinline__ void put_ascending(Shared& shared, u32* into) {
     Candidates& room = shared.room;
     u64* ids = room.keys;
@@ -251,7 +251,7 @@ __device__ __noinline__ void put_ascending(Shared& shared, u32* into) {
     __syncthreads();
 }
 
-// What a row was read for beside its value and its alternatives.
+// Write the extra scores of a row.
 __device__ __forceinline__ void put_extras(const Call& call, const Wish& wish, u32 item, const void* row,
                                            const Totals& totals, const Scale& scale, Fault fault, float sampled) {
     if (threadIdx.x == 0) {
@@ -349,12 +349,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
     const unsigned char* row = is_other ? call.other_logits + place.row * call.other_row_bytes
                                         : call.logits + place.row * call.row_bytes;
     const Part part(row, call.vocabulary, call.vectors_of_part, blockIdx.x, parts);
-    // What the count needs comes through two loads, one after the other: the first of them goes first.
+    // The count needs two dependent loads, so the first one is issued early.
     const long long id = token_id(call, place.id_at);
     uint4 vectors[VECTORS_AT_ONCE];
     load(vectors, part, part.begin + threadIdx.x);
     const bool id_is_known = id >= 0 && id < call.vocabulary;
-    // Nothing is above what is no number, so that nothing is counted.
+    // No logit is above NaN, so nothing is counted.
     const float sampled = id_is_known ? logit_at(part.row, id) : __uint_as_float(NO_NUMBER);
     CountAbove above(sampled);
     CountAbove unmasked(has_mask ? minus_infinity() : __uint_as_float(NO_NUMBER));
