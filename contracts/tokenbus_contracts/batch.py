@@ -43,7 +43,7 @@ class LogprobBatch(ColumnArrays):
             token_ids=[11, 12], logprobs=[-0.25, -1.5], ranks=[1, 2],
         )
         for row in batch.in_batch_order().rows():
-            print(row.key, row.token_ids, row.logprobs)
+            print(row.request_id, row.token_ids, row.logprobs)
     """
 
     __slots__ = ("_layout", "_message", "_rows", "has_extras", "header")

@@ -36,7 +36,7 @@ class Row(NamedTuple):
                 print(row.position, row.token_ids.tolist(), row.logprobs.tolist())
     """
 
-    key: int
+    request_id: int
     """The request's id."""
     batch_index: int
     """Its index in the engine's batch."""

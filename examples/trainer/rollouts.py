@@ -36,8 +36,8 @@ async def rollouts(client: tokenbus.Client, prompts: Sequence[Sequence[int]], *,
             item = await anext(steps)
             if isinstance(item, tokenbus.StepRows):
                 for row in item.target.rows():
-                    found[row.key].token_ids.append(row.token_ids)
-                    found[row.key].logprobs.append(row.logprobs)
+                    found[row.request_id].token_ids.append(row.token_ids)
+                    found[row.request_id].logprobs.append(row.logprobs)
             else:
                 rollout = found[item.request_id]
                 rollout.status, rollout.error = item.status, str(item.error or "")

@@ -46,7 +46,7 @@ async def test_many_requests_share_steps_and_their_seeds_decide(tokenbus_bus: te
                 asked.pop(item.request_id)
             else:
                 for row in item.target.rows():
-                    together[asked[row.key]] += "".join(LETTERS[token] for token in row.token_ids)
+                    together[asked[row.request_id]] += "".join(LETTERS[token] for token in row.token_ids)
     assert list(together.values()) == alone
 
 

@@ -92,7 +92,7 @@ def with_extras(path: Path, key: int = 2) -> tuple[Path, list[Row]]:
     scoring = {key: TokenScoring(entropies=True, other_logprobs=True)}
     path.write_bytes(recording(payloads(scoring=scoring)))
     batches = [item.batch for item in read_recording(path) if item.batch is not None]
-    return path, [row for each in batches for row in each.rows() if row.key == key]
+    return path, [row for each in batches for row in each.rows() if row.request_id == key]
 
 
 def extras_in(rows: Sequence[Row], name: str) -> list[float]:

@@ -94,7 +94,7 @@ class Run:
         batches = [_published(made) for one in arrays for made in self._assembler.assemble(one)]
         for batch in batches:
             for row in batch.rows():
-                got = self.got[row.key]
+                got = self.got[row.request_id]
                 (got.rows if batch.header.kind is BatchKind.TARGET else got.drafts).append(row)
         self.arrays.append(arrays)
         self.batches.append(batches)

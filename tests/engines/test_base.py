@@ -58,7 +58,7 @@ def test_a_lost_request_goes_on_bit_for_bit() -> None:
     request = asked(1, "ab", 1, seed=4, max_tokens=10, ignore_end_token=True)
     (whole,) = got(request)
     for count in range(1, 10):
-        before = Got([row._replace(key=99) for row in whole.rows[:count]])
+        before = Got([row._replace(request_id=99) for row in whole.rows[:count]])
         run = Run(Table())
         run.admit(continued(request, before.tokens), before=before)
         parts = run.to_the_end().got[99]

@@ -30,7 +30,7 @@ def both(run: Callable[..., Run], generate: Generate, **options: Any) -> list[tu
     whole = run([generate], **options).to_the_end().got[generate.request_id]
     found = []
     for steps in range(1, len(whole.rows)):
-        before = Got([row._replace(key=99) for row in whole.rows[:steps]])
+        before = Got([row._replace(request_id=99) for row in whole.rows[:steps]])
         if not before.tokens:
             continue
         other = run(**options)

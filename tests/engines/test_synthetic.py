@@ -59,7 +59,7 @@ def test_neighbours_do_not_change_a_request() -> None:
 
 def test_scoring_is_what_was_asked_for() -> None:
     steps = run(generate_of(5, 6), generate_of(6, 6, top_logprobs=0))
-    by_key = {row.key: row for row in steps.step()[0].rows()}
+    by_key = {row.request_id: row for row in steps.step()[0].rows()}
     assert (by_key[5].scoring, by_key[5].logprobs.size) == (Scoring.NONE, 0)
     assert (by_key[6].scoring, by_key[6].logprobs.size, by_key[6].alternative_token_ids.size) == (Scoring.FULL, 3, 0)
 
@@ -96,7 +96,7 @@ def test_drafts_are_about_the_targets_rows() -> None:
     assert (target.header.kind, draft.header.kind) == (BatchKind.TARGET, BatchKind.DRAFT)
     assert target.header.method == draft.header.method == SpeculativeMethod.MTP
     assert _unpaired(target, draft) is None
-    drafted = {row.key: row.token_ids.tolist() for row in draft.rows()}
+    drafted = {row.request_id: row.token_ids.tolist() for row in draft.rows()}
     assert drafted == {key: ids(key, 0, 0 if key in {3, 6} else 3) for key in range(1, 9)}
 
 

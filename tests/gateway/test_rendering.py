@@ -46,7 +46,7 @@ def _asked(**fields: Any) -> CompletionRequest:  # noqa: ANN401 - as they are
 
 def _truth(steps: list[tuple[LogprobBatch, LogprobBatch | None]], place: int, *, draft: bool = False) -> list[Row]:
     batches = [step[draft] for step in steps]
-    return [row for each in batches if each is not None for row in each.rows() if row.key == KEYS[place]]
+    return [row for each in batches if each is not None for row in each.rows() if row.request_id == KEYS[place]]
 
 
 def _pairs(rows: list[Row]) -> list[list[tuple[int, float]]]:

@@ -39,7 +39,7 @@ def row_values(row: Row) -> tuple[Any, ...]:
 
 
 def values_by_key(found: LogprobBatch) -> dict[int, tuple[Any, ...]]:
-    return {row.key: row_values(row) for row in found.rows()}
+    return {row.request_id: row_values(row) for row in found.rows()}
 
 
 def arrays_of(made: LogprobBatch) -> StepArrays:

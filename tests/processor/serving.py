@@ -19,7 +19,7 @@ def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchC
 
 def places(client: BenchClient) -> list[tuple[int, int, int]]:
     found = [row for heard in client.outputs() for row in heard.batches[0].rows()]
-    return [(row.key, row.position, row.token_ids.size) for row in found]
+    return [(row.request_id, row.position, row.token_ids.size) for row in found]
 
 
 def resume(client: BenchClient, key: int, position: int, **fields: Any) -> None:  # noqa: ANN401 - as the message has them

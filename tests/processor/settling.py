@@ -141,7 +141,7 @@ class Model:
         self.requests = {key: Plain(stream) for key, stream in requests.items()}
 
     def arrive(self, arrival: Arrival) -> None:
-        request, row = self.requests[arrival.row.key], arrival.row
+        request, row = self.requests[arrival.row.request_id], arrival.row
         end = row.position + row.tokens
         if request.end is not None or (row.position < request.next and end <= request.next):
             return  # late, or no new token

@@ -59,7 +59,7 @@ def parts_of(
 @given(st.permutations(range(6)), st.lists(st.integers(0, 6), max_size=3), st.randoms(use_true_random=False))
 def test_every_column_comes_into_batch_order_together(order: list[int], cuts: list[int], rng: Any) -> None:  # noqa: ANN401
     """However rows are permuted, cut into parts and delayed, each row has all of its own values (case 1, 3, 5, 11)."""
-    wanted = [RowShape(key=place + 10, position=place, tokens=place % 4, top_k=place % 3) for place in range(6)]
+    wanted = [RowShape(request_id=place + 10, position=place, tokens=place % 4, top_k=place % 3) for place in range(6)]
     wanted = [row if row.tokens else row._replace(status=2) for row in wanted]  # type: ignore[arg-type]
     parts = parts_of(wanted, order, sorted(cuts), step=1)
     rng.shuffle(parts)
@@ -69,7 +69,7 @@ def test_every_column_comes_into_batch_order_together(order: list[int], cuts: li
         assert made.add(part, 0.0)[0] is ItemOutcome.TAKEN
     step = only(made)
     expected = batch(wanted)
-    assert step.target.request_ids.tolist() == [row.key for row in wanted]
+    assert step.target.request_ids.tolist() == [row.request_id for row in wanted]
     assert [row_values(row) for row in step.target.rows()] == [row_values(row) for row in expected.rows()]
     assert step.target.header.part_count == 1
 
@@ -89,7 +89,11 @@ def test_drafts_are_paired_with_their_own_rows(target_order: list[int], draft_or
     assert step.draft is not None
     assert made.unpaired is None
     for mine, theirs in zip(step.target.rows(), step.draft.rows(), strict=True):
-        assert (mine.key, mine.position, mine.batch_index) == (theirs.key, theirs.position, theirs.batch_index)
+        assert (mine.request_id, mine.position, mine.batch_index) == (
+            theirs.request_id,
+            theirs.position,
+            theirs.batch_index,
+        )
 
 
 def test_draft_that_nobody_announced_is_waited_for_once_it_began() -> None:

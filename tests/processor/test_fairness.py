@@ -125,7 +125,9 @@ def test_requests_that_fill_a_clients_queue_end_alone() -> None:
         heard = client.heard()
         client.ack()
         errors |= {each.frame.error.request_id: each.frame.error.code for each in heard if each.body == "error"}
-        rows += [row.position for each in heard for batch in each.batches for row in batch.rows() if row.key == 1]
+        rows += [
+            row.position for each in heard for batch in each.batches for row in batch.rows() if row.request_id == 1
+        ]
     assert rows == list(range(2 + position // 8))
     assert errors
     assert set(errors.values()) == {SLOW}

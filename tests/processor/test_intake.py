@@ -35,7 +35,7 @@ def tokens(client: BenchClient) -> dict[int, int]:
     found: dict[int, int] = {}
     for heard in client.outputs():
         for row in heard.batches[0].rows():
-            found[row.key] = found.get(row.key, 0) + row.token_ids.size
+            found[row.request_id] = found.get(row.request_id, 0) + row.token_ids.size
     return found
 
 
@@ -207,7 +207,7 @@ def test_reconciling_spares_what_has_its_last_row_in_a_step_that_waits_for_its_d
     worker.publish([RowShape(1, 0, 2)], step=1, kind=BatchKind.DRAFT)
     lost, had = client.heard()
     assert (lost.frame.error.request_id, lost.frame.error.code) == (2, ErrorCode.ERROR_CODE_WORKER_LOST)
-    assert [(row.key, row.token_ids.size) for row in had.batches[0].rows()] == [(1, 2)]
+    assert [(row.request_id, row.token_ids.size) for row in had.batches[0].rows()] == [(1, 2)]
 
 
 def test_reconciling_comes_after_the_steps_that_arrive_at_once_with_what_is_younger() -> None:

@@ -64,7 +64,7 @@ def of_row(made: LogprobBatch, row: Row) -> list[Values]:
         **{name: getattr(header, name) for name in ("weight_version", "step", "produced_at_ns", "sequence")},
     }
     extras = extras_by_token(row.extras, row.token_ids.size)
-    found = [token | common | of_extras(of) for token, of in zip(scored(row.key, row), extras, strict=True)]
+    found = [token | common | of_extras(of) for token, of in zip(scored(row.request_id, row), extras, strict=True)]
     if found:
         found[-1]["proposal_token_ids"] = row.proposal_token_ids.tolist()
     return found

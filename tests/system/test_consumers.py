@@ -33,7 +33,7 @@ async def test_steps_come_whole_and_in_batch_order(deployment: Deployment) -> No
                 step = await soon(anext(steps))
                 assert step.target.batch_indices.tolist() == list(range(step.target.row_count))
                 for row in step.target.rows():
-                    audits[row.key].take(row)
+                    audits[row.request_id].take(row)
                 if step.draft is not None:
                     drafts += 1
                     assert step.draft.request_ids.tolist() == step.target.request_ids.tolist()

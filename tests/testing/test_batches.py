@@ -31,16 +31,16 @@ def shapes(draw: st.DrawFn) -> testing.RowShape:
 
 
 @settings(max_examples=30)
-@given(rows=st.lists(shapes(), max_size=12, unique_by=lambda row: row.key), data=st.data())
+@given(rows=st.lists(shapes(), max_size=12, unique_by=lambda row: row.request_id), data=st.data())
 def test_batch_of_any_shape_is_valid(rows: list[testing.RowShape], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(rows))))
     made = testing.batch(rows, indices=order, step=3, sequence=9, worker_id="w", epoch=2)
     read = tokenbus.decode(tokenbus.encode(made))
     assert read == made
-    assert [row.key for row in read.in_batch_order().rows()] == [
-        rows[place].key for place in sorted(range(len(rows)), key=order.__getitem__)
+    assert [row.request_id for row in read.in_batch_order().rows()] == [
+        rows[place].request_id for place in sorted(range(len(rows)), key=order.__getitem__)
     ]
     for row, shape in zip(read.rows(), rows, strict=True):
-        true = testing.true_tokens(shape.key, shape.position, shape.position + shape.tokens)
+        true = testing.true_tokens(shape.request_id, shape.position, shape.position + shape.tokens)
         assert row.token_ids.tolist() == true.ids.tolist()
         assert shape.proposals in {None, row.proposal_token_ids.size}

@@ -53,7 +53,7 @@ def _encode(made: tokenbus.LogprobBatch) -> list[int]:
     ids: npt.NDArray[np.uint32] = rows[0].token_ids
     columns: dict[str, npt.NDArray[np.generic]] = dict(read.select([0]).columns)
     try:
-        return [row.key for row in rows if columns["token_ids"].size == ids.size]
+        return [row.request_id for row in rows if columns["token_ids"].size == ids.size]
     except tokenbus.ContractError as error:
         told: tuple[str, object, object, tokenbus.Rule] = (error.field, error.limit, error.actual, error.rule)
         raise ValueError(told) from None

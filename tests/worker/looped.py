@@ -111,7 +111,7 @@ class Looped(Generic[E]):
         found: list[int] = []
         for made in batches(self.publisher):
             for row in made.rows():
-                if row.key == key:
+                if row.request_id == key:
                     assert row.position == len(found)
                     found += row.token_ids.tolist()
         return found

@@ -319,7 +319,7 @@ _ROWS = st.lists(
     ).map(lambda row: row if row.scoring is Scoring.FULL else row._replace(top_k=0)),
     min_size=1,
     max_size=8,
-    unique_by=lambda row: row.key,
+    unique_by=lambda row: row.request_id,
 )
 
 
@@ -328,12 +328,12 @@ _ROWS = st.lists(
 def test_row_does_not_depend_on_its_neighbours(wanted: list[RowShape], data: st.DataObject) -> None:
     """A row has the same values in whatever order, company and form it is computed (cases 3 and 15)."""
     whole = batch(wanted)
-    alone = {row.key: values_by_key(assembled(arrays_of(batch([row]))))[row.key][2:] for row in wanted}
+    alone = {row.request_id: values_by_key(assembled(arrays_of(batch([row]))))[row.request_id][2:] for row in wanted}
     order = data.draw(st.permutations(range(len(wanted))))
     mixed = whole.select(order)
     together = assembled(arrays_of(mixed))
     assert {key: values[2:] for key, values in values_by_key(together).items()} == alone
-    assert together.in_batch_order().request_ids.tolist() == [row.key for row in wanted]
+    assert together.in_batch_order().request_ids.tolist() == [row.request_id for row in wanted]
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, object, list, tuple])

@@ -29,7 +29,7 @@ def test_request_ends_at_its_moment_and_not_before() -> None:
     worker.turn()
     assert worker.errors() == {1: (DEADLINE, "its deadline came before its last token")}
     last = batches(worker.publisher)[-2:]
-    statuses = {row.key: row.status for made in last for row in made.rows()}
+    statuses = {row.request_id: row.status for made in last for row in made.rows()}
     assert statuses == {1: RowStatus.UNRECOVERABLE, 2: RowStatus.ACTIVE, 3: RowStatus.ACTIVE}
     assert worker.publisher.session.requests == {2, 3}
 

@@ -229,7 +229,7 @@ def test_part_that_is_no_single_rows_fault_leaves_its_step_whole(
     for key in (1, 2):
         engine_publisher.active.add(generate_of(key))
     engine_publisher.emit(replace(arrays_of(batch([RowShape(1), RowShape(2)])), parts=parts))
-    found = [(row.key, row.token_ids.size) for made in batches(publisher) for row in made.rows()]
+    found = [(row.request_id, row.token_ids.size) for made in batches(publisher) for row in made.rows()]
     assert sorted(found, reverse=True) == published
     assert {event.error.request_id for event in events(publisher)} >= {1}
     assert {made.header.part_count for made in batches(publisher)} <= {2}

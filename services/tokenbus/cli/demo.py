@@ -226,7 +226,7 @@ def expected_rows(generates: Sequence[Generate], limits: Limits) -> ExpectedRows
             for batch in assembler.assemble(arrays):
                 if batch.header.kind is BatchKind.TARGET:
                     for row in batch.rows():
-                        rows[row.key].append(row)
+                        rows[row.request_id].append(row)
     return rows
 
 

@@ -124,7 +124,7 @@ def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | 
                 **version,
             }
             if rows:
-                values["rows"] = [row_values(row) for row in item.batch.rows() if request_id in {None, row.key}]
+                values["rows"] = [row_values(row) for row in item.batch.rows() if request_id in {None, row.request_id}]
             return values
         if item.event is not None:
             return values | _event_values(item.event)

@@ -32,7 +32,7 @@ def row_values(row: Row) -> Values:
     """Return the values of a row; logprobs and ranks are None in a row that was not scored."""
     is_scored = row.scoring is not Scoring.NONE
     return {
-        "request_id": f"{row.key:016x}",
+        "request_id": f"{row.request_id:016x}",
         "batch_index": row.batch_index,
         "position": row.position,
         "status": row.status.name,

@@ -41,7 +41,7 @@ class StreamItem:
         async def tokens_of(log: str, request_id: int) -> list[int]:
             items = [item async for item in tokenbus.read_log(log, request_id=request_id)]
             rows = [row for item in items if item.batch is not None for row in item.batch.rows()]
-            return [int(token) for row in rows if row.key == request_id for token in row.token_ids]
+            return [int(token) for row in rows if row.request_id == request_id for token in row.token_ids]
     """
 
     hello: Hello

@@ -26,10 +26,10 @@ class RowShape(NamedTuple):
     """The shape of a row; its tokens follow from its id and position, as in `true_tokens`.
 
     Example:
-        row = tokenbus.testing.RowShape(key=7, tokens=3, top_k=2, status=tokenbus.RowStatus.FINISHED_STOP)
+        row = tokenbus.testing.RowShape(request_id=7, tokens=3, top_k=2, status=tokenbus.RowStatus.FINISHED_STOP)
     """
 
-    key: int
+    request_id: int
     """The request's id."""
     position: int = 0
     """The position of its first token."""
@@ -99,7 +99,7 @@ def batch(  # noqa: PLR0913 - keyword-only with defaults
     top_ks = np.array([row.top_k for row in rows], np.uint8)
     stops = [row.stop for row in rows if row.status is RowStatus.FINISHED_STOP]
     other_ids, other_logprobs = synthetic.alternatives(numbers, np.repeat(top_ks, counts))
-    drafted = [(row.key % 2 if row.drafted is None else row.drafted) if is_target else 0 for row in rows]
+    drafted = [(row.request_id % 2 if row.drafted is None else row.drafted) if is_target else 0 for row in rows]
     proposals = [_proposed(row) if is_target else 0 for row in rows]
     header = BatchHeader(
         worker_id,
@@ -118,7 +118,7 @@ def batch(  # noqa: PLR0913 - keyword-only with defaults
     )
     return LogprobBatch(
         header,
-        request_ids=np.array([row.key for row in rows], np.uint64),
+        request_ids=np.array([row.request_id for row in rows], np.uint64),
         batch_indices=np.array(range(size) if indices is None else indices, np.uint32),
         positions=np.array([row.position for row in rows], np.uint32),
         statuses=np.array([row.status for row in rows], np.uint8),
@@ -141,14 +141,14 @@ def batch(  # noqa: PLR0913 - keyword-only with defaults
 
 def _draws(row: RowShape) -> Words:
     places = np.arange(row.position, row.position + row.tokens)
-    return synthetic.draws(np.full(row.tokens, row.key, np.uint64), places)
+    return synthetic.draws(np.full(row.tokens, row.request_id, np.uint64), places)
 
 
 def _proposed(row: RowShape) -> int:
     if row.proposals is not None:
         return row.proposals
-    return row.key % 3 if row.status in _MAY_PROPOSE else 0
+    return row.request_id % 3 if row.status in _MAY_PROPOSE else 0
 
 
 def _proposals(row: RowShape, count: int) -> Any:  # noqa: ANN401 - an array
-    return synthetic.true_tokens(row.key, row.position + row.tokens, row.position + row.tokens + count).ids
+    return synthetic.true_tokens(row.request_id, row.position + row.tokens, row.position + row.tokens + count).ids

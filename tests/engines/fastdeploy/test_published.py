@@ -288,9 +288,9 @@ async def test_requests_whose_rows_find_no_room_end(folder: Path) -> None:
 
             reading = asyncio.create_task(read())
             await until(lambda: processor.registry.counts.failed)
-            await until(after_step(lambda: any(row.key != 77 and row.position == 2 for row in rows)), every=0.05)
+            await until(after_step(lambda: any(row.request_id != 77 and row.position == 2 for row in rows)), every=0.05)
         await reading
-    assert [row.position for row in rows if row.key == 77 and row.token_ids.size] == list(range(7))
+    assert [row.position for row in rows if row.request_id == 77 and row.token_ids.size] == list(range(7))
 
 
 @pytest.mark.process

@@ -199,7 +199,7 @@ def test_drafts_are_emitted_for_those_who_want_them() -> None:
             assert draft.header.kind is BatchKind.DRAFT
             for column in ("request_ids", "positions", "batch_indices"):
                 assert getattr(draft, column).tolist() == getattr(target, column).tolist()
-            by_key = {draft.row(place).key: draft.row(place) for place in range(draft.row_count)}
+            by_key = {draft.row(place).request_id: draft.row(place) for place in range(draft.row_count)}
             assert by_key[2].status is RowStatus.IDLE
             assert by_key[2].token_ids.size == 0
             if 3 in by_key:

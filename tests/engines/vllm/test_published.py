@@ -163,7 +163,7 @@ async def rows_until(steps: AsyncIterator[Step], last: tuple[int, RowStatus]) ->
     rows: list[Any] = []
     async for step in steps:
         rows += step.rows.rows()
-        if last in {(row.key, row.status) for row in rows}:
+        if last in {(row.request_id, row.status) for row in rows}:
             break
     return rows
 
@@ -184,11 +184,11 @@ async def test_columns_are_published_and_the_front_end_gets_its_own(bus: Bus) ->
     async with Processor(bus.settings) as processor:
         rows = await soon(rows_until(processor.steps(), (1, RowStatus.ABORTED)))
     first = rows[:4]
-    assert [row.key for row in first] == [1, 2, 3, 4]
+    assert [row.request_id for row in first] == [1, 2, 3, 4]
     assert [row.logprobs.tolist() for row in first] == scores.logprobs[:, :1].tolist()
     assert [row.alternative_logprobs[0].tolist() for row in first] == scores.logprobs[:, 1 : 1 + TOP_K].tolist()
     (ended,) = (row for row in rows if row.status is RowStatus.ABORTED)
-    assert (ended.key, ended.position, ended.token_ids.size) == (1, 2, 0)
+    assert (ended.request_id, ended.position, ended.token_ids.size) == (1, 2, 0)
 
 
 async def test_cached_prompts_are_told_before_their_rows(bus: Bus) -> None:
@@ -220,7 +220,7 @@ async def test_steps_overlap(bus: Bus) -> None:
     bus.core.step()
     async with Processor(bus.settings) as processor:
         rows = await soon(rows_until(processor.steps(), (2, RowStatus.ABORTED)))
-    assert [(row.key, row.position, row.status, row.logprobs.tolist()) for row in rows] == [
+    assert [(row.request_id, row.position, row.status, row.logprobs.tolist()) for row in rows] == [
         (1, 0, RowStatus.ACTIVE, first.logprobs[0, :1].tolist()),
         (1, 1, RowStatus.ABORTED, []),
         (2, 0, RowStatus.ACTIVE, second.logprobs[1, :1].tolist()),
@@ -271,7 +271,7 @@ async def test_without_a_processor_vllm_goes_on(folder: Path) -> None:
 
         async def read() -> None:
             async for step in steps:
-                seen.extend((row.key, row.position) for row in step.rows.rows())
+                seen.extend((row.request_id, row.position) for row in step.rows.rows())
 
         reading = asyncio.create_task(read())
         await until(lambda: processor.registry.counts.failed == {"gap": 1})

@@ -205,7 +205,7 @@ def test_columns_are_what_reading_row_after_row_gives(seed: int) -> None:
             continue
         batch = batch_of_arrays(requests.arrays(rows, step.logprobs))
         for row, want in zip(batch.rows(), wanted, strict=True):
-            assert (row.key, row.position, row.status) == (want.key, want.position, want.status)
+            assert (row.request_id, row.position, row.status) == (want.key, want.position, want.status)
             assert row.token_ids.tolist() == list(want.token_ids)
             assert (row.draft_token_count, row.stop) == (want.drafts, want.stop)
             columns = (row.alternative_logprobs.ravel().tolist(), row.alternative_token_ids.ravel().tolist())

@@ -44,7 +44,12 @@ async def test_reader_finds_a_request(server: NatsServer) -> None:
     await log.filled(server, log.STREAM)
     found = await log.read(settings, request_id=2)
     tokens = [
-        token for item in found if item.batch for row in item.batch.rows() if row.key == 2 for token in row.token_ids
+        token
+        for item in found
+        if item.batch
+        for row in item.batch.rows()
+        if row.request_id == 2
+        for token in row.token_ids
     ]
     assert len(tokens) == 9
     assert found[0].event is not None

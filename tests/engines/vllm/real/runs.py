@@ -116,7 +116,7 @@ def answered(
             for batch in assembler.assemble(arrays):
                 encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns), Limits.default())
                 for row in batch.rows():
-                    add(answers[row.key], row)
+                    add(answers[row.request_id], row)
     for case, answer in zip(cases, answers.values(), strict=True):
         answer.stop = stop_of(case, answer)
     return list(answers.values())

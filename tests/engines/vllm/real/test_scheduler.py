@@ -43,7 +43,7 @@ class Audit:
     async def read(self, steps: AsyncIterator[Step]) -> None:
         async for step in steps:
             for row in step.rows.rows():
-                add(self.answers.setdefault(row.key, Answer()), row)
+                add(self.answers.setdefault(row.request_id, Answer()), row)
 
     def ended(self, key: int) -> bool:
         return key in self.answers and self.answers[key].status in {*ENDS.values(), RowStatus.ABORTED}

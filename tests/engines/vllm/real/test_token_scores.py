@@ -73,7 +73,7 @@ def ours(engine: VllmEngine, asked: Sequence[tuple[dict[str, Any], dict[str, Any
         for arrays in engine.step():
             for batch in assembler.assemble(arrays):
                 for row in batch.rows():
-                    found[row.key].add(row)
+                    found[row.request_id].add(row)
     return list(found.values())
 
 

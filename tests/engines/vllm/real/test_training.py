@@ -135,7 +135,7 @@ def trained(host: Host) -> Iterator[Trained]:
         recorder.terminate()
         batches = [item.batch for item in tokenbus.read_recording(folder / "steps") if item.batch is not None]
         tokens = [
-            (row.key, batch.header.weight_version, token)
+            (row.request_id, batch.header.weight_version, token)
             for batch in batches
             for row in batch.rows()
             for token in row.token_ids.tolist()
