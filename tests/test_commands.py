@@ -1,6 +1,7 @@
 """Every command line and every example in the documents is run, or named here with the reason why it is not."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -10,7 +11,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM
 
 import numpy as np
 import pytest
@@ -33,8 +34,8 @@ NOT_RUN = {
         *("tokenbus record 'rollouts/", "tokenbus export rollout.tokenbus", "tokenbus export trainer.tokenbus"),
     ),
     "tests/system/test_routers.py puts each router in front of a gateway": ("smg launch",),
-    "it takes minutes; tests/benchmarks and tests/engines/paddle run something smaller": (
-        *(".venv/bin/python -m benchmarks --", "OMP_NUM_THREADS=2 .venv/bin/python -m tests.engines.paddle.training"),
+    "it takes minutes; tests/engines/paddle runs something smaller": (
+        "OMP_NUM_THREADS=2 .venv/bin/python -m tests.engines.paddle.training",
     ),
     "it needs FastDeploy; tests/engines/fastdeploy/test_switch.py runs such lines on a package laid out as it is": (
         "tokenbus fastdeploy --",
@@ -70,11 +71,11 @@ SERVICES = {
 SCENARIOS = {
     "README.md": ["tokenbus processor", "tokenbus worker", "tokenbus ask", "python client.py", "kill", ". .venv"],
     "docs/contract.md": ["tokenbus check"],
-    "docs/first-hour.md": [
-        *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus inspect", "kill")
-    ],
     "docs/gateway.md": ["tokenbus processor & tokenbus", "curl", "tokenbus api-keys"],
-    "docs/recording.md": ["tokenbus export steps.tokenbus", "tokenbus inspect steps.tokenbus"],
+    "docs/recording.md": [
+        *("tokenbus up --port", "export TOKENBUS_BUS_CLIENTS", "tokenbus tap", "tokenbus record steps.tokenbus"),
+        *("tokenbus export steps.tokenbus", "tokenbus inspect steps.tokenbus"),
+    ],
     "docs/scaling.md": ["tokenbus keys make", "tokenbus keys add", "tokenbus api-keys add"],
     "docs/security.md": ["tokenbus keys make", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
@@ -174,7 +175,7 @@ def test_check_of_the_contract(
 def test_recording_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "steps.tokenbus").write_bytes(recording(payloads(drafts=True)))
     commands = [each.command for each in command_lines("docs/recording.md")]
-    mine = [each for each in commands if each.startswith(tuple(SCENARIOS["docs/recording.md"]))]
+    mine = [each for each in commands if each.startswith(("tokenbus export steps", "tokenbus inspect steps"))]
     run_here(mine, tmp_path, monkeypatch)
     assert sorted(path.name for path in tmp_path.glob("*.parquet")) == ["requests.parquet", "tokens.parquet"]
 
@@ -252,23 +253,26 @@ def _curl(command: str, folder: Path) -> dict[str, list[dict[str, dict[str, obje
     return answered
 
 
-def test_first_hour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first hour as it is written: up, ask, watch, record, inspect, kill a worker, Ctrl-C."""
-    page = "docs/first-hour.md"
+def test_recording_of_a_whole_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recordings' page as it is written: up, ask, watch, record, inspect; then a worker is killed, and Ctrl-C."""
+    page = "docs/recording.md"
     with (
         reserved_port() as port,
-        Shell("exec " + _of_hour("tokenbus up --port", port), folder, variables(folder)) as up,
+        Shell(
+            f"exec {line(page, 'tokenbus up --port').command}".replace("8000", str(port)), folder, variables(folder)
+        ) as up,
     ):
         mixed = up.line("mixed-0")
         while " process " not in mixed:
             mixed = up.line("mixed-0")
         private = up.line("  watch   ").rpartition("ipc://")[2].removesuffix("/clients")
         up.line("stop    Ctrl-C")
-        answered = _curl(_of_hour("curl", port), folder)
+        question = line("docs/gateway.md", "curl http://127.0.0.1:8000/v1/completions").command
+        answered = _curl(question.replace("8000", str(port)), folder)
         assert answered["choices"][0]["logprobs"]["tokens"]
-        export = line(page, "export").command.replace("/tmp/tokenbus-...", private)  # noqa: S108 - the page's
-        assert export.count(private) == 2
-        tapping, record_it = (f"{export}\n{_of_hour(f'tokenbus {name}', port)}" for name in ("tap", "record"))
+        export = line(page, "export TOKENBUS").command.replace("/tmp/tokenbus-...", private)  # noqa: S108 - the page's
+        assert export.count(private) == 1
+        tapping, record_it = (f"{export}\n{line(page, f'tokenbus {name}').command}" for name in ("tap", "record steps"))
         with (
             Shell(tapping, folder, variables(folder)) as tap,
             Shell(record_it, folder, variables(folder)) as record,
@@ -279,20 +283,14 @@ def test_first_hour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 ask(port, max_tokens=100, n=4)  # several at once, so that each worker has some
             assert record.wait() == 0
             tap.line(" #")
-        run_here([_of_hour("tokenbus inspect", port)], folder, monkeypatch)
-        kill = line(page, "kill")
+        run_here([line(page, "tokenbus inspect").command], folder, monkeypatch)
         (process,) = re.findall(r"process (\d+)", mixed)
-        with Shell(kill.command.replace("PROCESS", process), folder, variables(folder)) as shell:
-            assert shell.end() == (0, "", "")
-        assert up.line("SIGKILL") == kill.printed.rstrip("\n")
+        os.kill(int(process), SIGKILL)
+        assert up.line("SIGKILL") == "mixed-0     ended with SIGKILL"
         up.signal(SIGINT)
         status = up.wait()
     assert status == 1  # as a service had died
     assert [path.name for path in folder.glob("tokenbus-*")] == []
-
-
-def _of_hour(begin: str, port: int) -> str:
-    return line("docs/first-hour.md", begin).command.replace("8000", str(port))
 
 
 def test_example_of_the_gpu_ops_page() -> None:
