@@ -59,6 +59,9 @@ async def test_a_run_is_told_as_it_went(watched: Watched) -> None:
         told, worker = watched.processor(), watched.publisher()
         watched.bus.processor.workers.by_id[W].is_stalled = True
         assert watched.processor()("peers", side="worker", state="stalled") == 1
+        hello = watched.bus.processor.workers.by_id[W].stream.hello
+        hello.paused_by, hello.paused_since_unix_ms = "client: c", 5000
+        assert watched.processor()("worker_paused_since_seconds", worker=W, client="client: c") == 5
     assert worker("worker_connected_processors", worker=W) == worker("worker_handshakes_total", worker=W) == 1
     assert worker("worker_items_total", worker=W, outcome="published") == 210
     assert worker("worker_items_total", worker=W, outcome="replayed") == worker("fill_ratio", of="retention") == 0
