@@ -1,9 +1,8 @@
 """ZeroMQ over tcp with keys: a peer with an allowed key is let in as its owner, and each other peer is refused."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,18 +63,6 @@ async def meeting(keyring: Keyring, make: Make, monkeypatch: pytest.MonkeyPatch)
     return met
 
 
-@contextlib.contextmanager
-def foreign(address: str, prepare: Callable[["zmq.Socket[bytes]"], None]) -> Iterator[None]:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.linger = 0
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        prepare(socket)
-        socket.connect(address)
-        with contextlib.suppress(zmq.Again):  # it is refused already, and has no connection left to send on
-            socket.send(b"let me in", zmq.NOBLOCK)
-        yield
-
-
 @pytest.mark.parametrize("role", list(Role))
 async def test_allowed_key_is_its_owner(meeting: Meeting, role: Role) -> None:
     """A peer with an allowed key is known by its name, with its roles and no others, under its names alone."""
@@ -114,18 +101,6 @@ async def test_key_for_another_listener_and_no_key_are_refused(meeting: Meeting,
     ):
         connection.send([b"let me in"])
         await meeting.refuses(reason)
-
-
-def _plain(socket: "zmq.Socket[bytes]") -> None:
-    socket.setsockopt(zmq.PLAIN_USERNAME, b"witness")
-    socket.setsockopt(zmq.PLAIN_PASSWORD, b"witness")
-
-
-@pytest.mark.parametrize("prepare", [lambda _: None, _plain], ids=["NULL", "PLAIN"])
-async def test_other_mechanisms_are_refused(meeting: Meeting, prepare: Callable[..., None]) -> None:
-    """A peer that proves nothing, or a name and a password, is not let in where keys are asked for."""
-    with foreign(meeting.listener.address, prepare):
-        await meeting.refuses("handshake")  # it, or the peer, was the first to notice
 
 
 async def test_key_where_none_is_asked_for_is_refused(keyring: Keyring, make: Make) -> None:

@@ -43,13 +43,6 @@ async def having(bus: testing.Bus, role: str) -> testing.Worker:
         await bus.advance(0.01)
 
 
-async def test_request_has_one_turn_at_two_workers() -> None:
-    async with pairs() as (bus, generation, tokens):
-        assert await bus.until(tokens) == whole()
-        assert len(generation.turns) == 1
-        assert [bool(worker.steps) for worker in bus.workers].count(True) == 2
-
-
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_request_outlives_either_worker(role: str) -> None:
     async with pairs() as (bus, generation, tokens):

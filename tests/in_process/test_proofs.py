@@ -1,13 +1,9 @@
 """Proofs: what a session draws once and shows in each hello, and what no other peer gets to see."""
 
-from io import BytesIO
-
-from tests.in_process.builders import EPOCH, hello_of, settings
+from tests.in_process.builders import settings
 from tests.worker.peer import Peer as WorkerPeer
 from tokenbus.client import Client
-from tokenbus.recordings.items import hello_entry, item_entry, public_hello, read_items
 from tokenbus.testing import ManualClock
-from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 
 def test_each_hello_of_a_life_shows_the_same_proof() -> None:
@@ -28,15 +24,3 @@ def test_client_shows_each_processor_the_same_proof() -> None:
     shown = [{session._hello().proof for session in Client(chosen, clock=ManualClock()).sessions} for _ in range(2)]
     assert [len(proof) for proofs in shown for proof in proofs] == [16, 16]
     assert shown[0] != shown[1]
-
-
-def test_recordings_have_no_proof() -> None:
-    """What only the live worker needs is not recorded, however the hello came by it."""
-    given = hello_of(proof=b"p" * 16)
-    recorded = hello_entry(EPOCH, given, 1)
-    for secret in (b"pppp", b"hhhh", b"kkkk"):
-        assert secret not in recorded
-    (item,) = read_items(BytesIO(recorded + item_entry(EPOCH, 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, b"x")))
-    assert item.hello.proof == b""
-    public = public_hello(given)
-    assert public.proof == b""

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 from openai import AsyncOpenAI
 
-from tests.support.waiting import MOST, until
+from tests.support.waiting import MOST
 from tests.system.deployment import COMMAND, Deployment
 from tests.system.programs import Program
 from tokenbus.engines import synthetic
@@ -59,13 +59,6 @@ async def asking(url: str) -> AsyncIterator[AsyncOpenAI]:
 @asynccontextmanager
 async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=url, timeout=MOST) as client:
-        yield client
-
-
-@asynccontextmanager
-async def when_ready(url: str, path: str = "/readyz") -> AsyncIterator[httpx.AsyncClient]:
-    async with plainly(url) as client:
-        await until(lambda: answers(client, path))
         yield client
 
 

@@ -13,7 +13,6 @@ from tests.engines.vllm.real.servers import (
     Answer,
     Server,
     Servers,
-    answer_of,
     answers,
     as_listed_by_vllm,
     joined,
@@ -265,29 +264,6 @@ def test_ours_has_every_member_of_theirs(servers: Servers, path: str, body: dict
     choices = theirs["choices"][0], ours["choices"][0]
     assert choices[0].keys() - choices[1].keys() <= {"routed_experts", "sampling_mask", "weight_versions"}
     assert choices[0].get("message", {}).keys() <= choices[1].get("message", {}).keys()
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [("completions", {"prompt": ["the cat", "a mat"]}), ("chat/completions", {"messages": MESSAGES})]
-)
-def test_same_requests_are_rendered(servers: Servers, path: str, body: dict[str, Any]) -> None:
-    asked = {**GREEDY, "max_tokens": 7, "stop": ["zz"], "logprobs": 2 if path == "completions" else True, **body}
-    theirs, ours = (each.json() for each in servers.posted(f"/v1/{path}/render", asked))
-    lists = (each if isinstance(each, list) else [each] for each in (theirs, ours))
-    for their, our in zip(*lists, strict=True):
-        assert our["token_ids"] == their["token_ids"]
-        names = our["sampling_params"].keys() & their["sampling_params"].keys()
-        assert {"temperature", "max_tokens", "stop", "logprobs"} <= names
-        for name in names:
-            assert our["sampling_params"][name] == their["sampling_params"][name], name
-
-
-def test_same_batches_of_chats(servers: Servers) -> None:
-    chats = [MESSAGES, [MESSAGES[1]], [MESSAGES[0]]]
-    body = {"messages": chats, "max_tokens": 6, "logprobs": True, "top_logprobs": 2, **seeded(5), **IDS}
-    theirs, ours = (answer.json() for answer in servers.posted("/v1/chat/completions/batch", body))
-    assert as_listed_by_vllm(answer_of(ours), 2) == answer_of(theirs)
-    assert theirs.keys() <= ours.keys()
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -668,28 +644,6 @@ def test_same_in_other_dialects(
         given["logit_bias"] = {_token(servers, text): bias for text, bias in given["logit_bias"].items()}
     theirs, ours = servers.both(ask, given)
     assert ours == theirs
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"token_ids": []}, "token_ids"),
-        ({"token_ids": [5, -1]}, "token_ids[1]"),
-        ({"token_ids": [5, 99_999]}, "token_ids[1]"),
-        ({"token_ids": [5] * (CONTEXT + 1)}, "token_ids"),
-        ({"model": "other"}, "model"),
-        ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
-        ({"sampling_params": {"stop_token_ids": [99_999]}}, "sampling_params.stop_token_ids[0]"),
-        ({"sampling_params": {"structured_outputs": {"json": "{"}}}, "sampling_params.structured_outputs.json"),
-        ({"sampling_params": {"detokenize": False}, "output_mode": "text"}, "output_mode"),
-    ],
-)
-def test_same_refusals_of_token_ids(servers: Servers, body: dict[str, Any], param: str) -> None:
-    theirs, ours = servers.posted("/inference/v1/generate", {"token_ids": [5], "sampling_params": {}, **body})
-    assert ours.status_code == (404 if param == "model" else 400)
-    assert 400 <= theirs.status_code < 500, theirs.text
-    error = error_of(ours.text)
-    assert (error["param"], "\n" in error["message"]) == (param, False)
 
 
 # What differs, and on purpose.
