@@ -18,7 +18,7 @@ from tokenbus_contracts.rows import OnlyRow, Row, Rows
 from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, Column
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing_extensions import Unpack  # which type checkers know on Python 3.10 too
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
