@@ -35,7 +35,7 @@ static void deal_rows(const uint8_t *message, size_t size, const struct rules *r
     static int32_t streams[MOST_ROWS], shares[MOST_ROWS];
     static uint8_t states[MOST_ROWS];
     static int64_t slots[MOST_ROWS], positions[MOST_ROWS];
-    int64_t rows = columns[COLUMN_COUNT + REQUEST_KEYS], sum = 0;
+    int64_t rows = columns[COLUMN_COUNT + REQUEST_IDS], sum = 0;
     struct requests requests = {streams, shares, states, positions, rows, 0};
     for (int64_t row = 0; row < rows; row++) {
         slots[row] = rows - 1 - row;
@@ -59,7 +59,7 @@ static void deal_rows(const uint8_t *message, size_t size, const struct rules *r
 
 /* Takes some rows into a block of exactly the size that they may have, and from there into another one. */
 static void take_rows(const uint8_t *message, size_t size, const struct rules *rules, const struct layout *layout) {
-    int64_t columns[2 * COLUMN_COUNT], laid[2 * COLUMN_COUNT], places[MOST_ROWS], rows = layout->items[REQUEST_KEYS];
+    int64_t columns[2 * COLUMN_COUNT], laid[2 * COLUMN_COUNT], places[MOST_ROWS], rows = layout->items[REQUEST_IDS];
     memcpy(columns, layout->at, sizeof layout->at);
     memcpy(columns + COLUMN_COUNT, layout->items, sizeof layout->items);
     for (int64_t step = 1; step <= 3; step++) {
