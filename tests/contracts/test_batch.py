@@ -160,19 +160,6 @@ def stopped(statuses: list[RowStatus], stops: list[int], first: int = 0) -> Logp
 ACTIVE, STOP, LENGTH = RowStatus.ACTIVE, RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH
 
 
-def test_each_row_keeps_its_own_stop() -> None:
-    made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])
-    made = decode(encode(LogprobBatch.of_views(made.header._replace(part_count=1), made.columns)))
-    found = {row.batch_index: row.stop for row in made.rows()}
-    assert found == {0: 1, 1: 0, 2: 0, 3: 0, 4: 17, 5: 3}
-    for places in ([5, 3, 0], [1], [4], [0, 1, 2, 3, 4, 5], []):
-        chosen = made.select(places)
-        assert [row.stop for row in chosen.rows()] == [found[place] for place in places]
-        assert decode(encode(chosen)) == chosen
-    cut = made.between([1] * 6, [1] * 6)
-    assert [cut.stop(place) for place in range(6)] == list(found.values())
-
-
 def test_part_without_stops_joins_one_with_them() -> None:
     silent, told = stopped([STOP, ACTIVE, STOP], []), stopped([LENGTH, STOP, STOP], [2, 0], first=3)
     for parts in ([silent, told], [told, silent]):
