@@ -19,7 +19,7 @@ RAW, PROCESSED = ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vocabulary", [1, 5003, pytest.param(50_257, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("vocabulary", [1, 2, 63, 64, 65, 4097, pytest.param(262_144, marks=pytest.mark.nightly)])
 def test_every_kind_of_logits(kind: str, dtype: str, vocabulary: int) -> None:
     """Raw logits of every kind beside masked ones: all that can be asked for at once is float64's (case 33)."""
     rng = np.random.default_rng(vocabulary)

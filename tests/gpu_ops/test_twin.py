@@ -5,27 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu_ops.logits import DTYPES, random, rounded
-from tests.gpu_ops.producer import given_as
+from tests.gpu_ops.logits import random
 from tests.gpu_ops.reference import assert_right
 from tokenbus_contracts import ValueKind
 from tokenbus_gpu_ops import FaultReason, token_logprobs
-
-LARGE = pytest.mark.nightly
-VOCABULARIES = [
-    *(1, 2, 63, 64, 65, 111, 4097, 50_257),
-    *(pytest.param(size, marks=LARGE) for size in (128_256, 151_936, 262_144)),
-]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_every_vocabulary(dtype: str, vocabulary: int) -> None:
-    rng = np.random.default_rng(vocabulary)
-    logits = rounded(random(rng, 3, vocabulary), dtype)
-    ids = rng.integers(0, vocabulary, 3)
-    for top_k in {0, 1, min(20, vocabulary), min(127, vocabulary)}:
-        assert_right(token_logprobs(given_as(dtype, logits), ids, top_k), logits, ids, top_k)
 
 
 def test_rows_of_different_top_k_do_not_touch_each_other() -> None:

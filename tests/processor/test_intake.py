@@ -9,6 +9,7 @@ import pytest
 from tests.in_process.bench import Bench, BenchClient, BenchWorker
 from tests.in_process.builders import encoded, generate_of
 from tests.pages import ROOT
+from tests.processor.serving import serving
 from tokenbus.delivery import Step
 from tokenbus.processor.intake import Intake
 from tokenbus.testing import RowShape, batch, row_shapes
@@ -22,10 +23,7 @@ GAP = ErrorCode.ERROR_CODE_GAP
 
 
 def asked(*keys: int, **processor: object) -> tuple[Bench, BenchWorker, BenchClient]:
-    bench = Bench({f"processor.{name}": value for name, value in processor.items()})
-    worker, client = bench.worker(), bench.client()
-    for key in keys:
-        client.ask(generate_of(key))
+    bench, worker, client = serving(*keys, **{f"processor__{name}": value for name, value in processor.items()})
     client.heard()
     worker.heard()
     return bench, worker, client

@@ -115,17 +115,6 @@ async def test_lost_client_is_forgotten() -> None:
         assert not list(bus.processor.registry.table.open_requests())
 
 
-async def test_prefill_and_decode() -> None:
-    """A prefill worker begins a request, and a decode worker goes on with it."""
-    async with testing.bus(workers=0) as bus:
-        await bus.add_worker(testing.SyntheticEngine(role="prefill"), role="prefill")
-        decode = await bus.add_worker(testing.SyntheticEngine(), role="decode")
-        await bus.settle()
-        generation = bus.client.generate([1], max_tokens=9, request_id=FIRST)
-        assert await bus.until(ids_of(generation)) == truth(FIRST, 9)
-        assert decode.steps > 1
-
-
 async def test_worker_of_a_lost_ones_id_takes_its_place() -> None:
     async with testing.bus(step_seconds=0.5) as bus:
         with pytest.raises(ValueError, match="worker_id: worker-0 is running already"):
