@@ -47,16 +47,6 @@ def test_rows_come_in_another_order_than_the_batchs() -> None:
     assert made[-1].in_batch_order().request_ids.tolist() == list(range(1, 9))
 
 
-def test_neighbours_do_not_change_a_request() -> None:
-    """A request's tokens and alternatives are the same alone and beside others that want something else (case 15)."""
-    mine = generate_of(5, 6, top_logprobs=2)
-    alone, beside = run(mine), run(mine, generate_of(6, 6, top_logprobs=5), generate_of(7, 6))
-    rows = [each.to_the_end().got[5].rows[0]._asdict() for each in (alone, beside)]
-    for name, value in rows[0].items():
-        if name != "batch_index":
-            assert np.array_equal(value, rows[1][name]), name
-
-
 def test_scoring_is_what_was_asked_for() -> None:
     steps = run(generate_of(5, 6), generate_of(6, 6, top_logprobs=0))
     by_key = {row.request_id: row for row in steps.step()[0].rows()}
