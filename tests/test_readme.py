@@ -66,7 +66,7 @@ def test_readme_as_its_reader_follows_it(environment: dict[str, str], tmp_path: 
         each.command for each in command_lines("README.md") if not each.command.startswith(("make", ". "))
     ]
     steps = (
-        *(processor, worker, f"{ask} > asked", f"{client} > text &"),
+        *(processor, worker, f"{ask} > asked", f"{client.removesuffix(' &')} > text &"),
         *("until [ $(wc -l < text) -ge 9 ]; do sleep 0.1; done", kill, "wait %3", engine, "wait"),
     )
     given = environment | variables(tmp_path)

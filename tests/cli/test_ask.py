@@ -1,16 +1,18 @@
 """tokenbus ask: one request, its tokens as they come, and how it ended."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 import tokenbus
 from tokenbus import testing
 from tokenbus.cli import main
 from tokenbus.cli.ask import show_answer
-from tokenbus.cli.values import text_of_tokens
 from tokenbus.engines.synthetic import true_tokens
 
 
@@ -18,7 +20,7 @@ async def test_each_token_is_shown_then_the_end() -> None:
     shown: list[dict[str, Any]] = []
     async with testing.bus() as bus, tokenbus.connect(bus.address) as client:
         generation = client.generate([1, 2], max_tokens=5, top_logprobs=2)
-        await show_answer(generation, text_of_tokens("numbers"), shown.append)
+        await show_answer(generation, None, shown.append)
     *tokens, end = json.loads(json.dumps(shown, allow_nan=False))
     true = true_tokens(generation.request_id, 0, 5)
     assert [each["token_id"] for each in tokens] == true.ids.tolist()
@@ -47,3 +49,26 @@ def test_wrong_use_is_one_line(
     monkeypatch.setenv("TOKENBUS_BUS_CLIENTS_ADDRESS", f"ipc://{tmp_path}/c")
     assert main(["ask", "Once", *options]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(line)
+
+
+class Spelling(tokenbus.BaseEngine):
+    """Says the bytes of a text, one a token."""
+
+    text = " \u00e9\U0001f600!".encode()
+
+    def __init__(self) -> None:
+        super().__init__("bytes")
+
+    def logits(self, sequences: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
+        logits = np.full((len(sequences), self.vocabulary_size), -99, np.float32)
+        for row, token_ids in zip(logits, sequences, strict=True):
+            row[self.text[len(token_ids) - 2]] = 0
+        return logits
+
+
+async def test_character_of_several_tokens_is_shown_whole() -> None:
+    shown: list[dict[str, Any]] = []
+    async with testing.bus(Spelling()) as bus, tokenbus.connect(bus.address) as client:
+        generation = client.generate("a", max_tokens=len(Spelling.text))
+        await show_answer(generation, tokenbus.load_tokenizer("bytes"), shown.append)
+    assert "".join(each["text"] for each in shown[:-1]) == Spelling.text.decode()

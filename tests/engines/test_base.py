@@ -1,5 +1,6 @@
 """BaseEngine: a subclass that computes logits alone is a whole engine."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from tests.engines.runs import Got, Run, asked
 from tests.engines.test_continuation import continued
 from tests.engines.test_prompt_scores import check, scores_of, scoring
-from tokenbus import BaseEngine, EngineStepError, RowStatus
+from tests.support.settings import settings_of
+from tokenbus import BaseEngine, EngineStepError, RowStatus, SettingsError, run_engine
 
 BYTES = 258
 TABLE = np.random.default_rng(3).normal(scale=3, size=(BYTES, BYTES)).astype(np.float32)
@@ -18,7 +20,7 @@ TABLE = np.random.default_rng(3).normal(scale=3, size=(BYTES, BYTES)).astype(np.
 
 class Table(BaseEngine):
     def __init__(self) -> None:
-        super().__init__("bytes", max_model_tokens=64, max_running=2)
+        super().__init__("bytes", context=64, max_running=2)
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         return TABLE[[token_ids[-1] for token_ids in sequences]]
@@ -71,6 +73,48 @@ def test_a_prompt_is_scored() -> None:
     check(scores_of(Run(Table(), [request]).to_the_end())[7], prompt, request.prompt_scoring, logprobs_after, 1e-5)
 
 
+def test_logits_may_change_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call has its own lists, and at most `max_running` of them, those of a prompt to score included."""
+    sizes: list[int] = []
+
+    def padded(self: Table, sequences: Sequence[list[int]]) -> npt.NDArray[np.float32]:
+        found = plain(self, sequences)
+        sizes.append(len(sequences))
+        for token_ids in sequences:
+            token_ids.extend([0] * 64)
+        return found
+
+    plain = Table.logits
+    (expected,) = got(asked(1, "ab", seed=4, max_tokens=10, ignore_end_token=True))
+    monkeypatch.setattr(Table, "logits", padded)
+    run = Run(Table(), [asked(1, "ab", seed=4, max_tokens=10, ignore_end_token=True), scoring(7, "to be or not", 0)])
+    assert run.to_the_end().got[1].tokens == expected.tokens
+    assert max(sizes) == 2
+
+
+class Plain:
+    """A tokenizer without an end token."""
+
+    vocabulary_size = BYTES
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id % 256])
+
+
+def test_tokenizer_needs_no_end_token() -> None:
+    class Endless(Table):
+        def __init__(self) -> None:
+            BaseEngine.__init__(self, Plain())
+
+    run = Run(Endless(), [asked(1, "ab", seed=1, max_tokens=30)]).to_the_end()
+    assert run.got[1].statuses[-1] is RowStatus.FINISHED_LENGTH
+    with pytest.raises(TypeError, match="tokenizer: an object with encode and token_bytes, got int"):
+        BaseEngine.__init__(Table.__new__(Table), 42)  # type: ignore[arg-type]
+
+
 def test_what_it_does_not_offer_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match=r"sampling\.frequency_penalty: only 0 with this engine, got 0\.5"):
         Table().admit(asked(1, frequency_penalty=0.5))
@@ -90,3 +134,9 @@ def test_wrong_logits_fail_the_step_in_one_line(
     monkeypatch.setattr(Table, "logits", lambda *_: wrong)
     with pytest.raises(EngineStepError, match=line):
         run.step()
+
+
+def test_worker_of_another_role_is_refused() -> None:
+    settings = settings_of({"worker.role": "prefill"})
+    with pytest.raises(SettingsError, match=r"worker\.role: mixed, the role of the engine, got 'prefill'"):
+        run_engine(Table(), settings, stop=threading.Event())

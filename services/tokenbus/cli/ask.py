@@ -3,17 +3,22 @@
 import argparse
 import asyncio
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Callable
+from typing import Any
 
 from tokenbus.cli.arguments import Parser, whole
 from tokenbus.cli.configuration import declare_settings, load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Texts, Values, coloured, text_of_tokens
-from tokenbus.client import Client, Generation, RequestParameters, Token
+from tokenbus.cli.values import Texts, Values, coloured, text_of, tokenizer_of
+from tokenbus.client import Client, Generation, Token
 from tokenbus.delivery import RequestFailedError
+from tokenbus.plugins import Tokenizer
 from tokenbus.printable import printable
+from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.request_pb2 import Generate
 
 _DESCRIPTION = """\
 Send one prompt over the bus and print the answer as it streams, each token coloured by its probability: green from 1/2
@@ -47,16 +52,21 @@ def declare(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
-    text = text_of_tokens(settings.gateway.tokenizer)
-    parameters: RequestParameters = {"max_tokens": options.max_tokens, "top_logprobs": options.alternatives}
-    for name in ("temperature", "seed"):
-        if getattr(options, name) is not None:
-            parameters[name] = getattr(options, name)
-    show = _print_json if options.json else _print_text
+    tokenizer = tokenizer_of(settings.gateway.tokenizer)
+    sampling = {name: value for name in ("temperature", "seed") if (value := getattr(options, name)) is not None}
+    wanted: dict[str, Any] = {"text": {"text": " ".join(options.prompt)}, "top_logprobs": options.alternatives}
+    if tokenizer is not None:  # a worker with another tokenizer refuses the request
+        wanted["tokenizer_digest"] = digest_of(tokenizer, probed(encoder_of(tokenizer)))
+    generate = Generate(sampling={"max_tokens": options.max_tokens, **sampling}, **wanted)
 
     async def ask() -> None:
-        async with Client(settings) as client, client.generate(" ".join(options.prompt), **parameters) as generation:
-            await show_answer(generation, text, show)
+        async with Client(settings) as client, client.generate(generate) as generation:
+            try:
+                await show_answer(generation, tokenizer, _print_json if options.json else _print_text)
+            except BaseException:
+                if generation.position and not options.json:
+                    print()
+                raise
 
     try:
         asyncio.run(ask())
@@ -67,12 +77,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def show_answer(generation: Generation, text: Texts, show: Callable[[Values], None]) -> None:
-    """Show each token as it arrives, then the summary."""
-    total = 0.0
+async def show_answer(generation: Generation, tokenizer: Tokenizer | None, show: Callable[[Values], None]) -> None:
+    """Show each token as it arrives, then the summary; a character in several tokens is text of the last of them."""
+    total, decoder, text = 0.0, getincrementaldecoder("utf-8")(errors="replace"), text_of(tokenizer)
     async for token in generation:
         total += token.logprob or 0.0
-        show(_token_values(token, text))
+        known = tokenizer is not None and token.id < tokenizer.vocabulary_size
+        own = decoder.decode(tokenizer.token_bytes(token.id)) if tokenizer is not None and known else text(token.id)
+        show(_token_values(token, own, text))
     status = generation.status
     show(
         {
@@ -85,11 +97,11 @@ async def show_answer(generation: Generation, text: Texts, show: Callable[[Value
     )
 
 
-def _token_values(token: Token, text: Texts) -> Values:
+def _token_values(token: Token, own: str, text: Texts) -> Values:
     return {
         "position": token.position,
         "token_id": token.id,
-        "text": text(token.id),
+        "text": own,
         "logprob": token.logprob,
         "rank": token.rank,
         "alternatives": [

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenbus.cli.arguments import request_id, whole
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Texts, Values, text_of_tokens, token_text
+from tokenbus.cli.values import Texts, Values, text_of, token_text, tokenizer_of
 from tokenbus.printable import printable
 from tokenbus.recordings.items import RecordingError, read_recording
 from tokenbus.recordings.token_columns import TokenBuffer, TokenKind
@@ -76,7 +76,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    text = text_of_tokens(options.tokenizer)
+    text = text_of(tokenizer_of(options.tokenizer))
     tokens, fault = _loaded(Path(options.files[0]), options.request)
     summary = {"requests": len(tokens.request_ids()), **_figures(tokens)}
     requests = [_request(request, tokens.of(request), text) for request in tokens.request_ids()[: options.count]]

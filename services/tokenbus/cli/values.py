@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
-from tokenbus.plugins import PluginError, load_tokenizer
+from tokenbus.plugins import PluginError, Tokenizer, load_tokenizer
 from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
 
 Values = dict[str, Any]
@@ -66,13 +66,21 @@ def coloured(text: str, logprob: float | None) -> str:
     return styled(text, "green" if logprob >= _LIKELY else "red")
 
 
-def text_of_tokens(tokenizer: str) -> Texts:
-    """Return the function that maps token ids to texts; with the tokenizer `numbers` the text is the id."""
-    if tokenizer == "numbers":
-        return str
+def tokenizer_of(name: str) -> Tokenizer | None:
+    """Return the tokenizer of that name in the settings; None for `numbers`, whose texts are the ids."""
     try:
-        found = load_tokenizer(tokenizer)
+        return None if name == "numbers" else load_tokenizer(name)
     except PluginError as error:
         raise CommandError(str(error), WRONG_USE) from None
-    size = found.vocabulary_size
-    return lambda token_id: found.token_bytes(token_id).decode(errors="replace") if token_id < size else str(token_id)
+
+
+def text_of(tokenizer: Tokenizer | None) -> Texts:
+    """Return the function that maps token ids to texts; an id without a token is its own text."""
+    size = 0 if tokenizer is None else tokenizer.vocabulary_size
+
+    def text(token_id: int) -> str:
+        if tokenizer is None or token_id >= size:
+            return str(token_id)
+        return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+    return text

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.engines.continuation import ModelTokenizer
-from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Scores
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Role, Scores
 from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, scored
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import FINAL, Ids, Logits, distribution, drawn, uniforms
 from tokenbus.engines.scheduler import Plan
-from tokenbus.plugins import load_tokenizer
+from tokenbus.plugins import Tokenizer, load_tokenizer
 from tokenbus.worker.step import Array
 from tokenbus_contracts import SpeculativeMethod
 from tokenbus_gpu_ops import token_logprobs
@@ -40,6 +40,16 @@ class _SampledBlock(Block):
     """A block with the logits of its tokens."""
 
     logits: Logits
+
+
+class _Endless:
+    """A tokenizer without an end token."""
+
+    end_token = -1
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.vocabulary_size = tokenizer.vocabulary_size
+        self.encode, self.token_bytes = tokenizer.encode, tokenizer.token_bytes
 
 
 class BaseEngine(BatchEngine[_SampledBlock]):
@@ -69,37 +79,41 @@ class BaseEngine(BatchEngine[_SampledBlock]):
 
     def __init__(
         self,
-        tokenizer: ModelTokenizer | str = "ngram",
+        tokenizer: Tokenizer | str = "ngram",
         *,
-        max_model_tokens: int = 2048,
+        context: int = 2048,
         max_running: int = 64,
         max_top_logprobs: int = 20,
+        role: Role = "mixed",
     ) -> None:
         """Create an engine.
 
         Args:
-            tokenizer: A tokenizer with an `end_token`, or the name of an installed one: `ngram` has words, `bytes` has
-                the 256 bytes. `tokenbus.load_tokenizer` documents the members.
-            max_model_tokens: The limit of a request's prompt and output together.
-            max_running: The limit of sequences in a step; further requests wait.
+            tokenizer: An object with the members that `tokenbus.load_tokenizer` documents, or a name or a folder for
+                that function. Its attribute `end_token`, if it has one, is the id that ends a text.
+            context: The limit of a request's prompt and output together, in tokens.
+            max_running: The limit of sequences in a call of `logits`; more requests wait.
             max_top_logprobs: The limit of alternatives per token.
+            role: `worker.role` of the settings: prefill, decode or mixed.
 
         Raises:
             ValueError: A number is out of range.
             PluginError: The tokenizer does not exist.
         """
         options = EngineOptions(
-            speculate=0, context=max_model_tokens, max_running=max_running, max_top_logprobs=max_top_logprobs
+            speculate=0, context=context, max_running=max_running, max_top_logprobs=max_top_logprobs, role=role
         )
         found = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        super().__init__(options, found, _Sequences())  # type: ignore[arg-type] # installed ones have an end token
+        if not isinstance(found, Tokenizer):
+            raise TypeError(f"tokenizer: an object with encode and token_bytes, got {type(found).__name__}")
+        super().__init__(options, found if isinstance(found, ModelTokenizer) else _Endless(found), _Sequences())
 
     @abstractmethod
     def logits(self, sequences: Sequence[Sequence[int]]) -> Array:
-        """Return the logits of the next token of each sequence, an array [sequences, vocabulary_size].
+        """Return the logits of the next token of each sequence: finite numbers, an array [sequences, vocabulary_size].
 
         Args:
-            sequences: For each request, the token ids of its prompt and its output.
+            sequences: For each request, the token ids of its prompt and its output; or prefixes of a prompt to score.
         """
 
     def _compute(self, plan: Plan) -> _SampledBlock:
@@ -122,7 +136,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         shape = (len(sequences), self.vocabulary_size)
         if not sequences:
             return np.zeros(shape, np.float32)
-        found: npt.NDArray[np.float32] = np.asarray(self.logits(sequences), np.float32)
+        found: npt.NDArray[np.float32] = np.asarray(self.logits([[*each] for each in sequences]), np.float32)
         if found.shape != shape:
             raise ValueError(f"logits: an array of shape {shape}, got {found.shape}")
         if not np.isfinite(found).all():
@@ -139,9 +153,10 @@ class BaseEngine(BatchEngine[_SampledBlock]):
 
     def _piece_scores(self, block: _SampledBlock, piece: PromptPiece) -> PieceScores:
         del block
-        text = [*piece.context, *piece.tokens.tolist()]
-        begin = len(piece.context)
-        return scored(self._checked_logits([text[:end] for end in range(begin, len(text))]), piece)
+        text, begin, most = [*piece.context, *piece.tokens.tolist()], len(piece.context), self._options.max_running
+        prefixes = [text[:end] for end in range(begin, len(text))]
+        calls = [prefixes[first : first + most] for first in range(0, len(prefixes), most)]
+        return scored(np.concatenate([self._checked_logits(call) for call in calls]), piece)
 
     def _keep(self, block: _SampledBlock, result: Outcome) -> None:
         for slot, token_id, kept in zip(block.slots.tolist(), block.tokens[:, 0].tolist(), result.kept, strict=True):

@@ -1,13 +1,14 @@
 """Continues a request after the tokens of its earlier turns, which it validates."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tokenbus.engines.admission import check_ids
 from tokenbus.engines.requests import Request
 from tokenbus.plugins import Tokenizer
 
 
+@runtime_checkable
 class ModelTokenizer(Tokenizer, Protocol):
     """The tokenizer of a model with an end token."""
 

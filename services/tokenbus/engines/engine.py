@@ -173,6 +173,10 @@ class BatchEngine(ABC, Generic[B]):
         return self._tokenizer.vocabulary_size
 
     @property
+    def role(self) -> Role:
+        return self._options.role
+
+    @property
     def max_model_tokens(self) -> int:
         return self._options.context
 

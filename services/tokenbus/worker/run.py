@@ -17,7 +17,7 @@ from tokenbus.clock import Clock
 from tokenbus.logs import configure, logger
 from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.open_files import open_files_for
-from tokenbus.settings import Settings
+from tokenbus.settings import Settings, SettingsError
 from tokenbus.signals import stop_on_signals
 from tokenbus.worker.engine import (
     ContinuesRequests,
@@ -116,8 +116,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
             finally:
                 out.flush(drain_seconds)
 
-    if isinstance(engine, DataParallelRank):
-        settings = replace(settings, worker=replace(settings.worker, dp_rank=engine.dp_rank))
+    settings = _settings_for(engine, settings)
     transport = transport or transport_for(settings.bus, settings.bus.workers_address)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
@@ -152,6 +151,15 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
         _log.error("the engine's loop failed", exc_info=error)
         raise EngineBrokenError(f"the engine's loop failed: {type(error).__name__}: {error}") from error
     _log.info("worker stopped", worker=settings.worker.id)
+
+
+def _settings_for(engine: Engine, settings: Settings) -> Settings:
+    """Return the settings with the engine's rank; raises SettingsError for the role of another engine."""
+    if (role := getattr(engine, "role", settings.worker.role)) != settings.worker.role:
+        raise SettingsError("worker.role", f"{role}, the role of the engine", settings.worker.role)
+    if isinstance(engine, DataParallelRank):
+        return replace(settings, worker=replace(settings.worker, dp_rank=engine.dp_rank))
+    return settings
 
 
 def engine_publisher(
