@@ -100,7 +100,7 @@ def documented(name: str, found: object) -> Documented:
 
 
 def _signature(found: object) -> str:
-    """Return the parameters without annotations; a default that is no plain value becomes `...`."""
+    """Return the parameters without annotations; a default that is not a plain value becomes `...`."""
     if not callable(found) or (isinstance(found, type) and _is_made_elsewhere(found)):
         return ""
     kept = [each for each in inspect.signature(found).parameters.values() if each.name not in {"self", "cls"}]

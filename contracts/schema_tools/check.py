@@ -67,7 +67,7 @@ def _some(names: list[str]) -> str:
 
 
 def _buf(*arguments: str) -> Iterator[str]:
-    # Beside this Python first: the locked version is there, even if the venv is not active.
+    # Next to this Python first: it has the locked version, even if the venv is not active.
     buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
     if buf is None:
         raise SchemaError("buf is not installed: run `make setup`")

@@ -1,7 +1,7 @@
 """The golden messages: files with the bytes, and JSON files with their contents, or with the error.
 
 The bytes are never written twice. `make vectors` derives all else from them: the JSON of a valid message, by the
-generated class alone, so that tests can compare the codec with it; the limits; and the checksums that pin the bytes. To
+generated class only, so that tests can compare the codec with it; the limits; and the checksums that pin the bytes. To
 add a message, write the JSON of its header and columns, and `make vectors` writes its bytes. Bytes that the generated
 class would not write are written by hand, beside JSON with the error.
 """

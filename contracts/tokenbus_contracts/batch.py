@@ -49,7 +49,7 @@ class LogprobBatch(ColumnArrays):
     __slots__ = ("_layout", "_message", "_rows", "has_extras", "header")
 
     has_extras: bool
-    """Whether it may have columns beside the base columns."""
+    """Whether it may have columns besides the base columns."""
     _layout: Layout
     _message: MessageColumns | None
     _rows: Rows | OnlyRow
@@ -110,7 +110,7 @@ class LogprobBatch(ColumnArrays):
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns by name, in the order of their fields; without extras, the base columns alone."""
+        """The columns by name, in the order of their fields; without extras, only the base columns."""
         return {column.name: getattr(self, column.name) for column in self._present()}
 
     def arrays(self, names: Sequence[str]) -> list[npt.NDArray[Any]]:
@@ -175,8 +175,8 @@ class LogprobBatch(ColumnArrays):
         """Return the ends of runs of rows that each fit into a message; a row that is too large is a run by itself.
 
         Args:
-            most_rows: the most rows of a message.
-            most_bytes: the most bytes of a message's rows.
+            most_rows: the maximum number of rows in a message.
+            most_bytes: the maximum number of bytes of a message's rows.
             beside: further bytes that each row counts.
         """
         sizes = self.row_bytes() if beside is None else self.row_bytes() + beside

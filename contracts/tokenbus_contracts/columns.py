@@ -50,7 +50,7 @@ class MessageColumns:
 
     @property
     def has_extras(self) -> bool:
-        """Whether it has columns beside the base columns."""
+        """Whether it has columns besides the base columns."""
         return len(self._known) > len(BASE_COLUMNS)
 
     def first(self) -> list[int]:

@@ -11,7 +11,7 @@ class Rule(str, Enum):
     __str__ = str.__str__
 
     MALFORMED = "malformed"
-    """The bytes are no encoding of the message."""
+    """The bytes are not an encoding of the message."""
     TYPE = "type"
     """A value for the encoder has another type than its field."""
     VERSION = "version"
@@ -74,7 +74,7 @@ class ContractError(ValueError):
         return f"{self.field}: {limit}, got {_one_line(self.actual)}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with the rule, which is no positional argument: test runners send errors across processes."""
+        """Pickle with the rule, which is not a positional argument: test runners send errors across processes."""
         return (_rebuild, (self.field, self.limit, self.actual, self.rule))
 
 

@@ -1,6 +1,6 @@
 """Checks of a message against its bounds, made once from the descriptor.
 
-Each check is a function of the message alone: its paths, bounds and nested checks are looked up when it is made.
+Each check is a function of only the message: its paths, bounds and nested checks are looked up when it is made.
 """
 
 import math
@@ -178,7 +178,7 @@ def _one_of(name: str, members: dict[str, Check | None], path: str) -> Check:
 
 def _nested(rule: FieldRule, path: str) -> Check | None:
     if rule.message is None:
-        raise TypeError(f"{path}{rule.name}: only messages are checked where one of several may be there")
+        raise TypeError(f"{path}{rule.name}: only messages are checked where one of several may be set")
     return check_of(rule.message, f"{path}{rule.name}.")
 
 
@@ -192,7 +192,7 @@ def _range(rule: FieldRule) -> tuple[float, float]:
 
 
 def beyond(here: str, value: float, rule: FieldRule) -> ContractError:
-    """Return the error of a number out of its field's range."""
+    """Return the error for a number outside its field's range."""
     if rule.name == "schema_major":
         limit = f"schema version {MAJOR} of package tokenbus.v{MAJOR}"
         return ContractError(here, limit, value, rule=Rule.VERSION)

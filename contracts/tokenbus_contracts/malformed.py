@@ -1,4 +1,4 @@
-"""Why some bytes are no message, for people, once the generated classes have refused them."""
+"""Why some bytes are not a message, for people, once the generated classes have refused them."""
 
 from collections.abc import Collection, Iterator
 
@@ -137,7 +137,7 @@ def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterato
 
 
 def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int]:
-    """Return the begin of a field's contents, and the end that it claims; the field is no group."""
+    """Return the begin of a field's contents, and the end that it claims; the field is not a group."""
     if wire_type == _VARINT:
         return at, _read_varint(data, at, name)[1]
     if wire_type == _LENGTH:

@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk
 Ids = npt.NDArray[np.uint32]
 Values = npt.NDArray[np.float32]
 _MOST_BYTES = 61_440
-"""The most bytes of a chunk's arrays, so that the chunk fits into an event."""
+"""The maximum number of bytes of a chunk's arrays, so that the chunk fits into an event."""
 _ITEM_BYTES = 4
 _TOKEN_BYTES = 3 * _ITEM_BYTES
 _ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_logprobs", "alternative_token_ids")
@@ -50,7 +50,7 @@ class PromptScores:
 
     @property
     def end(self) -> int:
-        """The position behind the last scored token."""
+        """The position after the last scored token."""
         return self.position + int(self.token_ids.size)
 
     @property

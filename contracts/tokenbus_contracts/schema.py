@@ -76,7 +76,7 @@ class Column:
 
     @cached_property
     def max_wire_items(self) -> int:
-        """`max_items`; for a varint column, the most bytes of that number of elements."""
+        """`max_items`; for a varint column, the maximum size in bytes of that number of elements."""
         return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.is_bytes else 1)
 
     @cached_property
@@ -131,7 +131,7 @@ def status_rule_in(options: EnumValueOptions) -> bounds_pb2.StatusRule:
 
 def _enum_of(field: FieldDescriptor) -> EnumDescriptor:
     if field.enum_type is None:
-        raise TypeError(f"{field.full_name} is no enum")
+        raise TypeError(f"{field.full_name} is not an enum")
     return field.enum_type
 
 
@@ -256,5 +256,5 @@ def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
 
 
 def max_bytes_of(message: Descriptor) -> int:
-    """Return the most bytes of an encoded message; zero: only the message around it is bounded."""
+    """Return the maximum size in bytes of an encoded message; zero: only the message around it is bounded."""
     return message_bounds_in(message.GetOptions()).max_bytes

@@ -63,7 +63,7 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         if length:
             prefix = prefix_of(key, length)
             size += len(prefix) + length
-            # The first column that does not fit, and those behind it, are only counted.
+            # The first column that does not fit, and those after it, are only counted.
             if size <= most:
                 as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
                 pieces += (prefix, values if as_it_lies else values.tobytes())
@@ -198,7 +198,7 @@ def varint(value: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at an offset and the offset behind it; an IndexError if it is too long or incomplete."""
+    """Return the varint at an offset and the offset after it; an IndexError if it is too long or incomplete."""
     value = data[at]
     if value < ONE_BYTE_VARINT_END:
         return value, at + 1

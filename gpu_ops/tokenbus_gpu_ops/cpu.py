@@ -178,7 +178,7 @@ class _Groups(NamedTuple):
         return cls(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), across, width)
 
     def ids_in(self, groups: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
-        """Return the ids of the logits of some groups, one line each, and a mask of the existing ones."""
+        """Return the token ids in each given group, one row per group, and a mask of the ids below the width."""
         is_rest = (groups == self.across)[:, None]
         within = np.arange(_GROUP)
         ids = np.where(is_rest, self.across * _GROUP + within, groups[:, None] + self.across * within)

@@ -2,4 +2,4 @@
 
 
 class UsageError(Exception):
-    """A setting, an address or a key file of the user is invalid."""
+    """A setting, address or key file given by the user is invalid."""

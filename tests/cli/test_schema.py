@@ -78,7 +78,7 @@ def test_diff_says_what_breaks(capsysbinary: pytest.CaptureFixture[bytes], chang
         (["diff", str(ROOT / "README.md")], "README.md: not a valid FileDescriptorSet: "),
         (["diff", ""], "tokenbus: diff: expected a file or a folder, got an empty name"),
         (["diff", "a\0b"], "tokenbus: diff: expected a file or a folder, got an empty name or one with a null"),
-        (["diff", "/dev/zero"], "tokenbus: /dev/zero: not a file or a folder"),
+        (["diff", "/dev/zero"], "tokenbus: /dev/zero: neither a file nor a folder"),
         (["diff", "--output", "x", "installed"], "tokenbus: --output: not with diff"),
         (["diff", str(ROOT / "docs")], "has no files tokenbus/v1/*.proto"),
         (["diff", "installed", "installed", "installed"], "tokenbus: diff: at most 2 names, got 3"),

@@ -197,7 +197,7 @@ def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: Struct
         ([1, "2"], {}, "prompt[1]: a whole number, got 2"),
         ([1, 2**31], {}, "prompt[1]: at most 2147483646, got 2147483648"),
         (b"text", {}, "prompt: a text or a sequence of token ids, got bytes"),
-        (generate_of(1), {"seed": 1}, "parameters: none beside a Generate message, got seed"),
+        (generate_of(1), {"seed": 1}, "parameters: none with a Generate message, got seed"),
     ],
 )
 async def test_wrong_argument_is_refused_in_one_line(prompt: Any, arguments: Any, line: str) -> None:  # noqa: ANN401

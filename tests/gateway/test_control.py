@@ -262,7 +262,7 @@ async def test_sleep_and_wake(app: App) -> None:
     assert await said(app, "/sleep?level=0") == {"status": "sleeping", "level": 0}
     assert await found(app, "/is_sleeping") == {"is_sleeping": True}
     status, message = await refused(app, "/resume")
-    assert (status, "got one that sleeps" in message) == (409, True)
+    assert (status, "the engine must be awake, but it is asleep" in message) == (409, True)
     assert await said(app, "/wake_up?tags=scheduling") == {"status": "awake", "tags": ["scheduling"]}
     assert await found(app, "/is_paused") == {"is_paused": False}
 

@@ -74,7 +74,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"stream_options": {"include-usages": 1}}, "stream_options.include-usages: no such field (did you mean include_usage?), got 1"),  # noqa: E501
         ({"logprob_token_ids": [1]}, "logprob_token_ids: only with logprobs, got it without"),
         ({"logprob_token_ids": [1], "logprobs": 1, "echo": True}, "logprob_token_ids: only without echo, got it with"),
-        ({"logprob_token_ids": [1], "logprobs": 1, "return_columns": True}, "return_columns: none beside logprob_token_ids, got it"),  # noqa: E501
+        ({"logprob_token_ids": [1], "logprobs": 1, "return_columns": True}, "return_columns: none with logprob_token_ids, got it"),  # noqa: E501
         ({"return_logprob": True}, "return_logprob: no such field (did you mean return_logprobs_of?), got True"),
         ({"logits_probs": 5}, "logits_probs: no such field, got 5"),
         ({"extra_body": {"logprobs": 5}}, "extra_body: not offered, got {'logprobs': 5}"),
@@ -98,7 +98,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (output(json="{"), "structured_outputs.json: JSON, got an error: unexpected end of data: line 1 column 2 (char 1)"),  # noqa: E501
         (output(json={"const": "x" * 300_000}), "structured_outputs.json: at most 262144 bytes, got 300012"),
         (output(json=DEEP), "structured_outputs: nested at most 128 deep, got 302"),
-        (form("json_object") | output(regex="a"), "response_format: none beside structured_outputs, got json_object"),
+        (form("json_object") | output(regex="a"), "response_format: none with structured_outputs, got json_object"),
         (form("structural_tag"), f"response_format: {PARTS}, got neither"),
         (form("structural_tag", triggers=["a"]), f"response_format: {PARTS}, got triggers"),
         (form("text", format={}), "response_format.format: only where the type is structural_tag, got it with text"),
@@ -109,7 +109,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "chat": [
         ({"max_completion_tokens": 10}, "max_completion_tokens: at most 9, the model's context, got 10"),
         ({"top_logprobs": 1}, "top_logprobs: only with logprobs: true, got 1 without"),
-        ({"prompt_logprobs": 1, "prompt_logprob_token_ids": [1]}, "prompt_logprobs: 0 or absent beside prompt_logprob_token_ids, got 1"),  # noqa: E501
+        ({"prompt_logprobs": 1, "prompt_logprob_token_ids": [1]}, "prompt_logprobs: 0 or absent with prompt_logprob_token_ids, got 1"),  # noqa: E501
         ({"echo": True, "tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, "echo: only where no function may be called, got it with tools"),  # noqa: E501
         ({"toplogprobs": 3, "logprobs": True}, "toplogprobs: no such field (did you mean top_logprobs?), got 3"),
         ({"modalities": ["text", "audio"]}, "modalities[1]: one of 'text', got 'audio'"),
@@ -122,7 +122,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (said("a", "tool", tool_call="1"), "messages[0].tool_call: no such field (did you mean tool_calls?), got '1'"),
         ({"documents": [{"title": 1}]}, "documents[0]: expected str, got {'title': 1}"),
         ({"continue_final_message": True}, "continue_final_message: only where add_generation_prompt is false, got both"),  # noqa: E501
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools: no name of a field, a special token or a function of the template, got one"),  # noqa: E501
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools: must not be the name of a field, a special token or a function of the template"),  # noqa: E501
         ({"chat_template_kwargs": {"a": "x" * 70_000}}, "chat_template_kwargs: at most 65536 bytes, got 70008"),
         ({"tools": [{"function": {}}]}, "tools[0].function.name: required, got nothing"),
         ({"tools": [{"function": {"name": "f"}, "type": "custom"}]}, "tools[0].type: one of 'function', got 'custom'"),
@@ -135,7 +135,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"tool_choice": "auto"}, "tool_choice: only with tools, got it without"),
         ({"tool_choice": {"function": {}}}, "tool_choice.function.name: required, got nothing"),
         (tools({}, {}, tool_choice={"function": {"name": "g"}}), "tool_choice.function.name: one of f0, f1, got 'g'"),
-        (tools({}, tool_choice="required") | output(regex="a"), "structured_outputs: none where tool_choice forces a call, got one"),  # noqa: E501
+        (tools({}, tool_choice="required") | output(regex="a"), "structured_outputs: must be absent where tool_choice forces a call"),  # noqa: E501
     ],
     "chat_batch": [
         ({"messages": []}, "messages: expected array of length >= 1, got a length of 0"),
@@ -185,7 +185,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (text_form("x"), "text.format.type: one of 'text', 'json_object', 'json_schema', got 'x'"),
         (text_form("json_schema"), "text.format.schema: required where the type is json_schema, got nothing"),
         (text_form("text", schema={}), "text.format.schema: only where the type is json_schema, got it with text"),
-        (text_form("json_object") | output(regex="a"), "text.format: none beside structured_outputs, got json_object"),
+        (text_form("json_object") | output(regex="a"), "text.format: none with structured_outputs, got json_object"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type: one of 'function', got 'web_search'"),
         (OF_RESPONSES | {"tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name: one of f, got 'g'"),
     ],

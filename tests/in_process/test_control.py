@@ -233,7 +233,7 @@ async def test_half_an_update_leaves_damaged_weights_that_are_not_used(bus: toke
     assert all(
         (each.weights_are_damaged, each.is_paused, each.weight_version) == (True, True, 0) for each in states.values()
     )
-    with pytest.raises(ControlError, match="got one whose last update failed half-way"):
+    with pytest.raises(ControlError, match="but its last update failed half-way"):
         await bus.until(operator.resume())
     await bus.until(operator.update_weights(weights, 3))
     tokens = await bus.until(_all(generation))
@@ -358,7 +358,7 @@ async def test_each_process_gets_its_own_of_a_transfer() -> None:
             await bus.until(operator.transfer_weights("update", ["a", "b", "c"]))
         with pytest.raises(ValueError, match="stage: one of init, start, update, finish, shutdown, got 'go'"):
             await bus.until(operator.transfer_weights("go"))
-        with pytest.raises(ControlError, match="START before UPDATE and FINISH, got one without"):
+        with pytest.raises(ControlError, match="START must come before UPDATE and FINISH, but it did not"):
             await bus.until(operator.transfer_weights("update", {}))
     first, second = (engine.got for engine in engines)
     assert first == [{"rank_offset": 1, "port": 7}, {}, ["a", "b"], {"names": []}, {}]

@@ -84,7 +84,7 @@ def test_what_cannot_be_passed_on_is_answered() -> None:
     give(operator, 3, "nobody")
     assert answers(operator) == {3: "worker_id: a worker that is here, got 'nobody'"}
     give(operator, 3, "worker-1")
-    assert answers(operator) == {3: "worker worker-1: one whose engine takes commands, got one that takes none"}
+    assert answers(operator) == {3: "worker worker-1: its engine must take commands, but it takes none"}
     for key in range(1, 65):
         give(operator, key)
     give(operator, 65)

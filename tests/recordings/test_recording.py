@@ -170,7 +170,7 @@ BEAT = write_frame(WorkerFrame(epoch=EPOCH, heartbeat=Heartbeat(sent_at_ns=1)))
         (BEGIN + b"\xff\xff\xff\x01", len(BEGIN), "a frame of at most 2097152 bytes, got a larger one"),
         (BEGIN + b"\xff\xff\xff\xff", len(BEGIN), "a frame of at most 2097152 bytes, got a larger one"),
         (BEGIN + b"\x00", len(BEGIN), "epoch: at least 1, got 0"),
-        (BEGIN + ITEM + gap_entry(EPOCH, 2, 4), len(BEGIN + ITEM), "an item behind the gap, got the file's end"),
+        (BEGIN + ITEM + gap_entry(EPOCH, 2, 4), len(BEGIN + ITEM), "an item after the gap, got the file's end"),
         (BEGIN + ITEM + gap_entry(EPOCH, 2, 1), len(BEGIN + ITEM), "a gap from 2 to 2 or later, got 1"),
     ],
 )

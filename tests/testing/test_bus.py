@@ -183,7 +183,7 @@ async def test_defect_of_an_engine_is_raised_where_the_test_waits() -> None:
 
 
 async def test_what_makes_no_bus_is_refused() -> None:
-    with pytest.raises(ValueError, match="engine: a function that creates engines, for 2 workers, got one engine"):
+    with pytest.raises(ValueError, match="engine: a function that creates engines, for 2 workers, got an engine"):
         await testing.bus(testing.SyntheticEngine(), workers=2).__aenter__()
     with pytest.raises(ValueError, match="processors: at least 1, got 0"):
         await testing.bus(processors=0).__aenter__()

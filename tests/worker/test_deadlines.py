@@ -50,5 +50,5 @@ def test_request_that_comes_too_late_does_not_begin() -> None:
     late = worker.asked(1, 100)
     worker.clock.advance(0.25)
     worker.turn(late)
-    assert worker.errors() == {1: (DEADLINE, "deadline_unix_ms: a moment to come, got one 150 ms ago")}
+    assert worker.errors() == {1: (DEADLINE, "deadline_unix_ms: must be in the future, but it passed 150 ms ago")}
     assert not worker.engine.has_work

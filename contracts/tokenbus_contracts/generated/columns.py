@@ -39,7 +39,7 @@ class ColumnArguments(TypedDict, total=False):
     alternative_logprobs: npt.ArrayLike
     """Alternative: its value; for logprobs in nats. Invalid: a logprob above zero, a value above the one before it for the same token, and a value that differs from the sampled token's for the same id."""
     proposal_token_ids: npt.ArrayLike
-    """Proposal: the id of a draft token that is not verified yet, such as the one behind a request's first token. Invalid at or above a known vocabulary_size."""
+    """Proposal: the id of a draft token that is not verified yet, such as the one after a request's first token. Invalid at or above a known vocabulary_size."""
     stops: npt.ArrayLike
     """FINISHED_STOP row: the request's own stop that ended it. Zero: none of them (the model's own end token did) or not known. 1: a stop token, the row's last token. n from 2 on: the stop text at index n - 2. An empty column: not known for any row."""
     extras: npt.ArrayLike
@@ -96,7 +96,7 @@ class ColumnArrays:
     alternative_logprobs: npt.NDArray[np.float32]
     """Alternative: its value; for logprobs in nats. Invalid: a logprob above zero, a value above the one before it for the same token, and a value that differs from the sampled token's for the same id."""
     proposal_token_ids: npt.NDArray[np.uint32]
-    """Proposal: the id of a draft token that is not verified yet, such as the one behind a request's first token. Invalid at or above a known vocabulary_size."""
+    """Proposal: the id of a draft token that is not verified yet, such as the one after a request's first token. Invalid at or above a known vocabulary_size."""
     stops: npt.NDArray[np.uint8]
     """FINISHED_STOP row: the request's own stop that ended it. Zero: none of them (the model's own end token did) or not known. 1: a stop token, the row's last token. n from 2 on: the stop text at index n - 2. An empty column: not known for any row."""
     extras: npt.NDArray[np.uint8]

@@ -32,7 +32,7 @@ Index = npt.NDArray[np.intp]
 
 _LIMITS_KEPT = 64
 _MOST_KEY_BYTES = 8
-"""The most bytes of a column's key and length; as in accept.c."""
+"""The maximum number of bytes of a column's key and length; as in accept.c."""
 _MOST_SHARES = 64
 """The most consumers to which one pass deals a message out."""
 
@@ -133,7 +133,7 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequ
 
 
 def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
-    """Return messages of rows of an accepted message: each has the rows up to its end, behind the same header.
+    """Return messages of rows of an accepted message: each has the rows up to its end, after the same header.
 
     None: a row does not exist or comes twice, or the ends are not in order.
     """

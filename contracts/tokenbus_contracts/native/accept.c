@@ -1,7 +1,7 @@
 /*
  * Whether a message in the plain encoding keeps the contract: yes, or "ask the checks in Python".
  *
- * This is an optimisation of tokenbus_contracts.validate and knows no rule that is not there: what it does
+ * This is an optimisation of tokenbus_contracts.validate and knows no rule that is not in it: what it does
  * not accept is parsed and checked again in Python, which finds out whether it is valid after all and, if
  * not, which field to name. Every bound comes from the schema, through struct rules; what is written here are
  * the columns and how wide their elements are. One pass over the message, no allocation, and no access outside
@@ -43,7 +43,7 @@ struct rules {
     int32_t header_key, column_keys[COLUMN_COUNT];
     int32_t part_index, part_count, step_rows, selection, kind, value_kind, draft_follows, vocabulary; /* numbers */
     int32_t draft_kind, no_value_kind;
-    uint32_t logit_kinds; /* a bit for each value kind that is no logprob */
+    uint32_t logit_kinds; /* a bit for each value kind that is not a logprob */
     uint32_t position_max, rank_min, rank_max, token_id_max;
     uint32_t rows_max, token_count_max, draft_count_max, top_k_max, stop_max;
     uint32_t extras_max, given_count_max, mask_bound_max;
@@ -75,7 +75,7 @@ typedef int32_t i32x4 __attribute__((vector_size(4 * LANES)));
 #define KEY_BYTES 4
 #define VALUE_BYTES 10
 
-/* Returns the place behind a varint of at most so many bytes, or nothing. */
+/* Returns the place after a varint of at most so many bytes, or nothing. */
 static const uint8_t *varint(const uint8_t *at, const uint8_t *end, int most, uint64_t *value) {
     uint64_t result = 0;
     for (int shift = 0; shift < 7 * most && at < end; shift += 7) {
@@ -287,7 +287,7 @@ static int64_t not_ascending(const u32 *ids, int64_t count, int32_t last) {
     return found[0] + found[1] + found[2] + found[3];
 }
 
-/* What a row asked for beyond its logprobs; all zero where the columns are not there, as no row asked. */
+/* What a row asked for beyond its logprobs; all zero where the columns are absent, as no row asked. */
 struct asked {
     uint32_t extras, given, mask_bound;
 };
@@ -568,8 +568,8 @@ int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int6
 }
 
 /*
- * Writes an accepted message's rows as several messages, one behind the other: each has the places from the end of the
- * one before to its own in `ends`, behind `head`, its header's field. Returns how many bytes that are, or -1 as above or
+ * Writes an accepted message's rows as several messages, one after the other: each has the places from the end of the
+ * one before to its own in `ends`, after `head`, its header's field. Returns how many bytes that are, or -1 as above or
  * if the ends are not in order; `sizes` has how many each message has. All have at most the bytes of the one that they
  * are taken from, and each besides its head and MOST_KEY_BYTES for each column.
  */
@@ -634,9 +634,9 @@ static void order(uint64_t *keys, int64_t count) {
 
 /*
  * Deals an accepted message's rows out, if each is the next of its request: writes the rows of each share, in original
- * batch order, as a message behind `head`; shares below `least` are not written. Returns the number of shares, or -1 if a
+ * batch order, as a message after `head`; shares below `least` are not written. Returns the number of shares, or -1 if a
  * row is not next or there is no room for so many messages.
- * `places` gets the rows in their new order, and `parts` for each share: its number, the place behind its rows there, how
+ * `places` gets the rows in their new order, and `parts` for each share: its number, the place after its rows there, how
  * many bytes it has, and where in these its request ids begin.
  */
 int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_t *slots,

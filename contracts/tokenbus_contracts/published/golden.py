@@ -12,7 +12,7 @@ class GoldenMessage(NamedTuple):
     """A golden message, and the result that every reader of the contract must have."""
 
     name: str
-    """Its name, as `valid/two_rows`."""
+    """Its name, such as `valid/two_rows`."""
     data: bytes
     """The message."""
     expected: dict[str, Any]

@@ -149,7 +149,7 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
     elements -= 1
     value_there = values[elements]
     same = value_there == sampled.logprobs
-    # A token has the value at its rank, or a rank behind all of its alternatives.
+    # A token has the value at its rank, or a rank after all of its alternatives.
     if np.count_nonzero(same) != same.size:
         right = same | ((sampled.ranks > sampled.top_ks) & (value_there > sampled.logprobs))
         if not right.all():

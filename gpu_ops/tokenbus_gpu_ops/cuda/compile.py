@@ -1,4 +1,4 @@
-"""From the package's CUDA source to a kernel on the card that is there, compiled once for each user and card.
+"""From the package's CUDA source to a kernel on the card in use, compiled once for each user and card.
 
 Compiled kernels are kept in the user's own cache: one file for each source, compiler and card.
 """

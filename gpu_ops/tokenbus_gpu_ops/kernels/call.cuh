@@ -20,7 +20,7 @@ struct __align__(16) Place {
     u32 unused[3];
 };
 
-// What a row is read for beside its alternatives, and where that goes: elements of the extra columns, or nowhere.
+// What a row is read for besides its alternatives, and where that goes: elements of the extra columns, or nowhere.
 struct __align__(16) Wish {
     u32 value_at;
     u32 entropy_at;
@@ -32,7 +32,7 @@ struct __align__(16) Wish {
     u32 mask_bound;  // zero: no mask
 };
 
-// A token that wants its id alone.
+// A token that wants only its id.
 struct Unscored {
     u32 id_at;
     u32 token;

@@ -6,7 +6,7 @@
 static_assert(THREADS < 1 << 10, "the bound is searched for with counts of ten bits");
 constexpr int FEW = 256;  // candidates: one a thread, so that they are sorted at once
 static_assert(FEW <= THREADS, "each candidate needs a thread");
-constexpr int ROOM = THREADS * PER_VECTOR + FEW;  // one step of a stream beside what was kept so far
+constexpr int ROOM = THREADS * PER_VECTOR + FEW;  // one step of a stream besides the candidates kept so far
 
 struct Candidates {
     u64 keys[ROOM];
@@ -18,7 +18,7 @@ struct Candidates {
     u64 ends[2][WARPS];
 };
 
-// By the first warp alone: a bound that at least `wanted` of the maxima are at or above, and seldom many more.
+// By the first warp only: a bound that at least `wanted` of the maxima are at or above, and seldom many more.
 __device__ __forceinline__ void find_bound(Candidates& room, int wanted, int unused_bits) {
     u32 mine[WARPS];
     u32 low = 0xffffffffu, high = 0;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void push(Candidates& room, u64 key) {
     if (at < ROOM) room.keys[at] = key;
 }
 
-// Keep the `wanted` largest of what is there, in any order. All keys differ, so there is a key that parts them.
+// Keep the `wanted` largest of the room's candidates, in any order. All keys differ, so there is a key that parts them.
 __device__ __noinline__ void keep_largest(Candidates& room, int wanted) {
     constexpr int EACH = (ROOM + THREADS - 1) / THREADS;
     __syncthreads();

@@ -1,6 +1,6 @@
 // A block's part of one row: which logits it has, and how it goes through them.
 //
-// A row begins where it likes, so a few logits stand before the first sixteen aligned bytes and a few behind the last:
+// A row begins where it likes, so a few logits stand before the first sixteen aligned bytes and a few after the last:
 // its edges. All between them are vectors, which are shared out among the parts of the row.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Part {
     const unsigned char* row;
     const unsigned char* vectors;  // the first aligned byte
     u32 head;                      // logits before it
-    u32 tail_at, tail;             // logits behind the last vector
+    u32 tail_at, tail;             // logits after the last vector
     u32 begin, end;                // this part's vectors
     bool first, last;
 

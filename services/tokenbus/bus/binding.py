@@ -137,7 +137,7 @@ def _make_private(folder: Path) -> None:
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
         raise OSError(errno.EPERM, f"a folder that others cannot write to, got mode {stat.S_IMODE(status.st_mode):04o}")
     if status.st_uid not in {0, os.geteuid()}:
-        raise OSError(errno.EPERM, f"a folder of this user's or root's, got one of user {status.st_uid}")
+        raise OSError(errno.EPERM, f"the folder must belong to this user or root, but user {status.st_uid} owns it")
 
 
 def _clear_path(path: Path) -> None:

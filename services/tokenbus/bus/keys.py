@@ -74,7 +74,7 @@ def public_key(given: str) -> bytes:
 def create_key(folder: Path, name: str) -> tuple[Path, Path]:
     """Write a new key to NAME.key and NAME.key_secret, and return their paths; raises OSError.
 
-    A missing folder is made for its owner alone. No file is replaced.
+    A missing folder is made for only its owner. No file is replaced.
     """
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"

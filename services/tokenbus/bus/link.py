@@ -66,7 +66,7 @@ class ReconnectingSession(ABC):
         self.home: int | None = None
         """Index of the processor that welcomed the session last."""
         self._leaves_at = inf
-        self._stays_until = -inf  # the time until which the session waits for its home alone
+        self._stays_until = -inf  # the time until which the session waits only for its home
         self._tries = 0  # processors that were left since the last welcome
         self._next_greeting = 0.0
         self._hellos = 0  # hellos since the last answer to one

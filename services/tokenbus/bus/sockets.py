@@ -63,7 +63,7 @@ class LoopSocket:
         return not self._readable.is_set()
 
     async def wait(self) -> None:
-        """Wait after a receive that found no message, until one may be there or the socket is closed."""
+        """Wait after a receive that found no message, until one may have come or the socket is closed."""
         await self._readable.wait()
 
     def receive_now(self) -> list[bytes] | None:

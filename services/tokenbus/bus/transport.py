@@ -113,7 +113,7 @@ class Listener(Protocol):
         """Return whether new connections can reach the listener."""
 
     def usage(self) -> Usage:
-        """Return the use of the bounds by all listeners of the transport together."""
+        """Return how much of its bounds the transport's listeners use in total."""
 
     async def close(self) -> None:
         """Close when all messages are sent, or after `linger_ms`; the address is free on return."""

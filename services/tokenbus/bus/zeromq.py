@@ -29,7 +29,7 @@ _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener asks for a key and this process shows none, or the reverse",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it is no processor, or its key is another than bus.server_key",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it is not a processor, or its key is not the one of bus.server_key",
 }
 _EVENTS = _ALIVE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAILURES)
 _log = logger("bus")

@@ -72,7 +72,7 @@ def require_parquet() -> None:
 
 
 def table_file(rows: str, path: Path) -> "TokenFile":
-    """Create a Parquet file, after removing the rest of an interrupted export or a planted link."""
+    """Create a Parquet file, after removing what an interrupted export left behind or a planted link."""
     from tokenbus.recordings.parquet import RequestFile, TokenFile  # noqa: PLC0415 - its library is an extra
 
     path.unlink(missing_ok=True)

@@ -139,7 +139,7 @@ def _schema(name: str) -> Schema:
         return _compiled(path)
     try:
         if path.exists() and not path.is_file():
-            raise CommandError(f"{name}: not a file or a folder", WRONG_USE)
+            raise CommandError(f"{name}: neither a file nor a folder", WRONG_USE)
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise CommandError(f"{name}: at most {_MOST_BYTES} bytes, got {size}", WRONG_USE)
         return _checked(name, path.read_bytes())

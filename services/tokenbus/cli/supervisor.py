@@ -85,7 +85,7 @@ class Child:
         self._report = report
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
-        """The lines that are no log lines, as of the service's libraries; only until the service is ready."""
+        """The lines that are not log lines, such as its libraries' lines; only until the service is ready."""
         self._wrote_at = 0.0
         self._ready = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -271,7 +271,7 @@ class Supervisor:
         return [child.name for child in self.children if child.has_failed]
 
     def runs(self, *prefixes: str) -> bool:
-        """Return whether a service whose name begins with one of the prefixes runs."""
+        """Return whether any service is running whose name starts with one of the prefixes."""
         return any(child.runs and child.name.startswith(prefixes) for child in self.children)
 
     async def next_exit(self) -> Child:

@@ -56,7 +56,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
 
     Default addresses become sockets in the folder and free ports; other addresses stay. All gateways share `port`.
     `model` is a model's folder, whose tokenizer the gateways use too. `ranks` holds the engine's options of each
-    data-parallel rank; workers take the ranks in turn. `steps_per_second` limits the workers; 0 is no limit.
+    data-parallel rank; workers take the ranks in turn. `steps_per_second` limits the workers; 0 means no limit.
     """
     shared = _with_addresses(settings, folder)
 

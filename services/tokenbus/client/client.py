@@ -57,7 +57,7 @@ def connect(
         settings: all settings; default: the settings from the environment and its settings file.
 
     Raises:
-        SettingsError: its setting does not allow an argument. A processor that is not there yet is no error.
+        SettingsError: its setting does not allow an argument. A processor that does not run yet is not an error.
 
     Example:
         async with tokenbus.connect(address, name="evaluation") as client:
@@ -153,7 +153,7 @@ class Client:
         return all(task is not None and not task.done() for task in tasks)
 
     async def __aenter__(self) -> Self:
-        """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
+        """Connect; the processor need not be running yet. Raises AddressError for an address that cannot be used."""
         transport = self._transport or transport_for(self.settings.bus, self.settings.bus.clients_address)
         try:
             for address, (session, link) in self._links.items():
@@ -227,7 +227,7 @@ class Client:
         return Generation(self._open(prompt, parameters), self.requests.discard)
 
     def submit(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> int:
-        """Send a request whose rows and end come from `steps` alone, and return its request id.
+        """Send a request whose rows and end come only from `steps`, and return its request id.
 
         The arguments and errors are those of `generate`; without an open `steps` iterator it raises a RuntimeError. The
         request ends with that iterator, or by `abort`.
@@ -281,7 +281,7 @@ class Client:
         """End a request at its worker; tokens on their way still come, and then its end, with status ABORTED.
 
         It may be a request of another client with the same key; without keys, of another client with the same name. An
-        id that is unknown, or has ended, is no error.
+        id that is unknown, or has ended, is not an error.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -298,7 +298,7 @@ class Client:
 
         Each step that has rows for this client is a `StepRows`. A `RequestEnd` follows the last rows of its request,
         whether it ended by its last row, by an error, by its deadline, or by being closed here. Until the iterator is
-        closed, rows come from it alone; iterating over a `Generation` then gives only its end.
+        closed, rows come only from it; iterating over a `Generation` then gives only its end.
 
         Args:
             most: the number of unread items above which the client acks nothing, so that the processor stops sending.
@@ -368,7 +368,7 @@ class Client:
     ) -> RequestTokens:
         if isinstance(prompt, Generate):
             if parameters:
-                raise ContractError("parameters", "none beside a Generate message", ", ".join(parameters))
+                raise ContractError("parameters", "none with a Generate message", ", ".join(parameters))
             generate = Generate()
             generate.CopyFrom(prompt)
         else:

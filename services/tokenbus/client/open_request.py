@@ -30,7 +30,7 @@ _CONTINUED = frozenset(
 _MOST_LOSSES = 3
 """Losses in a row without a new token that end a request: it may kill its workers."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
-"""The most tokens of a prompt and a continuation together."""
+"""The maximum number of tokens of a prompt and a continuation together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +150,7 @@ class OpenRequest:
         return self.losses < _MOST_LOSSES and size <= _MOST_TOKENS
 
     def begin_turn(self, turn_id: int, reason: ErrorCode, accepted: Iterable[int], weight_version: int) -> None:
-        """Write the message of the next turn, which goes on behind the accepted tokens."""
+        """Write the message of the next turn, which goes on after the accepted tokens."""
         self.turn += 1
         generate = Generate()
         generate.CopyFrom(self.origin)

@@ -52,7 +52,7 @@ class RequestParameters(TypedDict, total=False):
     """
 
     max_tokens: int | None
-    """The most tokens to generate, at least 1; default: as many as fit."""
+    """The maximum number of tokens to generate, at least 1; default: as many as fit."""
     temperature: float | None
     """The divisor of the logits, at least 0; 0: always the most probable token; default: the worker's."""
     top_p: float | None
@@ -64,7 +64,7 @@ class RequestParameters(TypedDict, total=False):
     stop: str | Sequence[str] | None
     """Texts that end the request, at most 16; default: none."""
     stop_token_ids: Sequence[int] | Ids | None
-    """Tokens that end the request beside the model's own end token, at most 1024; default: none."""
+    """Tokens that end the request besides the model's own end token, at most 1024; default: none."""
     ignore_end_token: bool | None
     """True: the model's own end token does not end the request; default: False."""
     min_p: float | None
@@ -77,7 +77,7 @@ class RequestParameters(TypedDict, total=False):
     """Divides the positive logits, and multiplies the negative logits, of tokens in the prompt or the output, above 0;
     1 changes nothing; default: the worker's."""
     logit_bias: Mapping[int, float] | None
-    """Added to the logits of single tokens, by token id, from -100 to 100, at most 1,024; default: nothing."""
+    """Token ids and the values, from -100 to 100, to add to their logits; at most 1,024 tokens; default: none."""
     min_tokens: int | None
     """The number of tokens before which no stop token and no end token ends the request; default: 0."""
     bad_words: str | Sequence[str] | None
@@ -111,8 +111,8 @@ class RequestParameters(TypedDict, total=False):
     """Each token has the number of tokens that sampling could have chosen, and their ids up to this bound, at most
     1,024; default: neither."""
     prompt_logprobs: int | None
-    """The number of alternatives of each token of the prompt, at most 127, beside its own logprob and rank; default: no
-    scores of the prompt. With `max_tokens=0` the engine only scores the prompt, and generates no token."""
+    """The number of alternatives of each token of the prompt, at most 127, besides its own logprob and rank; default:
+    no scores of the prompt. With `max_tokens=0` the engine only scores the prompt, and generates no token."""
     prompt_logprob_token_ids: Sequence[int] | Ids | None
     """The alternatives of each token of the prompt, at most 256; default: the most probable tokens."""
     prompt_logprob_start: int | None
@@ -159,7 +159,7 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
 
 
 def named_as_given(error: ContractError) -> ContractError:
-    """Return the error of a request's frame with the argument's name instead of the field's path."""
+    """Return the error for a request's frame with the argument's name instead of the field's path."""
     field = error.field.removeprefix("generate.")
     for path, name in _ARGUMENTS.items():
         if field.startswith(path):

@@ -21,7 +21,8 @@ class ReceivedScores:
         chunk = PromptScores.of(message)
         if chunk.end <= self._next and self._chunks:
             return False
-        expected = min(self._next, chunk.prompt_tokens)  # a first position behind the prompt counts as its end
+        # A first position past the end of the prompt is treated as its end.
+        expected = min(self._next, chunk.prompt_tokens)
         if chunk.position != expected:
             raise ContractError("prompt_scores.position", f"{expected}, as the next", chunk.position, rule=Rule.MIN)
         if self._prompt.size and not self._is_of_prompt(chunk):

@@ -1,4 +1,4 @@
-"""ClientSession: the client's side of the client protocol, without sockets and clocks."""
+"""ClientSession: the client's side of the client protocol, without sockets or clocks."""
 
 import asyncio
 from collections import Counter, deque

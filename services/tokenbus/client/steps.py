@@ -66,7 +66,7 @@ class StepOutput:
     def __init__(self) -> None:
         self._consume: Callable[[StepRows | RequestEnd], None] | None = None
         self._held: list[RequestEnd] | None = None
-        """The ends that wait until the rows of their step are there; None: an end is passed on at once."""
+        """The ends that wait until the rows of their step have come; None: an end is passed on at once."""
 
     @property
     def is_open(self) -> bool:
@@ -90,7 +90,7 @@ class StepOutput:
             self.put_end(end)
 
     def put_end(self, end: RequestEnd) -> None:
-        """Pass the end of a request on, behind its rows."""
+        """Pass the end of a request on, after its rows."""
         if self._held is not None:
             self._held.append(end)
         elif self._consume is not None:

@@ -85,7 +85,7 @@ class Waiter:
 
     get_loop = staticmethod(asyncio.get_running_loop)
     result = staticmethod(bool)
-    """Called for its errors alone: a wake-up has neither an error nor a result."""
+    """Called only for its errors: a wake-up has neither an error nor a result."""
 
     def __await__(self) -> Generator[Any, None, None]:
         self._asyncio_future_blocking = True  # how a task tells a wait from a mistake

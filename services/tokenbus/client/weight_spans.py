@@ -22,7 +22,7 @@ class WeightSpan(NamedTuple):
     begin: int
     """The position of its first token."""
     end: int
-    """The position behind its last token."""
+    """The position after its last token."""
 
 
 class WeightSpans:

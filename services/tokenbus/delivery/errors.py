@@ -59,7 +59,7 @@ def code_name(code: int) -> str:
 def request_error(
     request_id: int, code: ErrorCode, message: str, *, emitted_tokens: int = 0, retry_after_ms: int = 0
 ) -> RequestError:
-    """Return the error of a request, its message cut to the allowed length."""
+    """Return the error for a request, its message cut to the allowed length."""
     return RequestError(
         request_id=request_id,
         code=code,

@@ -36,7 +36,7 @@ _TURN_BYTES = 2**18
 
 
 Beside = Sequence[tuple[bytes, Iterable[Written]]]
-"""The members beside a choice's text: names, and values part by part."""
+"""The members besides a choice's text: names, and values part by part."""
 
 
 class Outcome(NamedTuple):
@@ -91,7 +91,7 @@ class Format(Protocol):
         """Return the progress of a new choice; without a form, Python writes its rows."""
 
     def writers(self, progress: EventStream) -> Sequence[MemberWriter]:  # noqa: ARG002
-        """Return new writers of the members beside a choice's text."""
+        """Return new writers of the members besides a choice's text."""
         return ()
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
@@ -108,7 +108,7 @@ class Format(Protocol):
         """Return a row's events; may be empty."""
 
     def last(self, tokens: int, cached: int | None) -> bytes:  # noqa: ARG002
-        """Return the events behind those of a stream's last row."""
+        """Return the events after those of a stream's last row."""
         return b""
 
     def error(self, error: ApiError) -> bytes:
@@ -290,7 +290,7 @@ class Choice:
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> str:
         """Begin with an echo; return the text that the first row's begins with."""
         self._echo = None
-        if self._request.is_chat:  # whose echo is a text alone, as in vLLM
+        if self._request.is_chat:  # as in vLLM, a chat's echo has only text, no logprobs
             return text
         self.stream.characters = len(text)
         prompt = self._request.prompts[self.index // self._request.n]

@@ -142,7 +142,7 @@ class StructuredOutputs(Body, kw_only=True):
     regex: Annotated[Pattern | None, says("A regular expression that matches the output.")] = None
     choice: Annotated[_OutputTexts | None, says("The texts to choose from.")] = None
     grammar: Annotated[FormText | None, says("A grammar, as the engine reads it.")] = None
-    structural_tag: Annotated[FormText | dict[str, Any] | None, says("Marks, and the forms behind them.")] = None
+    structural_tag: Annotated[FormText | dict[str, Any] | None, says("Marks, and the forms after them.")] = None
 
 
 class ResponseSchema(Body, kw_only=True):
@@ -157,7 +157,7 @@ class ResponseFormat(Body, kw_only=True):
     type: Annotated[Literal["text", "json_object", "json_schema", "structural_tag"], says("The form of the answer.")]
     json_schema: Annotated[ResponseSchema | None, says("The JSON Schema, where the type is json_schema.")] = None
     format: Annotated[dict[str, Any] | None, says("Of a structural_tag, as the engine reads it.")] = None
-    structures: Annotated[list[Any] | None, says("The same in its older form, beside triggers.")] = None
+    structures: Annotated[list[Any] | None, says("The same in its older form, with triggers.")] = None
     triggers: Annotated[list[str] | None, says("The texts behind which a structure may begin.")] = None
 
 
@@ -221,7 +221,7 @@ class Generation(FullSampling, kw_only=True):
     n: Annotated[int, says("How many choices each prompt has.")] = 1
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
-    include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs beside logprobs.")] = False
+    include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs to logprobs.")] = False
     return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
     return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = None
     return_token_offsets: Annotated[bool | None, says("Adds token_offsets where a body is rendered.")] = False
@@ -244,7 +244,7 @@ class Completion(Generation, kw_only=True):
     """A body of /v1/completions."""
 
     prompt: Annotated[Any, says("A text, token ids, or several of either.")]
-    max_tokens: Annotated[int | None, says("The most tokens of a choice.")] = COMPLETION_TOKENS
+    max_tokens: Annotated[int | None, says("The maximum number of tokens of a choice.")] = COMPLETION_TOKENS
     add_special_tokens: _Special = True
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     echo: Annotated[bool | None, says("Whether the text and its logprobs begin with the prompt's.")] = False
@@ -265,7 +265,7 @@ class Chat(Generation, kw_only=True):
     tool_choice: Annotated[_WhichTools | FunctionChoice | None, says("Whether, or which, functions are called.")] = None
     function_call: Annotated[Literal["none", "auto"] | FunctionName | None, says("The older tool_choice.")] = None
     parallel_tool_calls: Annotated[bool | None, says("Whether `required` may be several calls.")] = True
-    max_completion_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
+    max_completion_tokens: Annotated[int | None, says("The maximum number of tokens; absent: all that fit.")] = None
     max_tokens: Annotated[int | None, says("The older name of max_completion_tokens.")] = None
     logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
     top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
@@ -285,7 +285,7 @@ class Inspection(Sampling, kw_only=True):
     """A body of /inspect."""
 
     prompt: Annotated[Text, says("The text to continue.")]
-    max_tokens: Annotated[int | None, says("The most tokens.")] = 128
+    max_tokens: Annotated[int | None, says("The maximum number of tokens.")] = 128
     top_logprobs: Annotated[int | None, says("How many alternatives each token has.")] = 10
     drafts: Annotated[bool | None, says("Whether rows have the draft model's proposals.")] = True
     return_entropies: Annotated[bool | None, says("Whether each token has its entropy; an engine may refuse.")] = False

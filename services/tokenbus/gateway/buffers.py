@@ -153,7 +153,7 @@ class Collected:
 
 
 def collect(lists: Iterable[Collected], pieces: Iterable[bytes | memoryview]) -> int:
-    """Copy one piece to each list, behind a separator; return the number of bytes."""
+    """Copy one piece to each list, after a separator; return the number of bytes."""
     size = 0
     for list_, data in zip(lists, pieces, strict=False):
         if data:
@@ -276,7 +276,7 @@ class SendQueue:
         self.hold(held)
 
     def append(self, part: bytes | bytearray) -> int:
-        """Add a part of an answer behind the waiting ones; return the growth of memory, which the caller counts."""
+        """Add a part of an answer after the waiting ones; return the growth of memory, which the caller counts."""
         size = len(part)
         if not size:
             return 0

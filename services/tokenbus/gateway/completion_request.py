@@ -581,7 +581,7 @@ def _prompt_scoring(body: bodies.Generation) -> dict[str, Any] | None:
     if ids is None:
         return {"top_logprobs": k}
     if k:
-        raise invalid("prompt_logprobs", f"0 or absent beside prompt_logprob_token_ids, got {k}")
+        raise invalid("prompt_logprobs", f"0 or absent with prompt_logprob_token_ids, got {k}")
     return {"token_ids": ids}
 
 
@@ -595,7 +595,7 @@ def _token_scoring(body: bodies.Generation) -> dict[str, Any]:
     if body.logprob_token_ids is not None:
         for name in ("return_logprobs_of", "return_columns"):
             if getattr(body, name):
-                raise invalid(name, "none beside logprob_token_ids, got it")
+                raise invalid(name, "none with logprob_token_ids, got it")
     scoring = _TOKEN_SCORING | {"logprob_token_ids": "token_ids"}
     asked = {member: value for member in scoring if (value := getattr(body, member))}
     logprobs = getattr(body, "logprobs", None)

@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_headers = True
-        self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is no dictionary
+        self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is not a dictionary
 
     def on_headers_complete(self) -> None:
         """Begin the body, and end the timeout of the headers."""

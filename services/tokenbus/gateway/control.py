@@ -186,7 +186,7 @@ def _failed(error: ControlError) -> ApiError:
 
 
 def _of_adapter(error: ControlError) -> ApiError:
-    """Return the error of an adapter that no engine has loaded, or unloaded, with vLLM's status."""
+    """Return the error for an adapter that no engine has loaded, or unloaded, with vLLM's status."""
     kinds = {reason.partition(":")[0] for reason in error.failed.values()}
     if len(kinds) > 1 or error.states.keys() - error.failed.keys():
         return _failed(error)

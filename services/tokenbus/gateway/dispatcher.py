@@ -431,7 +431,7 @@ class Dispatcher:
         return one
 
     def _fail(self, request_id: int, error: RequestFailedError) -> None:
-        """End a request with an error, behind its waiting rows."""
+        """End a request with an error, after its waiting rows."""
         one = self._opened.get(request_id)
         if one is None:
             return

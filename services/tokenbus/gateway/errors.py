@@ -9,7 +9,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 MODEL_NOT_FOUND = "model_not_found"
 _KINDS = {429: "overloaded_error", 503: "overloaded_error"}
-"""Error types by status, beside `server_error` and `invalid_request_error`."""
+"""Error types by status, besides `server_error` and `invalid_request_error`."""
 _SERVER_ERROR = 500
 _RATE_LIMITED = ("rate_limit_exceeded", "concurrency_limit_exceeded")
 _STATUSES: dict[int, int] = {
@@ -45,7 +45,7 @@ _FIELDS = {
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
 """The end of a worker's reason for a prompt that leaves no room for an answer."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.|token_scoring\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
-"""A field's name at the beginning of a reason, and its path behind that."""
+"""A field's name at the beginning of a reason, and its path after that."""
 
 
 class ApiError(Exception):
@@ -92,7 +92,7 @@ class ApiError(Exception):
 
 
 def too_long(field: str, context: int, tokens: int) -> ApiError:
-    """Return the error of a prompt that leaves no room in the model's context, in words that clients look for."""
+    """Return the error for a prompt that leaves no room in the model's context, in words that clients look for."""
     message = f"{field}: this model's maximum context length is {context} tokens, one of them for the answer"
     return ApiError(400, f"{message}; got {tokens} tokens", param=field, code="context_length_exceeded")
 

@@ -21,7 +21,7 @@ class SamplingParams(EngineSampling, kw_only=True):
     """vLLM's sampling parameters."""
 
     n: Annotated[int | None, says("How many choices the answer has.")] = 1
-    max_tokens: Annotated[int | None, says("The most tokens of a choice; absent: all that fit.")] = None
+    max_tokens: Annotated[int | None, says("The maximum number of tokens of a choice; absent: all that fit.")] = None
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None

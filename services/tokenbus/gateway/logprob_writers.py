@@ -1,4 +1,4 @@
-"""Writers of the members beside a choice's text: logprobs in each API's form, token ids, columns, prompts' logprobs."""
+"""Writers of a choice's members besides text: logprobs in each API's form, token ids, columns, prompts' logprobs."""
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence

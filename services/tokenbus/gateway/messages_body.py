@@ -130,7 +130,7 @@ class TokenCount(Body, kw_only=True):
 class Messages(TokenCount, kw_only=True):
     """A body of /v1/messages."""
 
-    max_tokens: Annotated[int, says("The most tokens of the answer.")]
+    max_tokens: Annotated[int, says("The maximum number of tokens of the answer.")]
     stop_sequences: Annotated[bodies.Stops | None, says("Texts that end the answer, and are cut off.")] = None
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None

@@ -26,7 +26,7 @@ _ERRORS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Error types by status, beside `api_error` and `invalid_request_error`."""
+"""Error types by status, besides `api_error` and `invalid_request_error`."""
 _SERVER_ERROR = 500
 _TEXT = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'

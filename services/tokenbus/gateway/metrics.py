@@ -117,7 +117,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
     ("request_params_max_tokens", "The max_tokens of requests that name it.", lambda each: each.most_tokens),
     (
         "request_time_per_output_token_seconds",
-        "A request's time from its first token to its end, divided by the tokens behind the first.",
+        "A request's time from its first token to its end, divided by the tokens after the first.",
         lambda each: each.token_time,
     ),
     ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda each: each.first_token),

@@ -70,7 +70,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/healthz": _get("Report whether the gateway is healthy.", _OBJECT, 503),
             "/readyz": _get("Report whether a worker would take requests.", _OBJECT, 503),
             "/bus": _get("Report the workers and the processor.", _OBJECT, 503),
-            "/health": _get("Report by the status alone whether a worker would take requests.", None, 503),
+            "/health": _get("Report only by the status whether a worker would take requests.", None, 503),
             "/ping": _get("Do the same.", None, 503),
             "/version": _get("Name the gateway's version.", _OBJECT),
             "/load": _get("Count the open requests.", _OBJECT),

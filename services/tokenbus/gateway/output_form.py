@@ -26,7 +26,7 @@ def structured_output(body: bodies.Generation) -> dict[str, Any] | None:
     found = None if body.structured_outputs is None else _form_in(body.structured_outputs)
     response = None if body.response_format is None else _form_of_response(body.response_format)
     if found is not None and response is not None and body.response_format is not None:
-        raise invalid("response_format", f"none beside structured_outputs, got {body.response_format.type}")
+        raise invalid("response_format", f"none with structured_outputs, got {body.response_format.type}")
     return found or response
 
 
@@ -138,7 +138,7 @@ def forced_call(body: bodies.Chat, tools: Sequence[Mapping[str, Any]]) -> Forced
     if choice == "auto":
         return None
     if body.structured_outputs is not None:
-        raise invalid("structured_outputs", "none where tool_choice forces a call, got one")
+        raise invalid("structured_outputs", "must be absent where tool_choice forces a call")
     if choice == "required":
         schema = _schema_of_calls([tool["function"] for tool in tools], is_one=not body.parallel_tool_calls)
         return ForcedCall(None, json_text("tools", schema, _MAX_FORM_BYTES))

@@ -22,7 +22,7 @@ _RESERVED = frozenset({
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
     *("chat_template", "tokenize"),
 })  # fmt: skip
-"""Names that `chat_template_kwargs` may not set: other fields set them, or they are no variables."""
+"""Names that `chat_template_kwargs` may not set: other fields set them, or they are not variables."""
 _ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 
     most: int
     side: str | None
-    """The side that loses tokens, `left` or `right`; None: the left of the text behind its special tokens."""
+    """The side that loses tokens, `left` or `right`; None: the left of the text after its special tokens."""
 
     def of(self, ids: list[T], text_begins: int = 0) -> list[T]:
         """Return the kept tokens, or their places, of a prompt whose text begins at `text_begins`."""
@@ -111,7 +111,7 @@ class PromptEncoder:
 
         The text ends at the beginning of the assistant's next message by default.
 
-        `auto` is the model's own template, and `text` for tokenizers that are no model's. `text`: the messages' texts,
+        `auto` is the model's own template, and `text` for tokenizers of no model. `text`: the messages' texts,
         one a line, for models that continue any text and know no roles. `roles`: a line for each message,
         `User: ...`, and `Assistant:` at the end. These two show no tools.
         """
@@ -163,7 +163,7 @@ def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = N
         for name in variables:
             if name in _RESERVED or (template is not None and template.reserves(name)):
                 where = f"chat_template_kwargs.{shown(name)[1:-1]}"
-                raise invalid(where, "no name of a field, a special token or a function of the template, got one")
+                raise invalid(where, "must not be the name of a field, a special token or a function of the template")
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
     documents = {} if body.documents is None else {"documents": body.documents}
     effort = body.reasoning_effort if isinstance(body, Chat) else None

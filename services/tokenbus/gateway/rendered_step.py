@@ -53,7 +53,7 @@ class RenderedStep:
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
 
     def compacted(self) -> "RenderedStep":
-        """Return a step of the waiting rows alone, which belong to it from now on."""
+        """Return a step of only the waiting rows, which belong to it from now on."""
         waiting = list(self.waiting)
         batch, draft = self.batch.select([each.row for each in waiting]), None
         if self.draft is not None:

@@ -71,7 +71,7 @@ class AnswerResponse(Response):
         try:
             await self._send_all(scope, receive, send)
         except asyncio.CancelledError:
-            # The client disconnected, which is no failure; any other cancellation is passed on.
+            # The client disconnected, which is not a failure; any other cancellation is passed on.
             if not disconnecting.done() or disconnecting.cancelled():
                 raise
             if sending is not None:

@@ -142,7 +142,7 @@ class Responses(bodies.FullSampling, kw_only=True):
     model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
     input: Annotated[Content | _Items, says("A text, or the conversation so far.")]
     instructions: Annotated[Content | None, says("The text before the conversation.")] = None
-    max_output_tokens: Annotated[int | None, says("The most tokens of the answer; absent: all that fit.")] = None
+    max_output_tokens: Annotated[int | None, says("The maximum number of tokens; absent: all that fit.")] = None
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     tools: Annotated[_Tools | None, says("The functions that the model may call.")] = None
     tool_choice: Annotated[_WhichTools | ResponsesChoice | None, says("Whether, or which, functions are called.")] = (

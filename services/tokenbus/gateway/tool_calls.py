@@ -93,7 +93,7 @@ class AutoCallWriter(_Writer):
         content, calls = self._take(text, is_last=True)
         if not calls:
             return {"content": content}
-        # As in vLLM, content of spaces alone is null beside calls.
+        # As in vLLM, content of only spaces is null where there are calls.
         return {"content": content if content.strip() else None, "tool_calls": [_call(*call) for call in calls]}
 
     def _take(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
@@ -146,7 +146,7 @@ class _CallScanner:
                 self._is_escaped = character == "\\" and not self._is_escaped
                 is_last = not self._in_string and not self._depth
             else:
-                if not self._depth and (character in ",}]" or character.isspace()):  # behind a number or a constant
+                if not self._depth and (character in ",}]" or character.isspace()):  # after a number or a constant
                     self._is_inside = False
                     return index
                 self._in_string = character == '"'

@@ -88,7 +88,7 @@ class Hermes(ToolParser):
         self._tail = ""
         """A possible beginning of the next mark."""
         self._is_behind = False
-        """Whether a call came last: spaces behind it are dropped."""
+        """Whether a call came last: spaces after it are dropped."""
 
     def _read(self, text: str) -> None:
         text, begin = self._tail + text, 0
@@ -214,7 +214,7 @@ class _OnlyCalls(ToolParser):
     def _finish(self) -> None:
         if self._depth or not self._has_calls:
             self._give_up()
-        else:  # spaces and marks behind the last call
+        else:  # spaces and marks after the last call
             self._before, self.held = "", 0
 
 
@@ -232,7 +232,7 @@ class Llama3Json(_OnlyCalls):
 
 
 class Pythonic(_OnlyCalls):
-    """A list of calls as Python has them, with arguments by name."""
+    """A list of calls in Python syntax, with arguments by name."""
 
     _opening = "["
     _quotes = "\"'"

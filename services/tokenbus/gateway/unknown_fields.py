@@ -49,7 +49,7 @@ class _Search:
     def look(self, body: Struct, given: dict[str, Any], where: str, path: str, *, is_option: bool) -> None:
         """Look at an object and the objects in it; `path` is its `where` without indices.
 
-        An object in a list is no option but part of a conversation, in which more unknown fields are ignored.
+        An object in a list is not an option but part of a conversation, in which more unknown fields are ignored.
         """
         kind = type(body)
         known, of_objects = _fields_of(kind)

@@ -74,7 +74,7 @@ class Vocabulary:
         )
         """The token in an answer's list of tokens: its name, or the empty string if it has neither text nor name."""
         self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
-        """The name as the key of an object's next member, with a comma before and a colon behind it."""
+        """The name as the key of an object's next member, with a comma before and a colon after it."""
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
         """The end of a chat's object for one token, and the beginning of the next one's, up to its logprob."""
         self.numbers = _Table(lambda token_id: b"%d" % token_id, 0)
@@ -130,7 +130,7 @@ class Vocabulary:
         return self.encode(text) if self._of_model is None else self._of_model.encode_chat(text)
 
     def spans(self, text: str, *, adds_special: bool) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """Return a text's tokens and their character ranges, or None if the tokenizer is no model's."""
+        """Return a text's tokens and their character ranges, or None if the tokenizer is not a model's."""
         return None if self._of_model is None else self._of_model.spans(text, adds_special=adds_special)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ class DeduplicatedLog:
     """Logs the first event of each key, counts its repetitions, and logs a summary when they are over.
 
     They are over after `end`, or after `quiet_ms` without a repetition (call `expire` now and then). At most `most`
-    keys are tracked; further keys are counted together, so that a peer with ever new keys cannot flood the log.
+    keys are tracked; further keys are counted together, so that a peer that keeps inventing keys cannot flood the log.
     """
 
     def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:

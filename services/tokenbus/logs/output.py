@@ -1,4 +1,4 @@
-"""The output of the logs: a structlog configuration for Tokenbus alone, not for the whole process."""
+"""The output of the logs: a structlog configuration for Tokenbus only, not for the whole process."""
 
 import contextlib
 import json

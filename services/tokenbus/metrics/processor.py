@@ -197,7 +197,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "Received items, and repeated parts of steps, by outcome.",
         "lost: raise worker.retention_bytes, unless refused moves too. divergent: ranks disagree, or something "
         "rewrites messages. damaged: hardware or a middlebox changes bytes. refused: `item refused` in the log "
-        "says why. duplicate without replays: let rank 0 alone publish.",
+        "says why. duplicate without replays: let only rank 0 publish.",
         lambda of: {
             "taken": of.taken,
             "duplicate": of.duplicates,

@@ -1,6 +1,6 @@
 """MetricsServer: serves /metrics, /healthz and /readyz in its own thread.
 
-prometheus_client's server starts a thread per connection, without a limit and without timeouts. This server implements
+prometheus_client's server starts a thread per connection, without a limit or timeouts. This server implements
 the few lines of HTTP that a scrape needs: one request per connection, with limits of size, time and number.
 """
 

@@ -132,7 +132,7 @@ class ChatTemplate:
             tools: The functions that the model may call, as OpenAI's API has them.
             variables: Further variables, such as `enable_thinking`; they replace others of the same name.
             continues_last: Whether the text ends within the last message, at the end of its content.
-            most: The most characters of the text.
+            most: The maximum number of characters of the text.
 
         Raises:
             ChatTemplateError: The template refuses the chat, fails, or renders a longer text.

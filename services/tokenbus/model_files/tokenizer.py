@@ -113,7 +113,7 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
 
 
 def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield each token with the text that the library decodes for it behind another token."""
+    """Yield each token with the text that the library decodes for it after another token."""
     start = len(tokenizer.decode([before]))
     for begin in range(0, len(token_ids), _DECODED_AT_ONCE):
         some = token_ids[begin : begin + _DECODED_AT_ONCE]

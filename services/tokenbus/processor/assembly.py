@@ -206,7 +206,7 @@ def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
 
 
 def _unpaired(target: LogprobBatch, draft: LogprobBatch) -> ContractError | None:
-    """Return the error of a draft row that has no row in the target. Rows are paired by request, never by order."""
+    """Return the error for a draft row that has no row in the target. Rows are paired by request, never by order."""
     order = np.argsort(target.request_ids, kind="stable")
     found = np.searchsorted(target.request_ids, draft.request_ids, sorter=order)
     unknown = np.flatnonzero(found == order.size)

@@ -20,10 +20,10 @@ _OUTPUTS_WITH_DRAFT = write_frame(ServerFrame(outputs=Outputs(has_draft=True)))
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
 _HEADER_BYTES = 512
-"""A bound of the bytes of a message beside its rows: the header and the keys of its columns."""
+"""A bound of the bytes of a message besides its rows: the header and the keys of its columns."""
 _ID_BYTES = 8
 _OVERHEAD = 512
-"""The memory of a frame beside its bytes, in bytes, measured."""
+"""The memory of a frame besides its bytes, in bytes, measured."""
 
 
 class Frame:

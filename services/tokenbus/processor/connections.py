@@ -142,7 +142,7 @@ class Connections(ABC, Generic[P]):
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
         """Handle one message of a peer. An invalid message is refused, and has no other effect."""
         known = self.peers.at(peer)
-        frame = parts[0] if parts else b""  # a payload behind it is not parsed
+        frame = parts[0] if parts else b""  # a payload after it is not parsed
         # A closed connection gets no answer, and proves no key.
         if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, frame, now)):
             return

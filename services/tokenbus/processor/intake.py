@@ -91,7 +91,7 @@ class Intake:
         if item is not None:
             self._receive(worker, item, payload)
 
-        # 2. Restore the order of the stream: items behind a missing one wait until the worker has sent it again.
+        # 2. Restore the order of the stream: items after a missing one wait until the worker has sent it again.
         for entry in self._in_order(worker, now, at_end=at_end):
             if worker.reconcile is not None and entry.sequence > worker.reconcile[0]:
                 self._reconcile(worker)  # the following items are younger than the worker's hello
@@ -158,7 +158,7 @@ class Intake:
             self._warn_once((worker.name, outcome), f"item {outcome}", worker, sequence=item.sequence)
 
     def _in_order(self, worker: Worker, now: float, *, at_end: bool) -> deque[ReceivedItem | LostItems]:
-        """Return the next items in order, and ask the worker for the missing ones behind them."""
+        """Return the next items in order, and ask the worker for the missing ones after them."""
         stream, has_room = worker.stream, partial(self._has_room, worker, set())
         worker.waits_for_room = False
         entries = stream.in_order(has_room)

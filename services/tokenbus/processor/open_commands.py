@@ -45,7 +45,7 @@ class OpenCommands:
         elif worker is None:
             refusal = f"worker_id: a worker that is here, got {control.worker_id!r}"
         elif not worker.stream.hello.takes_control:
-            refusal = f"worker {control.worker_id}: one whose engine takes commands, got one that takes none"
+            refusal = f"worker {control.worker_id}: its engine must take commands, but it takes none"
         elif waiting >= _MOST_OPEN:
             refusal = f"commands that worker {control.worker_id} has not answered: at most {_MOST_OPEN}, got one more"
         else:

@@ -319,7 +319,7 @@ class RequestRegistry:
     def client_ended(self, request_id: int, owner: int) -> None:
         """Drop the rows of an unclaimed request that has ended at its client, unless it is another client's.
 
-        After the loss of a processor, workers replay such rows; kept, they would hold up the acks behind them.
+        After the loss of a processor, workers replay such rows; kept, they would hold up the acks after them.
         """
         request = self.table.get(request_id)
         source = None if request is not None else self.workers.source_of(request_id)

@@ -138,7 +138,7 @@ class SendQueue:
         return set()
 
     def drop_own(self, request_ids: set[int]) -> list[Frame]:
-        """Remove and return the frames that have rows of one of some requests alone."""
+        """Remove and return the frames whose rows are all of one of the given requests."""
         dropped = [frame for frame in self.frames() if frame.owner in request_ids]
         for frame in dropped:
             self._release(frame)

@@ -26,7 +26,7 @@ _Piece = tuple[LogprobBatch, LogprobBatch | None]
 
 
 class _Gathered:
-    """Rows of many requests by step, and errors behind them."""
+    """Rows of many requests by step, and errors after them."""
 
     def __init__(self) -> None:
         self._pieces: dict[PendingAck, list[_Piece]] = {}
@@ -140,7 +140,7 @@ class Session(KnownPeer):
         self.on_frame(self)
 
     def put_error(self, error: RequestError) -> None:
-        """Send the error of a request, behind the gathered rows."""
+        """Send the error of a request, after the gathered rows."""
         if self._gathered is not None:
             self._gathered.errors.append(error)
             return

@@ -17,7 +17,7 @@ _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].G
 _MOST_ADAPTER_BYTES = 128 * 1024
 """Bound of the names of all workers' adapters together, so that the frame keeps its own bound."""
 _ENCODED_BYTES = 4
-"""The most bytes of an encoded name beside the name."""
+"""The maximum number of bytes of an encoded name besides the name."""
 
 
 class StatusReport:

@@ -247,7 +247,7 @@ class WorkerConnections(Connections[Worker]):
     def _why_lost(self, worker: Worker, now: float) -> str:
         """Return why a stalled worker is lost; an empty string while it may be in a long step.
 
-        Silence alone is no proof: on a busy machine a computing worker may not be scheduled for seconds.
+        Silence alone is not a proof: on a busy machine a computing worker may not be scheduled for seconds.
         """
         grace = min(_GRACE_SECONDS, self._timeout)
         if worker.gone_since is not None and now - worker.gone_since >= grace:

@@ -36,7 +36,7 @@ class Worker(KnownPeer):
     is_stalled: bool = False
     """Whether it gets no new requests because its connection is closed, or its engine makes no progress."""
     kv_cache_permille: int | None = None
-    """The used share of its engine's KV cache at its last heartbeat, in thousandths; None: unknown."""
+    """The share of its engine's KV cache in use at its last heartbeat, in thousandths; None: unknown."""
     gone_since: float | None = None
     """When its connection was found closed."""
     is_draining: bool = False

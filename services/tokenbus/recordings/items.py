@@ -28,7 +28,7 @@ _MORE = 0x80
 _BITS = 7
 """The bits of the number in each byte of a varint."""
 _LONGEST_SIZE = 3 * _BITS
-"""The most bits of a frame's size."""
+"""The maximum number of bits of a frame's size."""
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,20})")
 _MOST_LIVES = 4096
 
@@ -113,7 +113,7 @@ class RecordingError(ValueError):
 
 
 def public_hello(hello: Hello) -> Hello:
-    """Return a copy of a worker's hello without its secrets and its open requests."""
+    """Return a copy of a worker's hello without its secrets or open requests."""
     public = Hello()
     public.CopyFrom(hello)
     for name in ("proof", "request_ids", "request_owners"):
@@ -272,7 +272,7 @@ def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None 
             missing = 0
         expected = last + 1
     if missing:
-        raise entries.error("an item behind the gap, got the file's end")
+        raise entries.error("an item after the gap, got the file's end")
 
 
 class _Entries:

@@ -46,10 +46,10 @@ class BusSettings(Section):
     section = "bus"
 
     workers_address: str = endpoints(
-        "tcp://127.0.0.1:5570", "address for workers; in a list, a worker connects to one of the processors"
+        "tcp://127.0.0.1:5570", "address for workers; given a list, each worker connects to one of its processors"
     )
     clients_address: str = endpoints(
-        "tcp://127.0.0.1:5571", "address for clients; in a list, a client connects to all processors"
+        "tcp://127.0.0.1:5571", "address for clients; given a list, a client connects to all of its processors"
     )
     heartbeat_timeout_ms: int = milliseconds(
         3000,

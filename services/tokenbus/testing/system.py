@@ -61,7 +61,7 @@ async def bus(
         assert len(tokens) == 4
     """
     if workers > 1 and engine is not None and not callable(engine):
-        raise ValueError(f"engine: a function that creates engines, for {workers} workers, got one engine")
+        raise ValueError(f"engine: a function that creates engines, for {workers} workers, got an engine")
     if processors < 1:
         raise ValueError(f"processors: at least 1, got {processors}")
     made = Bus(_settings(settings or {}), processors, step_seconds)

@@ -21,7 +21,7 @@ from tokenbus_contracts import (
 )
 
 _LOWEST = np.float32(-9999)  # replaces minus infinity, as in OpenAI's API
-_HEADER_BYTES = 512  # a bound on the bytes of a header, and of all columns without their elements
+_HEADER_BYTES = 512  # upper bound on the header plus the framing (keys and lengths) of all columns
 _NONE_U1, _NONE_U4, _NONE_F4 = (np.zeros(0, np.dtype(kind)) for kind in ("u1", "<u4", "<f4"))
 _CHECKED_BY_ROW = (
     *("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids"),
@@ -91,7 +91,7 @@ class StepAssembler:
         try:
             batch = LogprobBatch(header, **columns)
         except ContractError:
-            # A number that its column cannot hold: clipped, so that encoding blames its row alone.
+            # A number that its column cannot hold: clipped, so that encoding blames only its row.
             clipped = {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW if name in columns}
             batch = LogprobBatch(header, **(columns | clipped))
         self._last_step = max(self._last_step, batch.header.step)

@@ -133,7 +133,7 @@ class CommandRunner:
         if name != "pause" and not (name == "sleep" and not control.sleep.level):
             self._method(name, name)
         if name == "sleep" and self._is_sleeping:
-            raise ValueError("sleep: an engine that is awake, got one that sleeps")
+            raise ValueError("sleep: the engine must be awake, but it is asleep")
         mode = getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP
         is_renewal = self._operator_paused and bool(control.pause.lease_ms)
         pause(running=mode == PauseMode.PAUSE_MODE_KEEP)
@@ -184,11 +184,11 @@ class CommandRunner:
 
     def _resume(self, _: Control) -> None:
         if self._is_damaged:
-            raise ValueError("resume: an engine whose weights are known, got one whose last update failed half-way")
+            raise ValueError("resume: the engine's weights must be known, but its last update failed half-way")
         if self._is_updating:
-            raise ValueError("resume: an engine whose update is finished, got one that takes weights")
+            raise ValueError("resume: the engine's update must be finished, but it still takes weights")
         if self._is_sleeping:
-            raise ValueError("resume: an engine that is awake, got one that sleeps")
+            raise ValueError("resume: the engine must be awake, but it is asleep")
         self._operator_paused = False
         self._resume_engine()
 
@@ -207,7 +207,7 @@ class CommandRunner:
         arguments = _parsed("transfer_weights.arguments", text, dict | list, "an object or a list")
         is_change = command.stage in _CHANGES
         if is_change and not self._is_updating:
-            raise ValueError("transfer_weights.stage: START before UPDATE and FINISH, got one without")
+            raise ValueError("transfer_weights.stage: START must come before UPDATE and FINISH, but it did not")
         transfer = self._method("transfer_weights", "transfer_weights")
         self._changing(lambda: transfer(command.stage, arguments), is_damage=is_change)
         if command.stage == stages.WEIGHT_TRANSFER_STAGE_START:

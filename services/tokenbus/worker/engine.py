@@ -159,8 +159,8 @@ class ControlledEngine(Engine, Protocol):
     def pause(self, *, running: bool) -> None:
         """Begin no new requests, and if `running` stop the running ones too.
 
-        Requests are still admitted and aborted. The engine has no work left after the launched steps and, unless
-        `running`, after the running requests.
+        Requests are still admitted and aborted. With `running`, the engine is idle once the launched steps are done;
+        otherwise once the running requests are done too.
         """
 
     def resume(self) -> None:
@@ -182,7 +182,7 @@ class ControlledEngine(Engine, Protocol):
         """Free memory of its device; called only without work."""
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Allocate the tagged parts of the memory again, without tags all parts; return whether all are there."""
+        """Allocate the tagged parts of the memory again, without tags all parts; return whether all are allocated."""
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
         """Clear the prefix cache; `also_running` makes running requests compute their prefixes again."""

@@ -179,7 +179,7 @@ class EngineLoop:
     def _admitted(self, generate: Generate) -> int:
         request_id, deadline = generate.request_id, generate.deadline_unix_ms
         if deadline and (late := self._unix_ms() - deadline) >= 0:
-            message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
+            message = f"deadline_unix_ms: must be in the future, but it passed {late} ms ago"
             raise _RefusedError(ErrorCode.ERROR_CODE_DEADLINE, message)
         try:
             if generate.continuation.token_ids and not isinstance(self._engine, ContinuesRequests):
@@ -192,7 +192,7 @@ class EngineLoop:
         except EngineBrokenError as error:
             self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
             raise
-        except Exception as error:  # noqa: BLE001 - it ends this request alone
+        except Exception as error:  # noqa: BLE001 - it ends only this request
             message = self._engine_error("admit", request_id, error)
             self._abort(request_id)  # the engine may have kept a part of the request
             raise _RefusedError(ErrorCode.ERROR_CODE_ENGINE, message) from None
@@ -211,7 +211,7 @@ class EngineLoop:
         if not generate.HasField("token_scoring"):
             return
         if not generate.HasField("top_logprobs"):
-            raise ValueError("token_scoring: one beside top_logprobs, got one without")
+            raise ValueError("token_scoring: only together with top_logprobs, got none")
         offered = self._engine.token_scores if isinstance(self._engine, ScoresTokens) else ()
         for field, _ in generate.token_scoring.ListFields():
             if field.name not in offered:

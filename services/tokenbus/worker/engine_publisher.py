@@ -76,7 +76,7 @@ class EnginePublisher(EngineOutput):
         except ContractError as error:
             self._end_invalid(_valid_request_ids(arrays), error)
             return
-        except Exception as error:  # noqa: BLE001 - arrays of any kind end this step's requests alone
+        except Exception as error:  # noqa: BLE001 - arrays of any kind end only this step's requests
             self.refuse(_valid_request_ids(arrays), f"{type(error).__name__}: {error}")
             return
         for batch in batches:
@@ -160,7 +160,7 @@ def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[
 
 
 def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> LogprobBatch:
-    """Return a batch with some rows empty and moved behind the others; their batch indices stay."""
+    """Return a batch with some rows empty and moved after the others; their batch indices stay."""
     columns = batch.select(np.flatnonzero(~empty)).columns
     rows = np.flatnonzero(empty)
     for name in ("request_ids", "batch_indices", "positions"):

@@ -67,7 +67,7 @@ class Publisher:
 
     Example:
         publisher = tokenbus.Publisher(tokenbus.Settings.load(), vocabulary_size=64)
-        with publisher:  # connects in the background, and the processor need not be there yet
+        with publisher:  # connects in the background, and the processor need not be running yet
             print(publisher.worker_id, publisher.epoch, publisher.take_requests())
     """
 
@@ -240,7 +240,7 @@ class Publisher:
                 sequence = self._retain(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_ids, epoch)
                 if not sequence:
                     self.session.ended(_leaving(batch), self.clock.now())
-                # A draft batch comes after the row that ended its request, so it adds none.
+                # A draft batch may follow the row that ended its request: it must not add the request again.
                 elif batch.header.kind is BatchKind.TARGET:
                     self._update_requests(batch)
             self._last_step = max(self._last_step, batch.header.step)

@@ -83,7 +83,7 @@ class Ragged:
         return self._of_kept(name, self._flattened(name, on_host(name, array), 1))
 
     def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements of the scored rows' kept tokens; the array has the scored rows alone, or all rows."""
+        """Return the elements of the scored rows' kept tokens; the array has only the scored rows, or all rows."""
         host = self._flattened(name, on_host(name, array), dimensions)
         if self._scored is not None and host.shape[0] == self.tokens:
             return host[self._scored if self.kept is None else self._scored & self.kept]

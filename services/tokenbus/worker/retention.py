@@ -27,7 +27,7 @@ class Retained:
 
     @property
     def last_sequence(self) -> int:
-        """The same sequence: one item is no run."""
+        """The same sequence: one item is not a run."""
         return self.sequence
 
 

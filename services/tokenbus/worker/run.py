@@ -51,7 +51,7 @@ def run_engine(
 ) -> None:
     """Run an engine as a worker: take requests, publish every step, serve metrics. Blocks until it has stopped.
 
-    The processor need not be there yet. After SIGTERM or SIGINT the worker takes no new requests, finishes the open
+    The processor need not be running yet. After SIGTERM or SIGINT the worker takes no new requests, finishes the open
     ones, and waits for all acknowledgements, each of the two for at most `worker.drain_timeout_ms`. A second signal
     ends the process, as does a first signal while the engine is made. One thread, which is not the caller's, calls all
     methods of the engine; the last one is `close`.

@@ -1,4 +1,4 @@
-"""WorkerSession: a worker's side of the stream protocol, without sockets and clocks.
+"""WorkerSession: a worker's side of the stream protocol, without sockets or clocks.
 
 `receive` handles frames, and `next_message` returns the next one to send. One thread at a time uses a session, and
 passes the time.

@@ -81,7 +81,7 @@ def settings_for(environment: Mapping[str, str] = os.environ) -> Settings:
     here: dict[str, object] = {
         "worker.id": f"fastdeploy-{queue_id(environment)}",
         "worker.max_requests": 0,  # requests come to the engine as they always did
-        "limits.max_rows": Limits.schema().max_rows,  # what ends in a step has a row beside the slots'
+        "limits.max_rows": Limits.schema().max_rows,  # what ends in a step has a row besides the slots'
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
     return Settings.load(environment=environment, overrides=overrides)

@@ -92,9 +92,7 @@ speculate_get_output = _GetOp(
     "Get the next step under speculation, without logprobs; a fourth argument has ranks above 0 get, too.",
     ranks="asked",
 )
-get_output = _GetOp(
-    "get_output", Kind.SINGLE, "Get the next step without speculation and without logprobs.", ranks="first"
-)
+get_output = _GetOp("get_output", Kind.SINGLE, "Get the next step without speculation or logprobs.", ranks="first")
 get_output_ep = _GetOp(
     "get_output_ep", Kind.SINGLE, "Get as `get_output`, on every rank: under data parallelism each has its own queue."
 )

@@ -53,7 +53,7 @@ class Steps:
     """Makes steps of messages, in the order in which they were saved; knows no thread and no processor."""
 
     def __init__(self, options: Options) -> None:
-        """Expect drafts behind their targets, until the calls show another order."""
+        """Expect drafts after their targets, until the calls show another order."""
         self.registry = SlotRegistry()
         self.counts = PublishedCounts()
         self._options = options
@@ -124,7 +124,7 @@ class Steps:
         return fitting[-1] if fitting else None
 
     def _drafted(self, target: _Step, draft: _Step) -> StepArrays:
-        """Return a draft as its target's: the same requests at the same places."""
+        """Return the draft's arrays with the request ids, positions and step of its target."""
         arrays, count = draft.arrays, draft.message.slots
         arrays.request_ids, arrays.positions = target.arrays.request_ids[:count], target.arrays.positions[:count]
         arrays.step = target.arrays.step

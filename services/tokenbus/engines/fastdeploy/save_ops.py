@@ -48,4 +48,4 @@ mtp_save_first_token = _SaveOp(
     "mtp_save_first_token",
     "Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step.",
 )
-save_output = _SaveOp("save_output", "Save a step without speculation and without logprobs: one token a slot.")
+save_output = _SaveOp("save_output", "Save a step without speculation or logprobs: one token a slot.")

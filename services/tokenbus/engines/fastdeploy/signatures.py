@@ -98,11 +98,11 @@ class Signature:
         make, outcome, identity = native.library().pack, native.Outcome(), message_id()
         try:
             data: bytes = make(self.native, outcome, given, socket, identity, sequence, lost)
-        except (TypeError, ValueError, OverflowError):  # an argument beside the tensors is no number
+        except (TypeError, ValueError, OverflowError):  # an argument besides the tensors is not a number
             if self.native.flag_at >= 0:
                 tensors.whole_number(f"{self.op}.message_flag", given[self.native.flag_at])
             raise
-        if not data and outcome.what == native.What.NO_BUFFER:  # an argument is no numpy array, or has another dtype
+        if not data and outcome.what == native.What.NO_BUFFER:  # an argument is not a numpy array, or has another dtype
             given = self._arrays(given)
             data = make(self.native, outcome, given, socket, identity, sequence, lost)
         if not data:

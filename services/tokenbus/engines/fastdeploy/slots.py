@@ -26,7 +26,7 @@ OVER = np.array([RowStatus.FINISHED_STOP, RowStatus.UNRECOVERABLE], np.uint8)
 REPLACED = RowStatus.ABORTED
 """The status of an added row that ends the previous request of a slot."""
 _Ended = tuple[int, int, RowStatus]
-"""The id and the position of a request that has a last row behind the slots', and that row's status."""
+"""The id and the position of a request that has a last row after the slots', and that row's status."""
 SlotRequests = npt.NDArray[np.void]
 """Of slots: the request that each has now, as far as that is known."""
 _SLOT = np.dtype(

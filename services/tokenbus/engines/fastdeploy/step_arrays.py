@@ -61,7 +61,7 @@ def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
 
 
 def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
-    """Return the slots' counts, and which tokens they are of: none from the first on that is no token's id."""
+    """Return the slots' counts and a mask of the tokens kept: a slot's tokens end at its first invalid id."""
     if message.kind.is_single:
         magic = np.where((ids == PREEMPTED) | (ids == UNRECOVERABLE), ids, 0)
         return np.where(ids >= 0, 1, magic).astype(np.int64), ids >= 0

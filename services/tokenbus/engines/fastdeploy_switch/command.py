@@ -137,8 +137,8 @@ def _switched(program: str, command: Sequence[str], environment: dict[str, str])
         if found != "off":
             raise CommandError(found)
     raise CommandError(
-        f"{start.python}: a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH as it starts, "
-        "got one that does neither: is Tokenbus installed for it?"
+        f"{start.python}: this Python must read tokenbus_fastdeploy.pth or PYTHONPATH as it starts, "
+        "but it reads neither: is Tokenbus installed for it?"
     )
 
 
@@ -179,7 +179,7 @@ def _start_of(program: str, arguments: Sequence[str]) -> _Start:
 
 
 def _first_line(program: str) -> list[str]:
-    """Return the words behind `#!` in a script's first line; none in another file."""
+    """Return the words after `#!` in a script's first line; none in another file."""
     try:
         with open(program, "rb") as file:  # noqa: PTH123 - what `which` found
             first = file.readline(4096)
@@ -193,7 +193,7 @@ def _is_python(path: str) -> bool:
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return Python's own options in its command line, without what ends them, and the script behind them."""
+    """Return Python's own options in its command line, without what ends them, and the script after them."""
     options: list[str] = []
     words = iter(arguments)
     for word in words:

@@ -70,7 +70,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
         super().__init__(options or NgramOptions(), default_tokenizer(), NgramRequests(model))
 
     def _compute(self, plan: Plan) -> NgramBlock:
-        """Draft and verify; first tokens come from the target alone."""
+        """Draft and verify; first tokens come only from the target."""
         requests, model, decoding = self._requests, self._model, plan.decode.size
         slots = np.concatenate([plan.decode, plan.first])
         params, positions = requests.params(slots), requests.positions[slots]

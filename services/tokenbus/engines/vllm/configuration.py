@@ -72,7 +72,7 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
 
 def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
 
-    class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known at run time alone
+    class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known only at run time
         """vLLM's parser, but errors are raised instead of ending the process."""
 
         def error(self, message: str) -> NoReturn:

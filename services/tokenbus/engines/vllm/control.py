@@ -91,7 +91,7 @@ class ControlledCore:
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
         """Run one stage of vLLM's weight transfer."""
         if self._config.weight_transfer_config is None:
-            raise ValueError("transfer_weights: a vLLM with --weight-transfer-config, got one without")
+            raise ValueError("transfer_weights: vLLM must run with --weight-transfer-config, but it does not")
         method, argument = _OF_STAGE[stage]
         if stage == WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE:
             self._weights = None
@@ -143,7 +143,7 @@ class ControlledCore:
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
         if self._config.lora_config is None:
-            raise ValueError("load_adapter: a vLLM with --enable-lora, got one without")
+            raise ValueError("load_adapter: vLLM must run with --enable-lora, but it does not")
         before = self._adapters.get(name)
         if before is not None and not replace:
             raise ValueError(f"load_adapter.name: {name!r} has already been loaded")

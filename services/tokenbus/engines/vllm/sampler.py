@@ -49,7 +49,7 @@ class PendingScores:
         return token_scores(self._found, self._kept, cu_num_generated_tokens)
 
 
-class ScoringSampler(Sampler):  # type: ignore[misc]  # known at run time alone
+class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
     """vLLM's sampler with our scores; the class of an existing instance is changed to this one."""
 
     runner: Any

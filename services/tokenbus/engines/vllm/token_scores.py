@@ -78,7 +78,7 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[int] | None = None) -> TokenScores:
-    """Convert the result of a call with equally many alternatives per token; `kept` selects lines."""
+    """Convert the result of a call with the same number of alternatives for every token; `kept` selects rows."""
     lines = found.token_ids.size
     width = found.alternative_token_ids.size // max(1, lines)
     every = slice(None) if kept is None else kept
@@ -150,7 +150,7 @@ def _taken(values: Array, counts: Array) -> Array:
 
 
 def _widened(values: Array, counts: Array) -> Array:
-    """Split values into lines of the given sizes, padded with zeros to the longest."""
+    """Split values into rows of the given sizes, padded with zeros to the longest."""
     return _put(mask_of(counts, int(counts.max(initial=0))), values)
 
 

@@ -25,7 +25,7 @@ typedef float f32 __attribute__((aligned(1), may_alias));
 #define MOST_NUMBER_BYTES 32
 #define MOST_DIGITS 16
 #define MOST_POWER 30
-#define NARROW 11 /* powers of ten that fit into 64 bits beside a mantissa and two bits */
+#define NARROW 11 /* powers of ten that fit into 64 bits besides a mantissa and two bits */
 
 /* Why nothing was written; IS_LEFT: the row's text is not just the texts of its tokens. */
 enum { NO_FRAGMENT = -1, NO_ROOM = -2, NO_NUMBER = -3, IS_LEFT = -4 };
@@ -46,7 +46,7 @@ struct columns {
 
 /*
  * Defines a function that returns the shortest decimal for a float, without its point, and sets `power` to the number
- * of digits behind the point. `unit` is the power of ten that leaves nine or ten digits, which always suffice. The float
+ * of digits after the point. `unit` is the power of ten that leaves nine or ten digits, which always suffice. The float
  * is mantissa / 2^(shift - 2). Decimals read as this float from half a step below it to half a step above it; from a
  * quarter below if smaller floats are closer together. Only even mantissas include both ends.
  */
@@ -66,7 +66,7 @@ struct columns {
 SHORTEST(shortest_narrow, uint64_t)
 SHORTEST(shortest_wide, u128)
 
-/* Writes a number as orjson does, and returns the address behind it; 0 if it is out of range. */
+/* Writes a number as orjson does, and returns the address after it; 0 if it is out of range. */
 static uint8_t *number(uint8_t *out, float value, const u128 *powers) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
@@ -90,7 +90,7 @@ static uint8_t *number(uint8_t *out, float value, const u128 *powers) {
         digits /= 10;
     } while (digits);
     int length = MOST_DIGITS - first;
-    const uint8_t *from = text + first;              /* copied with the bytes behind it, for a constant size */
+    const uint8_t *from = text + first;              /* copied with the bytes after it, for a constant size */
     int before = length - power;                     /* digits before the point */
     if (before > 0) {
         memcpy(out, from, MOST_DIGITS);
@@ -263,7 +263,7 @@ struct step {
 /* One request's stream of events. */
 struct stream {
     uint64_t key;
-    const uint8_t *around;          /* the bytes before a row's text, behind it, and at the event's end */
+    const uint8_t *around;          /* the bytes before a row's text, after it, and at the event's end */
     int64_t tokens, characters;     /* written so far */
     int32_t before, behind, ending; /* sizes of the three parts of `around` */
     int32_t socket;                 /* receives the events; below 0: Python sends them */

@@ -46,7 +46,7 @@ export function visible(text) {
 /** Whether a text is invisible, like a part of a character; spaces and line ends take room. */
 export const isUnseen = (text) => /^[\p{Cc}\p{Cf}]*$/u.test(text) && !/[\n\t]/.test(text);
 
-/** Whether a text turns the writing direction of the text behind it. */
+/** Whether a text turns the writing direction of the text after it. */
 export const isTurning = (text) => /[\u202a-\u202e\u2066-\u2069]/.test(text);
 
 function escaped(letter) {

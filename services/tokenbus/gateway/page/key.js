@@ -1,4 +1,4 @@
-// The API key, for this tab alone: it is sent in a header, never in a URL.
+// The API key, for this tab only: it is sent in a header, never in a URL.
 
 const NAME = "tokenbus-api-key";
 

@@ -160,7 +160,7 @@ class _Reader:
         self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(self._position))
 
     async def new_items(self, server: ServerConnection, message: Msg, request_id: int | None) -> list[StreamItem]:
-        """Return the items of a message that are after the position and not repeated, of one request or of all.
+        """Return the message's items after the current position, without repeats; only those of `request_id` if given.
 
         Raises LogError if the position is in another message of this number, or beyond the message's last item.
         """

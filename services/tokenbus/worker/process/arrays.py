@@ -62,7 +62,7 @@ def hosted(arrays: StepArrays, most: int) -> Hosted:
             values = given
         else:
             values = _converted(ARRAYS[index], given)
-            buffer = memoryview(values)  # type: ignore[arg-type]  # as numpy's types have it, an array is no buffer
+            buffer = memoryview(values)  # type: ignore[arg-type]  # as numpy's types have it, an array is not a buffer
         if buffer.ndim > _MAX_DIMENSIONS:
             raise ContractError(ARRAYS[index], f"{_MAX_DIMENSIONS} dimensions", buffer.ndim, rule=Rule.MAX)
         size += _ARRAY.size + (buffer.nbytes + 7) // 8 * 8

@@ -229,7 +229,7 @@ def test_what_trainers_read_of_its_configuration(engine: VllmEngine) -> None:
 
 @in_its_process
 def test_what_this_vllm_was_not_started_with_is_refused(engine: VllmEngine) -> None:
-    with pytest.raises(ValueError, match=r"^transfer_weights: a vLLM with --weight-transfer-config, got one without$"):
+    with pytest.raises(ValueError, match=r"^transfer_weights: vLLM must run with --weight-transfer-config"):
         engine.transfer_weights(WeightTransferStage.WEIGHT_TRANSFER_STAGE_INIT, {})
     with pytest.raises(ValueError, match=r"^sleep.level: 0 without --enable-sleep-mode, got 1$"):
         engine.sleep(1)

@@ -14,7 +14,7 @@ _LIBRARY, _SOURCE = (Path(__file__).with_name(name) for name in ("ops.so", "ops.
 ROLES = 11
 """The number of roles that a save op's tensors can have: those of `enum role` in ops.c."""
 MORE, WHOLE, ENDED, REFUSED = range(4)
-"""What `receive` returns: the message is incomplete; it is whole; the peer has ended; its bytes are no message."""
+"""What `receive` returns: the message is incomplete; it is whole; the peer has ended; its bytes are not a message."""
 What = IntEnum(
     "What",
     "FITS NO_BUFFER DIMENSIONS MOST_SLOTS TOO_SHORT TOO_MANY NO_PLACE NARROW EMPTY NO_COLUMNS",
@@ -55,7 +55,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "acknowledged": (c_int64, (c_int,)),
     # (an environment variable, its default) -> its number, or -1 if it is none
     "number": (c_int, (c_char_p, c_int)),
-    # (kind, message's address or None to check the outputs alone, whether the queue is empty, whether the form packs
+    # (kind, message's address or None to check only the outputs, whether the queue is empty, whether the form packs
     # the number of columns, columns wanted, three outputs, outcome) -> whether the outputs fit
     "fill": (c_int, (c_int, c_void_p, c_int, c_int, c_int64, *(py_object,) * 3, POINTER(Outcome))),
 }
@@ -64,7 +64,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def library() -> SimpleNamespace:
-    """Return the functions of ops.c by their names, and `most_bytes`, the most bytes that a message may have."""
+    """Return the functions of ops.c by their names, and `most_bytes`, the maximum size of a message."""
     try:
         opened = open_library(_LIBRARY, _SOURCE)
     except LibraryError as error:

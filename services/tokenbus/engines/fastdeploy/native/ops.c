@@ -122,7 +122,7 @@ static int take(struct given *given, const struct call *call, void *tuple, struc
         if (!is_format(buffer, FORMATS[role])) return fails(fault, NO_BUFFER, role, 0, 0, 0);
         given->items[role] = buffer->bytes / buffer->item_bytes;
     }
-    return !PyErr_Occurred(); /* a flag that is no number: ctypes raises CPython's error */
+    return !PyErr_Occurred(); /* a flag that is not a number: ctypes raises CPython's error */
 }
 
 static void release(struct given *given) {
@@ -174,7 +174,7 @@ static int check_places(const struct given *given, int op, int64_t slots, const 
             if (tokens > width) return fails(fault, NARROW, TOKENS, slot, tokens, width);
         }
         if (!given->has[OFFSETS]) continue;
-        /* Newer runners pass offsets of the slots in use alone. */
+        /* Newer runners pass offsets of only the slots in use. */
         if (slot >= given->items[OFFSETS]) return fails(fault, TOO_SHORT, OFFSETS, slot, slot + 1, given->items[OFFSETS]);
         int64_t begin = DATA(int32_t, OFFSETS)[slot], of_slot = op == FIRST_TOPK ? 1 : tokens;
         int64_t there = width == FLAT ? given->items[TOKENS] : given->of[IDS].shape[0];
@@ -229,7 +229,7 @@ static void write_tokens(const struct given *given, int op, int64_t slots, const
         for (int32_t place = 0; place < counts[slot]; place++, entry++) {
             if (!given->has[SCORES]) into->tokens[entry] = (int32_t)own[place];
             else if (place == 0 || op == SPECULATED_TOPK) write_line(given, into, entry, begin + place, columns, own[place]);
-            else { /* a draft behind a first token has an id, and no scores */
+            else { /* a draft after a first token has an id, and no scores */
                 for (int64_t column = 0; column < columns; column++) into->tokens[entry * columns + column] = NOTHING;
                 into->tokens[entry * columns] = (int32_t)own[place];
                 memset(into->scores + entry * columns, 0, columns * sizeof(float));
@@ -374,7 +374,7 @@ struct reading {
 };
 enum progress { MORE, WHOLE, ENDED, REFUSED };
 
-/* Tell whether a header could be `packed`'s. Nothing is read behind one that could not. */
+/* Tell whether a header could be `packed`'s. Nothing is read after one that could not. */
 static int is_sound(const struct header *header) {
     static const uint32_t MOST[] = {0, SLOTS, SLOTS, SPECULATIVE_SLOTS, SLOTS};
     int kind = header->kind;
@@ -420,7 +420,7 @@ int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *readin
 
 /*
  * Acknowledge a message, and reset for the next one. Return 0, or the sequence if the socket has no room for it now. That
- * the process which saved the message has ended is no error.
+ * the process which saved the message has ended is not an error.
  */
 uint64_t tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
     uint64_t sequence = reading->sequence;
@@ -451,7 +451,7 @@ int tokenbus_fastdeploy_number(const char *variable, int otherwise) {
     return *end || text[0] < '0' || text[0] > '9' || found > INT32_MAX ? -1 : (int)found;
 }
 
-/* The most bytes that a message may have. */
+/* The maximum size of a message in bytes. */
 const uint32_t tokenbus_fastdeploy_most_bytes =
     sizeof(struct header) + 4 * (SLOTS + SLOTS * MOST_TOKENS * COLUMNS * 2 + SLOTS * MOST_TOKENS);
 

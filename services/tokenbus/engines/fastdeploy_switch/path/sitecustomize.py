@@ -3,7 +3,7 @@
 Python imports only one `sitecustomize` at its start, so this one imports the one that it hides.
 """
 
-# ruff: noqa: INP001 - the folder is put on a path, and is no package
+# ruff: noqa: INP001 - the folder is put on a path, and is not a package
 import os
 import sys
 
