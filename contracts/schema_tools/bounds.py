@@ -121,7 +121,7 @@ def _missing(name: str, message: DescriptorProto) -> Iterator[str]:
         if bounds.HasField("default_max") and bounds.default_max > bounds.max:
             yield f"{name}.{field.name}: default_max {bounds.default_max} above max {bounds.max}"
         if bounds.HasField("least") and bounds.HasField("min"):
-            yield f"{name}.{field.name}: least {bounds.least} beside min {bounds.min}, and they say the same"
+            yield f"{name}.{field.name}: least {bounds.least} with min {bounds.min}, and they say the same"
         if bounds.default_max_items > bounds.max_items:
             yield f"{name}.{field.name}: default_max_items above max_items {bounds.max_items}"
         counted = bounds.length and field.type == FieldDescriptorProto.TYPE_UINT32

@@ -102,7 +102,7 @@ def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_pro
     Masks are computed from processed logits: `logits` if these are processed or the only ones, else `other_logits`.
     """
     if asked.other_logprobs is not None and not has_other and np.any(asked.other_logprobs):
-        raise ContractError("other_logprobs", "other_logits beside them", "none", rule=Rule.REQUIRED)
+        raise ContractError("other_logprobs", "other_logits with them", "none", rule=Rule.REQUIRED)
     wanted = has_other if asked.other_logprobs is None else asked.other_logprobs
     if asked.is_alike and not (wanted or asked.entropies or asked.mask_bounds):
         return None
@@ -161,7 +161,7 @@ def _given(asked: Asked, requests: int, vocabulary: int) -> tuple[Index, Ids]:
     """Return the number of given ids of each request, and all ids; without counts all requests use the same ids."""
     if asked.given_token_ids is None:
         if asked.given_counts is not None:
-            raise ContractError("given_counts", "given_token_ids beside them", "none", rule=Rule.REQUIRED)
+            raise ContractError("given_counts", "given_token_ids with them", "none", rule=Rule.REQUIRED)
         return np.zeros(requests, np.intp), np.zeros(0, np.uint32)
     ids = whole("given_token_ids", asked.given_token_ids, vocabulary - 1).astype(np.uint32)
     if asked.given_counts is None:

@@ -63,7 +63,7 @@ def plan(
         return _alike(rows, top_k)
     if token_counts is None:
         if offsets is not None:
-            raise ContractError("offsets", "token_counts beside them", "none", rule=Rule.REQUIRED)
+            raise ContractError("offsets", "token_counts with them", "none", rule=Rule.REQUIRED)
         counts = np.ones(rows, np.intp)
         starts = np.arange(rows, dtype=np.intp)
     else:

@@ -86,7 +86,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"use_beam_search": True}, "use_beam_search: not offered, got True"),
         ({"n": 2, "best_of": 3}, "best_of: at most n, 2, as choices are not selected, got 3"),
         ({"max_tokens": 10}, "max_tokens: at most 9, the model's context, got 10"),
-        ({"max_tokens": 0}, "max_tokens: at least 1 without echo and prompt_logprobs, got 0"),
+        ({"max_tokens": 0}, "max_tokens: at least 1 without echo or prompt_logprobs, got 0"),
         ({"prompt_logprobs": 21}, "prompt_logprobs: expected int <= 20, got 21"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: only without stream, got it with"),
         ({"prompt_logprob_token_ids": []}, "prompt_logprob_token_ids: expected array of length >= 1, got a length of 0"),  # noqa: E501

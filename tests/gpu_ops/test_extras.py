@@ -144,7 +144,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"other_logits": np.zeros((4, 300), np.float16)}, "other_logits: like logits: shape (4, 300), float32, on the CPU, got shape (4, 300), float16, on the CPU"),  # noqa: E501
     ({"other_logits": as_if_on_gpu(np.zeros((4, 300), np.float32))}, "other_logits: like logits: shape (4, 300), float32, on the CPU, got shape (4, 300), float32, on GPU 0"),  # noqa: E501
     ({"other_logits": 7}, "other_logits: an array of numpy, paddle, torch, cupy or another DLPack library, got int"),
-    ({"other_logprobs": [False, True, False, False]}, "other_logprobs: other_logits beside them, got none"),
+    ({"other_logprobs": [False, True, False, False]}, "other_logprobs: other_logits with them, got none"),
     ({"entropies": [1] * 4}, "entropies: True or False for each request, got int64"),
     ({"entropies": [True]}, "entropies: 4 elements, one for each request, got 1"),
     ({"mask_bounds": 1025}, "mask_bounds: at most 1024, got 1025"),
@@ -153,7 +153,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"given_token_ids": [1] * 129}, "given_token_ids: at most 128 elements, got 129"),
     ({"given_counts": [0, 129, 0, 0], "given_token_ids": [1] * 129}, "given_counts[1]: at most 128, got 129"),
     ({"given_counts": [0, 1, 1, 0], "given_token_ids": [1, 2, 3]}, "given_token_ids: 2 elements, the sum of given_counts, got 3"),  # noqa: E501
-    ({"given_counts": [0] * 4}, "given_counts: given_token_ids beside them, got none"),
+    ({"given_counts": [0] * 4}, "given_counts: given_token_ids with them, got none"),
 ]  # fmt: skip
 
 

@@ -100,7 +100,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"token_counts": [10, -1]}, "token_counts[1]: at least 0, got -1"),
     ({"token_counts": [2, 4], "offsets": [0]}, "offsets: 2 or 3 elements, one for each request and the end, got 1"),
     ({"token_counts": [2, 0], "offsets": [0, 10]}, "offsets[1]: at most 9, got 10"),
-    ({"offsets": [0]}, "offsets: token_counts beside them, got none"),
+    ({"offsets": [0]}, "offsets: token_counts with them, got none"),
     ({"scored": [1] * 9}, "scored: True or False for each request, got int64"),
     ({"scored": [True]}, "scored: 9 elements, one for each request, got 1"),
     ({"value_kind": ValueKind.UNSPECIFIED}, ("value_kind: one of RAW_LOGPROBS, PROCESSED_LOGPROBS, RAW_LOGITS, PROCESSED_LOGITS, got <ValueKind.UNSPECIFIED: 0>")),  # noqa: E501

@@ -41,7 +41,7 @@ CHANGES = {
     "bounds: LogprobBatch.top_ks.max: 127 was released, 100 is in the schema": (CONTRACT, "max: 127\n    default_max: 20", "max: 100\n    default_max: 20"),  # noqa: E501
     "bounds: Generate.top_logprobs.max: 127, but LogprobBatch.top_ks.max is 100, and they are one bound": None,
     "bounds: LogprobBatch.alternative_token_ids.max_items: ": None,
-    "bounds: TokenBias.bias: least -100 beside min 1, and they say the same": (REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n"),  # noqa: E501
+    "bounds: TokenBias.bias: least -100 with min 1, and they say the same": (REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n"),  # noqa: E501
     "bounds: Hello.request_ids: repeated without max_items": (STREAM, "    max_items: 65536\n", ""),
     "bounds: Heartbeat.Inner.text: text or bytes without max_bytes": (STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{NESTED}"),  # noqa: E501
     'breaking: proto/tokenbus/v1/stream.proto:*Previously present field "10" with name "tp_rank"': (STREAM, "uint32 tp_rank = 10", "uint32 tp_rank = 99"),  # noqa: E501

@@ -264,7 +264,7 @@ class Reader:
         if common["sampling"].get("max_tokens") == 0:
             del common["sampling"]["max_tokens"]
             if not (body.echo or common["prompt_scoring"]):
-                raise invalid("max_tokens", "at least 1 without echo and prompt_logprobs, got 0")
+                raise invalid("max_tokens", "at least 1 without echo or prompt_logprobs, got 0")
             common["prompt_scoring"] = {**(common["prompt_scoring"] or {}), "without_generation": True}
         logprobs = 0 if common["names_alternatives"] else body.logprobs
         return self._bounded(CompletionRequest(prompts=prompts, top_logprobs=logprobs, **common))

@@ -63,7 +63,7 @@ class BusSettings(Section):
         "for processors with a key: the allow-list, a file made by `tokenbus keys`; read again when it changes"
     )
     insecure: bool = choice(
-        "allow TCP beyond loopback without keys, and a durable log there without TLS and credentials",
+        "allow TCP beyond loopback without keys, and a durable log there without TLS or credentials",
         default=False,
     )
 
