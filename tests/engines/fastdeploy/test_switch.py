@@ -38,7 +38,7 @@ SERVER = ["-m", "fastdeploy.entrypoints.api_server"]
 STEPS = 3
 SWITCHED = f"tokens {list(range(4 * STEPS))}\n"
 OPS = "fastdeploy.model_executor.ops"
-NO_SWITCH = "a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH"
+NO_SWITCH = "this Python must read tokenbus_fastdeploy.pth or PYTHONPATH"
 
 
 # FastDeploy is imported in this process.
