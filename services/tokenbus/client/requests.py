@@ -35,8 +35,6 @@ _ENGINE, _UNRECOVERABLE = ErrorCode.ERROR_CODE_ENGINE, "the engine lost its stat
 class OpenRequests(RequestTable):
     """The table of a client's requests, with the application's calls and the processors' frames that change it."""
 
-    # Calls of the application.
-
     def open(self, generate: Generate, *, is_submitted: bool = False) -> RequestTokens:
         """Send a request; a ContractError says which bound it breaks.
 

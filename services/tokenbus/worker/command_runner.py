@@ -164,8 +164,6 @@ class CommandRunner:
             self._method("resume", "resume")()
             self._is_paused = False
 
-    # The commands.
-
     def _describe(self, _: Control) -> None:
         """Do nothing: each answer has the engine's state."""
 

@@ -146,8 +146,6 @@ class Publisher:
         """Batches that had to wait for room in retention."""
         self.blocked_seconds = 0.0
 
-    # Start and end.
-
     def __enter__(self) -> "Publisher":
         self._thread, _ = start_loop_thread(f"tokenbus-{self.worker_id}", self._run)
         return self
