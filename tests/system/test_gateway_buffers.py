@@ -15,7 +15,7 @@ from tokenbus.engines.synthetic import true_tokens
 from tokenbus.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
-UNREAD = many(500, 24)
+UNREAD = many(500, 40)
 _FILL, _OPEN = (f'tokenbus_fill_ratio{{of="{name}"}}' for name in ("buffers", "requests"))
 _BEGUN = f'tokenbus_gateway_answers_total{{route="/v1/completions",status="200"}} {UNREAD + 1}.0'
 
