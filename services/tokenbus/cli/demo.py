@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -21,6 +21,7 @@ from tokenbus.cli.supervisor import ServiceEvent, Supervisor
 from tokenbus.cli.system import Plan, plan_for, runtime_folder
 from tokenbus.cli.terminal import Progress, styled
 from tokenbus.client import Client
+from tokenbus.client.tokens import Turn
 from tokenbus.delivery import RequestFailedError
 from tokenbus.logs import configure
 from tokenbus.plugins import END_NAME, load_tokenizer
@@ -49,8 +50,10 @@ _PROMPTS = (
     "In the morning the ships",
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
-_KILLS = {"mixed-0": 1000, "processor": 5000}
-"""The number of tokens after which each service is killed, while most requests are open."""
+_WORKER, _WORKER_TOKENS = "mixed-0", 300
+"""The worker that is killed once its open requests have as many tokens: they go on at another one."""
+_ALL_TOKENS = 5000
+"""The number of tokens of all requests after which the processor is killed, while most of them are open."""
 _STEPS_PER_SECOND = 60
 """The speed of a large model. At full speed the engine would finish before the kills."""
 _LOOK_SECONDS = 0.01
@@ -134,16 +137,20 @@ async def _demo(settings: Settings, system: Supervisor, progress: Progress, show
     answers = [Answer(generate) for generate in generates]
     open_at: dict[str, int] = {}
     restarts: list[asyncio.Task[None]] = []
+
+    async def kill(service: str, is_time: Callable[[], bool]) -> None:
+        await _show_tokens(answers, progress, answering, is_time)
+        open_at[service] = sum(not answer.is_done for answer in answers)
+        show(f"   {service} is killed (kill -9) with {open_at[service]} requests open, and started again")
+        restarts.append(asyncio.create_task(system.restart(service)))  # the requests do not wait for it
+
     show(styled(f"2. {_REQUESTS} requests to an n-gram model, up to {_TOKENS} tokens with 5 alternatives each", "bold"))
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
         answering = asyncio.gather(*(_receive(client, answer) for answer in answers))
         try:
-            for service, tokens in _KILLS.items():
-                await _show_tokens(answers, progress, answering, tokens)
-                open_at[service] = sum(not answer.is_done for answer in answers)
-                show(f"   {service} is killed (kill -9) with {open_at[service]} requests open, and started again")
-                restarts.append(asyncio.create_task(system.restart(service)))  # the requests do not wait for it
-            await _show_tokens(answers, progress, answering)
+            await kill(_WORKER, lambda: _token_count(a for a in answers if a.is_at(_WORKER)) >= _WORKER_TOKENS)
+            await kill("processor", lambda: _token_count(answers) >= _ALL_TOKENS)
+            await _show_tokens(answers, progress, answering, lambda: False)
             await asyncio.gather(answering, *restarts)
         finally:
             answering.cancel()
@@ -158,12 +165,19 @@ async def _demo(settings: Settings, system: Supervisor, progress: Progress, show
 
 
 async def _show_tokens(
-    answers: Sequence["Answer"], progress: Progress, answering: "asyncio.Future[Any]", most: float = math.inf
+    answers: Sequence["Answer"],
+    progress: Progress,
+    answering: "asyncio.Future[Any]",
+    is_enough: Callable[[], bool],
 ) -> None:
-    """Show the number of received tokens, until it reaches `most` or all requests have ended."""
-    while not answering.done() and sum(answer.position for answer in answers) < most:
-        progress.show(lambda: f"{sum(answer.position for answer in answers):,} tokens")
+    """Show the number of received tokens, until they are enough or all requests have ended."""
+    while not (answering.done() or is_enough()):
+        progress.show(lambda: f"{_token_count(answers):,} tokens")
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _token_count(answers: Iterable["Answer"]) -> int:
+    return sum(answer.position for answer in answers)
 
 
 @dataclass(slots=True)
@@ -176,10 +190,14 @@ class Answer:
     """The expected position of the next token."""
     lost: int = 0
     repeated: int = 0
-    turns: int = 1
-    """The number of workers that computed it in turn: one more for each lost worker."""
+    turns: Sequence[Turn] = ()
     error: str = ""
     is_done: bool = False
+
+    def is_at(self, worker_id: str) -> bool:
+        """Return whether the worker has computed tokens of it and computes more."""
+        turn = self.turns[-1] if self.turns else None
+        return turn is not None and not self.is_done and turn.worker_id == worker_id and self.position > turn.begin
 
     def add(self, row: Row) -> None:
         self.lost += max(0, row.position - self.position)
@@ -206,7 +224,7 @@ async def _receive(client: Client, answer: Answer) -> None:
         generation = client.generate(answer.generate)
         async for row in generation.rows():
             answer.add(row)
-        answer.turns = len(generation.turns)
+            answer.turns = generation.turns
     except RequestFailedError as error:
         answer.error = str(error)
     answer.is_done = True
@@ -251,7 +269,7 @@ def compared(answers: Sequence[Answer], expected: ExpectedRows) -> Results:
         "errors": [answer.error for answer in answers if answer.error],
     }
     tokens = sum(row.token_ids.size for answer in answers for row in answer.rows)
-    continued = sum(answer.turns > 1 for answer in answers)
+    continued = sum(len(answer.turns) > 1 for answer in answers)
     return {"ok": not any(wrong.values()), "requests": len(answers), "tokens": tokens, "continued": continued, **wrong}
 
 
