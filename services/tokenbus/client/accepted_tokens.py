@@ -75,6 +75,10 @@ def _merged(parts: list[_Rows]) -> _Rows:
     if not parts:
         return _Rows(np.zeros(0, np.int64), np.zeros(0, np.intp), np.zeros(0, np.uint32))
     serials, counts, token_ids = map(np.concatenate, zip(*parts, strict=True))
-    of_tokens = np.repeat(serials, counts)
-    found, totals = np.unique(of_tokens, return_counts=True)
-    return _Rows(found, totals, token_ids[np.argsort(of_tokens, kind="stable")])
+    begins = np.cumsum(counts) - counts
+    order = np.argsort(serials, kind="stable")
+    serials, counts, begins = serials[order], counts[order], begins[order]
+    # Where each token comes from: the row's tokens follow those of the rows before it.
+    sources = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(token_ids.size)
+    firsts = np.flatnonzero(np.diff(serials, prepend=-1))
+    return _Rows(serials[firsts], np.add.reduceat(counts, firsts), token_ids[sources])
