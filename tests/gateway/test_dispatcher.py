@@ -136,6 +136,21 @@ async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int
         assert dispatcher.backlog.size == 0
 
 
+async def test_steps_that_came_while_the_gateway_stood_still_are_delivered_before_an_answer_ends() -> None:
+    buffers = Buffers(8 * 5000)  # two steps may wait
+    async with _running(buffers) as (processor, dispatcher, caller):
+        listener = _Listener()
+        answer = _Holder(listener, buffers)
+        buffers.join(answer)
+        await dispatcher.open([5], [generate_of(5)], answer, caller)
+        await processor.body("generate")
+        for position in range(30):
+            processor.rows(RowShape(5, position, 1))
+        await turns()
+        assert (answer.evictions, listener.seen) == (0, list(range(1, 31)))
+        assert dispatcher.backlog.size == 0
+
+
 class _Holder(Answer):
     def __init__(self, listener: _Listener, buffers: Buffers) -> None:
         super().__init__(1000, buffers)

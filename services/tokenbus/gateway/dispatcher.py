@@ -137,6 +137,10 @@ class Dispatcher:
             tasks.create_task(self._deliver_all())
             async for output in steps:
                 self._receive(output)
+                if self.backlog.size > self.most_backlog:
+                    await asyncio.sleep(0)  # after a stall of this process all steps come at once: deliver some first
+                    if self.backlog.size > self.most_backlog:
+                        self._end_heaviest()
 
     def _scored(self, scores: PromptScores) -> None:
         one = self._opened.get(scores.request_id)
@@ -168,8 +172,6 @@ class Dispatcher:
         if len(self.backlog) > _MOST_BEHIND and now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._buffers.evict_unread(self._settings.stream_buffer_bytes // _UNREAD_SHARE)
-        if self.backlog.size > self.most_backlog:
-            self._end_heaviest()
 
     async def _deliver_all(self) -> None:
         while True:
