@@ -3,11 +3,11 @@
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tests.in_process.builders import settings
 from tokenbus.client.tokens import Turn

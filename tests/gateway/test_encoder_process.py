@@ -1,11 +1,11 @@
 """What an encoder's process says of a body is what the gateway itself would read in it."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from tests.in_process.builders import settings
 from tokenbus.gateway.completion_request import BodyHeaders, Reader, unpacked

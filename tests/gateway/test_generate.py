@@ -1,10 +1,10 @@
 """Token ids out: answers of /inference/v1/generate, of steps that are at hand."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.gateway.rendering import Steps, chunks, said, spelled, three_steps
 from tests.in_process.builders import settings

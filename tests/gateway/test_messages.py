@@ -1,13 +1,13 @@
 """Anthropic's /v1/messages: the chat that a body is, and the events and answers that its clients read."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from anthropic.types import Message as Answer
 from anthropic.types import RawMessageStreamEvent
+from msgspec.structs import replace
 from pydantic import TypeAdapter
 
 from tests.gateway.rendering import FORCED_CALLS, FOUND_CALL, Steps, begun, both, named, three_steps

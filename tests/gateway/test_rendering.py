@@ -1,12 +1,12 @@
 """What is written of rows: each form says what the columns hold, in a stream as at once."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.gateway.rendering import array, chunks, joined, said
 from tests.in_process.builders import settings

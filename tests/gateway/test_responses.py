@@ -1,11 +1,11 @@
 """OpenAI's /v1/responses: the chat that a body is, and the events and answers that its clients read."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 

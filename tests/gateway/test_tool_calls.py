@@ -1,7 +1,6 @@
 """Calls of functions: what a chat's body makes of the output's form, and what the output's text becomes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tokenizers import AddedToken
 
 from tests.gateway.rendering import Steps, chunks, said, spelled, three_steps

@@ -56,10 +56,12 @@ class Progress:
     def next_position(self, request_id: int) -> int:
         return int(self._positions[self._slots[request_id]])
 
-    def go_on(self, request_id: int, token_ids: Ids) -> None:
+    def go_on(self, request_id: int, token_ids: Ids, *, is_last: bool) -> None:
+        """Count a row's new tokens; after the last row nothing goes on after them, so they are not kept."""
         slot = self._slots[request_id]
         self._positions[slot] += token_ids.size
-        self._accepted.add(self._serials[slot : slot + 1].copy(), np.array([token_ids.size]), token_ids)
+        if not is_last:
+            self._accepted.add(self._serials[slot : slot + 1].copy(), np.array([token_ids.size]), token_ids)
 
     def accepted(self, request_id: int) -> Ids:
         """Return the tokens of a request since it was opened."""

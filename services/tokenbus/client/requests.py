@@ -183,7 +183,8 @@ class OpenRequests(RequestTable):
         self._weights.note_row(step.rows.header.weight_version, request.request_id, expected)
         begin = int(step.rows.token_counts[:index].sum())
         token_ids = step.rows.token_ids[begin + expected - position : begin + tokens]
-        self._progress.go_on(request.request_id, token_ids)
+        is_last = status in FINISHED and status is not RowStatus.UNRECOVERABLE
+        self._progress.go_on(request.request_id, token_ids, is_last=is_last)
         # An output stream gets the row itself: nobody would take it from the request's buffer.
         if not self._output.is_open and request.tokens.put(step, index) > self._max_rows:
             self._end_slow(request)

@@ -3,7 +3,6 @@
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from sys import getsizeof
 from types import MappingProxyType
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import orjson
+from msgspec import field
+from msgspec.structs import replace
 
 from tokenbus.client.parameters import CONTINUATIONS
 from tokenbus.client.tokens import Turn
@@ -71,8 +72,7 @@ class Ending(NamedTuple):
     turns: Sequence[Turn] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of all choices, and the form of the answer."""
 
     model: str
@@ -151,7 +151,7 @@ class CompletionRequest:
     @property
     def size(self) -> int:
         """Memory of its prompts and texts, in bytes."""
-        return _memory_of([*self.prompts, *self.echoes, self.sampling, self.echoed, self.forced and self.forced.schema])
+        return _memory_of(*self.prompts, *self.echoes, self.sampling, self.echoed, self.forced and self.forced.schema)
 
     def packed(self) -> bytes:
         prompts = [array(_IDS, each).tobytes() for each in self.prompts]
@@ -560,14 +560,16 @@ def _bytes_of(value: object) -> int:
     return 8
 
 
-def _memory_of(value: object) -> int:
-    """Return the memory of a value with its members, in bytes; an array contains its ids."""
-    members: Iterable[object] = ()
-    if isinstance(value, dict):
-        members = (*value, *value.values())
-    elif isinstance(value, list):
-        members = value
-    return getsizeof(value) + sum(map(_memory_of, members))
+def _memory_of(*values: object) -> int:
+    """Return the memory of values with their members, in bytes; an array contains its ids."""
+    size, left = 0, list(values)
+    for value in left:  # which grows meanwhile
+        size += getsizeof(value)
+        if isinstance(value, dict):
+            left += (*value, *value.values())
+        elif isinstance(value, list):
+            left += value
+    return size
 
 
 def _prompt_scoring(body: bodies.Generation) -> dict[str, Any] | None:

@@ -128,8 +128,8 @@ class AnswerResponse(Response):
                 self._gzip = _Gzip()
                 headers = [each for each in headers if each[0] != b"content-length"]
                 headers.append((b"content-encoding", b"gzip"))
-        if form := Headers(scope=scope).get("endpoint-load-metrics-format"):
-            headers = [*headers, (b"endpoint-load-metrics", _written_load(form, self._load_report()))]
+        if form := dict(scope["headers"]).get(b"endpoint-load-metrics-format"):
+            headers = [*headers, (b"endpoint-load-metrics", _written_load(form.decode("latin-1"), self._load_report()))]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._name]})
         send = scope.get("extensions", {}).get(RAW_SEND, send)
         connection = connection_of(scope)
