@@ -4,20 +4,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from google.protobuf.descriptor_pb2 import (
-    DescriptorProto,
-    EnumDescriptorProto,
-    FieldDescriptorProto,
-    FileDescriptorProto,
-)
-from google.protobuf.message import Message
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
+from google.protobuf.message import Message as ProtobufMessage
 
 from schema_tools.compiled import Tree, baseline
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
-from tokenbus_contracts.published.descriptors import messages_in
-from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
+from tokenbus_contracts.published.descriptors import Message, Schema
+from tokenbus_contracts.schema import status_rule_in
 
-_REPEATED = FieldDescriptorProto.LABEL_REPEATED
 _LENGTH_NEEDED = (FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES)
 _ONE_BYTE = 127
 
@@ -63,20 +57,19 @@ _PRODUCTS = [
 
 def bound_faults(tree: Tree) -> Iterator[str]:
     """Yield a line for each bound that is missing, contradicts another, or differs from the released one."""
-    files = tree.compiled
-    now = dict(_declared(files))
-    for file in files:
-        for name, _, message in messages_in(file):
-            yield from _missing(name, message)
-        for enum in _enums(file):
-            numbers = [value.number for value in enum.value]
-            if numbers != list(range(len(numbers))):
-                yield f"{enum.name}: its numbers leave holes, and ranges of them are checked: {numbers}"
+    schema = Schema(FileDescriptorSet(file=tree.compiled))
+    now = dict(_declared(schema))
+    for message in schema.messages.values():
+        yield from _missing(message)
+    for enum in schema.enums.values():
+        numbers = [value.number for value, _ in enum.values]
+        if numbers != list(range(len(numbers))):
+            yield f"{enum.name}: its numbers leave holes, and ranges of them are checked: {numbers}"
     yield from _contradictions(
         {f"{name}.{bound}": value for name, bounds in now.items() for bound, value in bounds.items()},
         [*_SAME, *_same_length(now)],
     )
-    for name, released in _declared(baseline(tree)):
+    for name, released in _declared(Schema(FileDescriptorSet(file=baseline(tree)))):
         # buf finds removed fields.
         yield from _changed(name, released, now.get(name, released))
 
@@ -93,40 +86,35 @@ def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterat
             yield f"{name}.{bound}: {was} was released, {value} is in the schema; a bound holds for a whole major"
 
 
-def _declared(files: list[FileDescriptorProto]) -> Iterator[tuple[str, dict[str, int]]]:
+def _declared(schema: Schema) -> Iterator[tuple[str, dict[str, int]]]:
     """Yield every message, field and enum value of the schema with its bounds, even if it has none."""
-    for file in files:
-        for name, _, message in messages_in(file):
-            yield name, _set_in(message_bounds_in(message.options))
-            yield from ((f"{name}.{field.name}", _set_in(bounds_in(field.options))) for field in message.field)
-        for enum in _enums(file):
-            yield from ((constant.name, _set_in(status_rule_in(constant.options))) for constant in enum.value)
+    for message in schema.messages.values():
+        yield message.name, _set_in(message.bounds)
+        yield from ((f"{message.name}.{field.proto.name}", _set_in(field.bounds)) for field in message.fields)
+    for enum in schema.enums.values():
+        yield from ((value.name, _set_in(status_rule_in(value.options))) for value, _ in enum.values)
 
 
-def _set_in(bounds: Message) -> dict[str, int]:
+def _set_in(bounds: ProtobufMessage) -> dict[str, int]:
     return {bound.name: int(value) for bound, value in bounds.ListFields()}
 
 
-def _enums(file: FileDescriptorProto) -> list[EnumDescriptorProto]:
-    return [*file.enum_type, *(enum for _, _, message in messages_in(file) for enum in message.enum_type)]
-
-
-def _missing(name: str, message: DescriptorProto) -> Iterator[str]:
-    for field in message.field:
-        bounds = bounds_in(field.options)
-        if field.label == _REPEATED and not bounds.max_items:
-            yield f"{name}.{field.name}: repeated without max_items"
-        if field.type in _LENGTH_NEEDED and not bounds.max_bytes:
-            yield f"{name}.{field.name}: text or bytes without max_bytes"
+def _missing(message: Message) -> Iterator[str]:
+    for field in message.fields:
+        name, kind, bounds = f"{message.name}.{field.proto.name}", field.proto.type, field.bounds
+        if field.is_repeated and not bounds.max_items:
+            yield f"{name}: repeated without max_items"
+        if kind in _LENGTH_NEEDED and not bounds.max_bytes:
+            yield f"{name}: text or bytes without max_bytes"
         if bounds.HasField("default_max") and bounds.default_max > bounds.max:
-            yield f"{name}.{field.name}: default_max {bounds.default_max} above max {bounds.max}"
+            yield f"{name}: default_max {bounds.default_max} above max {bounds.max}"
         if bounds.HasField("least") and bounds.HasField("min"):
-            yield f"{name}.{field.name}: least {bounds.least} with min {bounds.min}, and they say the same"
+            yield f"{name}: least {bounds.least} with min {bounds.min}, and they say the same"
         if bounds.default_max_items > bounds.max_items:
-            yield f"{name}.{field.name}: default_max_items above max_items {bounds.max_items}"
-        counted = bounds.length and field.type == FieldDescriptorProto.TYPE_UINT32
+            yield f"{name}: default_max_items above max_items {bounds.max_items}"
+        counted = bounds.length and kind == FieldDescriptorProto.TYPE_UINT32
         if counted and not (bounds.HasField("max") and bounds.max <= _ONE_BYTE):
-            yield f"{name}.{field.name}: a column of counts must stay at or below {_ONE_BYTE}, a byte each"
+            yield f"{name}: a column of counts must stay at or below {_ONE_BYTE}, a byte each"
 
 
 def _same_length(now: dict[str, dict[str, int]]) -> Iterator[list[str]]:

@@ -17,35 +17,18 @@ from schema_tools.vectors import vector_faults
 _NAMES_SHOWN = 5
 
 
-def faults(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield each fault: the check that found it, and a line that says how to mend it."""
-    yield from _faults(tree, list(_CHECKS))
-
-
-def release_faults(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield each fault that forbids a release of the schema."""
-    yield from _faults(tree, ["breaking", "bounds"])
-
-
-def _faults(tree: Tree, names: list[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
+def faults(tree: Tree, *names: str) -> Iterator[str]:
+    """Yield a line for each fault: the check that found it, and how to mend it; default: of all checks."""
+    for name in names or _CHECKS:
         try:
-            yield from ((name, fault) for fault in _CHECKS[name](tree))
+            yield from (f"{name}: {fault}" for fault in _CHECKS[name](tree))
         except SchemaError as error:
-            yield name, str(error)
+            yield f"{name}: {error}"
 
 
 def _generated(tree: Tree) -> Iterator[str]:
     if stale := stale_files(tree):
         yield f"not what the schema gives now: {_some(stale)}; run `make proto`"
-
-
-def _lint(tree: Tree) -> Iterator[str]:
-    yield from _buf("lint", str(tree.proto))
-
-
-def _format(tree: Tree) -> Iterator[str]:
-    yield from _buf("format", str(tree.proto), "--diff", "--exit-code")
 
 
 def _breaking(tree: Tree) -> Iterator[str]:
@@ -78,8 +61,8 @@ def _buf(*arguments: str) -> Iterator[str]:
 
 _CHECKS: dict[str, Callable[[Tree], Iterator[str]]] = {
     "generated": _generated,
-    "lint": _lint,
-    "format": _format,
+    "lint": lambda tree: _buf("lint", str(tree.proto)),
+    "format": lambda tree: _buf("format", str(tree.proto), "--diff", "--exit-code"),
     "breaking": _breaking,
     "bounds": bound_faults,
     "vectors": vector_faults,

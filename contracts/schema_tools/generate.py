@@ -5,25 +5,22 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet, SourceCodeInfo
+from google.protobuf.descriptor_pb2 import FileDescriptorSet, SourceCodeInfo
 
 from schema_tools.compiled import Tree, protoc
-from tokenbus_contracts.published.descriptors import comments_in, messages_in
-from tokenbus_contracts.schema import DTYPES, bounds_in
+from tokenbus_contracts.published.descriptors import Schema
+from tokenbus_contracts.schema import DTYPES
 
 BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
 
 _PACKAGE = "tokenbus_contracts.generated"
-# The numbers of enums, their values and fields in a descriptor, which lead to their comments.
-_ENUM_PATH, _VALUE_PATH, _FIELD_PATH = 5, 2, 2
 
 
 def generated_files(tree: Tree) -> dict[str, bytes]:
     """Return the files of the generated folder: contents by name."""
-    files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n'}
-    files.update(_classes(tree))
-    files["enums.py"] = _enums(_contract(tree))
-    files["columns.py"] = _columns(_contract(tree))
+    contract = Schema(FileDescriptorSet(file=[each for each in tree.compiled if each.name.endswith("batch.proto")]))
+    files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n', **_classes(tree)}
+    files |= {"enums.py": _enums(contract), "columns.py": _columns(contract)}
     return {name: text.encode() for name, text in files.items()} | {"schema.binpb": _described(tree)}
 
 
@@ -80,29 +77,23 @@ def _described(tree: Tree) -> bytes:
 def _classes(tree: Tree) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         protoc(tree, f"--python_out={folder}", f"--pyi_out={folder}")
-        return {path.name: BANNER + _relocate(path.read_text()) for path in sorted(Path(folder).rglob("*.py*"))}
+        texts = {path.name: path.read_text() for path in sorted(Path(folder).rglob("*.py*"))}
+    # The classes import one another from this package.
+    return {
+        name: BANNER + re.sub(r"^from tokenbus\.v1 import", f"from {_PACKAGE} import", text, flags=re.MULTILINE)
+        for name, text in texts.items()
+    }
 
 
-def _relocate(text: str) -> str:
-    """Let the classes import one another from this package."""
-    return re.sub(r"^from tokenbus\.v1 import", f"from {_PACKAGE} import", text, flags=re.MULTILINE)
-
-
-def _contract(tree: Tree) -> FileDescriptorProto:
-    return next(file for file in tree.compiled if file.name.endswith("logprob_batch.proto"))
-
-
-def _columns(contract: FileDescriptorProto) -> str:
+def _columns(contract: Schema) -> str:
     """Return the columns of LogprobBatch, as the arguments of its constructor and as its attributes."""
-    comments = comments_in(contract)
-    path, message = next((path, message) for name, path, message in messages_in(contract) if name == "LogprobBatch")
     given, arrays, names = [], [], []
-    for place, field in enumerate(message.field):
-        if bounds_in(field.options).length:
-            comment = f'    """{comments[(*path, _FIELD_PATH, place)]}"""'
-            given += [f"    {field.name}: npt.ArrayLike", comment]
-            arrays += [f"    {field.name}: npt.NDArray[np.{DTYPES[field.type].name}]", comment]
-            names.append(field.name)
+    for field in contract.messages["LogprobBatch"].fields:
+        if field.bounds.length:
+            name, comment = field.proto.name, f'    """{field.comment}"""'
+            given += [f"    {name}: npt.ArrayLike", comment]
+            arrays += [f"    {name}: npt.NDArray[np.{DTYPES[field.proto.type].name}]", comment]
+            names.append(name)
     return "\n".join(
         [
             BANNER + '"""The columns of a LogprobBatch: the arguments of its constructor, and its attributes."""\n',
@@ -117,14 +108,12 @@ def _columns(contract: FileDescriptorProto) -> str:
     )
 
 
-def _enums(contract: FileDescriptorProto) -> str:
+def _enums(contract: Schema) -> str:
     """Return the enums of the data contract, which users handle, as IntEnums with the schema's comments."""
-    comments = comments_in(contract)
     lines = [BANNER + '"""The data contract\'s enums."""\n', "from enum import IntEnum"]
-    for index, enum in enumerate(contract.enum_type):
-        lines.append(f'\n\nclass {enum.name}(IntEnum):\n    """{comments[_ENUM_PATH, index]}"""\n')
+    for enum in contract.enums.values():
+        lines.append(f'\n\nclass {enum.name}(IntEnum):\n    """{enum.comment}"""\n')
         prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.name).upper() + "_"
-        for place, value in enumerate(enum.value):
-            lines.append(f"    {value.name.removeprefix(prefix)} = {value.number}")
-            lines.append(f'    """{comments[_ENUM_PATH, index, _VALUE_PATH, place]}"""')
+        for value, comment in enum.values:
+            lines += [f"    {value.name.removeprefix(prefix)} = {value.number}", f'    """{comment}"""']
     return "\n".join(lines) + "\n"

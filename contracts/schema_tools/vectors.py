@@ -8,26 +8,23 @@ class would not write are written by hand, beside JSON with the error.
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.json_format import ParseDict, ParseError
+import numpy as np
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import DecodeError
 
 from schema_tools.compiled import SchemaError, Tree
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import BATCH, EXTRA_COLUMNS, HEADER, fields_of
+from tokenbus_contracts.schema import COLUMN, COLUMNS, EXTRA_COLUMNS, HEADER, fields_of
 
 _SUMS = "SHA256SUMS"
 _MOST_ELEMENTS_SPELLED_OUT = 1000
-_WIDE = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
 _SPARSE = ("stops", *(column.name for column in EXTRA_COLUMNS))
 """Columns that the JSON omits if they are empty."""
-_FORMS = {FieldDescriptor.TYPE_FIXED64: "Q", FieldDescriptor.TYPE_FIXED32: "I", FieldDescriptor.TYPE_FLOAT: "f"}
 
 
 def write_vectors(tree: Tree) -> list[str]:
@@ -98,25 +95,19 @@ def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
         batch = LogprobBatch.FromString(data)
     except DecodeError as error:
         raise SchemaError(f"{name}.binpb: {error}") from None
-    header = {field.name: _plain(field, getattr(batch.header, field.name)) for field in fields_of(HEADER)}
-    columns = {
-        field.name: _column(field, list(getattr(batch, field.name)))
-        for field in fields_of(BATCH)
-        if field.name != "header" and (field.name not in _SPARSE or getattr(batch, field.name))
-    }
+    given = MessageToDict(
+        batch,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        use_integers_for_enums=True,
+    )
+    header = {field.name: given["header"][field.name] for field in fields_of(HEADER)}
+    columns = {each.name: given[each.name] for each in COLUMNS if given[each.name] or each.name not in _SPARSE}
+    for column, values in columns.items():
+        if len(values) > _MOST_ELEMENTS_SPELLED_OUT:
+            packed = np.array(getattr(batch, column), COLUMN[column].dtype).tobytes()
+            columns[column] = {"elements": len(values), "sha256_of_little_endian": _sum(packed)}
     return {"shows": written.get("shows", ""), "header": header, "columns": columns}
-
-
-def _plain(field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - whatever a header's field holds
-    """Return a value for JSON; 64-bit integers as strings, as in protobuf's JSON, for readers with doubles."""
-    return str(value) if field.type in _WIDE else value
-
-
-def _column(field: FieldDescriptor, values: list[Any]) -> Any:  # noqa: ANN401 - a list, or the digest of a long one
-    if len(values) <= _MOST_ELEMENTS_SPELLED_OUT:
-        return [_plain(field, value) for value in values]
-    packed = struct.pack(f"<{len(values)}{_FORMS.get(field.type, 'B')}", *values)
-    return {"elements": len(values), "sha256_of_little_endian": hashlib.sha256(packed).hexdigest()}
 
 
 def _limits() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Schema: the messages, fields and enums of a set of descriptors, by name, with their comments and bounds."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -99,6 +99,7 @@ class Schema:
     def __init__(self, files: FileDescriptorSet) -> None:
         """Keep the descriptors of Tokenbus's package."""
         self._files = [file for file in files.file if f"{file.package}." == _OURS]
+        self._all = [each for file in self._files for each in _declared(file)]
 
     @classmethod
     def installed(cls) -> "Schema":
@@ -113,12 +114,12 @@ class Schema:
     @cached_property
     def messages(self) -> dict[str, Message]:
         """Every message by its name without the package, as Outer.Inner if nested."""
-        return {message.name: message for file in self._files for message in _described_messages(file)}
+        return {each.name: each for each in self._all if isinstance(each, Message)}
 
     @cached_property
     def enums(self) -> dict[str, Enum]:
         """Every enum by its name, as for messages."""
-        return {enum.name: enum for file in self._files for enum in _enums_in(file)}
+        return {each.name: each for each in self._all if isinstance(each, Enum)}
 
     def reached_from(self, name: str) -> set[str]:
         """Return the names of a message and of all messages and enums in it."""
@@ -138,46 +139,26 @@ def proto_files() -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.proto"))}
 
 
-def comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
-    """Return the leading comment of each descriptor in a file, on one line, by its path."""
-    return {
-        tuple(location.path): " ".join(location.leading_comments.split()) for location in file.source_code_info.location
-    }
+def _declared(file: FileDescriptorProto) -> Iterator[Message | Enum]:
+    """Yield the messages and enums of a file with their comments; nested ones are named Outer.Inner."""
+    found = {tuple(place.path): " ".join(place.leading_comments.split()) for place in file.source_code_info.location}
 
+    def comment(*path: int) -> str:
+        return found.get(path, "")
 
-def messages_in(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ...], DescriptorProto]]:
-    """Yield the name, the path and the descriptor of each message, with nested ones as Outer.Inner."""
+    def enums(protos: Sequence[EnumDescriptorProto], prefix: str, *path: int) -> Iterator[Enum]:
+        for place, proto in enumerate(protos):
+            values = [(value, comment(*path, place, _VALUES, index)) for index, value in enumerate(proto.value)]
+            yield Enum(f"{prefix}{proto.name}", comment(*path, place), values)
+
+    yield from enums(file.enum_type, "", _ENUMS)
     waiting: list[tuple[str, tuple[int, ...], DescriptorProto]] = [
         (each.name, (_MESSAGES, place), each) for place, each in enumerate(file.message_type)
     ]
     while waiting:
         name, path, proto = waiting.pop(0)
-        yield name, path, proto
-        waiting += [
-            (f"{name}.{inner.name}", (*path, _NESTED, place), inner) for place, inner in enumerate(proto.nested_type)
-        ]
-
-
-def _described_messages(file: FileDescriptorProto) -> Iterator[Message]:
-    comments = comments_in(file)
-    for name, path, proto in messages_in(file):
-        fields = [Field(field, comments.get((*path, _FIELDS, place), "")) for place, field in enumerate(proto.field)]
-        fields.sort(key=lambda field: field.proto.number)
-        yield Message(name, proto, comments.get(path, ""), fields)
-
-
-def _enums_in(file: FileDescriptorProto) -> Iterator[Enum]:
-    comments = comments_in(file)
-    yield from _enums(file.enum_type, (_ENUMS,), "", comments)
-    for name, path, proto in messages_in(file):
-        yield from _enums(proto.enum_type, (*path, _NESTED_ENUMS), f"{name}.", comments)
-
-
-def _enums(
-    protos: Iterable[EnumDescriptorProto], path: tuple[int, ...], prefix: str, comments: dict[tuple[int, ...], str]
-) -> Iterator[Enum]:
-    for place, proto in enumerate(protos):
-        values = [
-            (value, comments.get((*path, place, _VALUES, number), "")) for number, value in enumerate(proto.value)
-        ]
-        yield Enum(f"{prefix}{proto.name}", comments.get((*path, place), ""), values)
+        fields = [Field(field, comment(*path, _FIELDS, place)) for place, field in enumerate(proto.field)]
+        yield Message(name, proto, comment(*path), sorted(fields, key=lambda field: field.proto.number))
+        yield from enums(proto.enum_type, f"{name}.", *path, _NESTED_ENUMS)
+        for place, each in enumerate(proto.nested_type):
+            waiting.append((f"{name}.{each.name}", (*path, _NESTED, place), each))
