@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tokenbus.client import Client
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.processor import Processor
 from tokenbus.worker import StepArrays
+from tokenbus.worker.engine import engine_of
 from tokenbus.worker.run import run_engine
 
 
@@ -79,6 +81,23 @@ async def test_what_making_raises_is_raised() -> None:
         await serve(refuse, settings, transport=MemoryTransport(settings.bus))
     with pytest.raises(LookupError, match="no weights"):
         await asyncio.to_thread(run_engine, refuse, settings, stop=threading.Event())
+
+
+class Calling(Noting):
+    def __call__(self) -> None:
+        raise AssertionError("it was taken for a function")
+
+
+def test_engine_or_a_function_that_makes_one() -> None:
+    """An engine that can be called is an engine, its class makes one, and a line says what anything else lacks."""
+    calling = Calling()
+    assert engine_of(calling) is calling
+    assert isinstance(engine_of(Calling), Calling)
+    line = r"^an engine or a function that makes one \(see tokenbus.BaseEngine\), got int, which lacks admit, abort, "
+    for wrong in (42, lambda: 42):
+        given: Any = wrong
+        with pytest.raises(TypeError, match=line):
+            run_engine(given, memory_settings(), stop=threading.Event())
 
 
 async def test_engine_that_nobody_waits_for_is_closed() -> None:

@@ -15,7 +15,7 @@ from tokenbus.settings import Settings
 from tokenbus.testing.clock import ManualClock
 from tokenbus.testing.line import Line
 from tokenbus.testing.worker import Worker
-from tokenbus.worker import Engine
+from tokenbus.worker.engine import Engine, engine_of, is_engine
 
 _QUIET_TURNS = 30
 """The turns of the event loop without a message or a step after which the bus is idle."""
@@ -60,7 +60,7 @@ async def bus(
             tokens = [token.id async for token in bus.client.generate([1, 2, 3], max_tokens=4)]
         assert len(tokens) == 4
     """
-    if workers > 1 and engine is not None and not callable(engine):
+    if workers > 1 and is_engine(engine):
         raise ValueError(f"engine: a function that creates engines, for {workers} workers, got an engine")
     if processors < 1:
         raise ValueError(f"processors: at least 1, got {processors}")
@@ -156,9 +156,8 @@ class Bus:
             raise ValueError(f"worker_id: {worker_id} is running already")
         number = next(each for each in count() if f"worker-{each}" not in {worker.id for worker in self.workers})
         chosen = replace(self.settings.worker, id=worker_id or f"worker-{number}", role=role)
-        made = engine() if callable(engine) else engine
         settings = replace(self.settings, worker=chosen)
-        worker = Worker(made or SyntheticEngine(), settings, Line(self._transport), self.clock)
+        worker = Worker(engine_of(engine or SyntheticEngine), settings, Line(self._transport), self.clock)
         worker.step_seconds = self._step_seconds if step_seconds is None else step_seconds
         lost = [index for index, each in enumerate(self.workers) if each.id == worker.id]
         if lost:

@@ -71,6 +71,23 @@ class Engine(Protocol):
         """Free all resources; no other method is called afterwards."""
 
 
+_MEMBERS = ("admit", "abort", "step", "close", "has_work", "vocabulary_size")
+
+
+def is_engine(value: object) -> bool:
+    """Return whether an object has the members of `Engine`; the class of an engine makes one, but is none."""
+    return not isinstance(value, type) and all(hasattr(value, name) for name in _MEMBERS)
+
+
+def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
+    """Return an engine, or the one that a function makes; raises TypeError for anything else."""
+    made = engine() if callable(engine) and not is_engine(engine) else engine
+    if lacking := [name for name in _MEMBERS if not hasattr(made, name)]:
+        expected = "an engine or a function that makes one (see tokenbus.BaseEngine)"
+        raise TypeError(f"{expected}, got {type(made).__name__}, which lacks {', '.join(lacking)}")
+    return made
+
+
 @runtime_checkable
 class ScoresTokens(Protocol):
     """An engine that computes more than logprobs, ranks and alternatives; others get no `token_scoring`."""

@@ -27,6 +27,7 @@ from tokenbus.worker.engine import (
     EngineBrokenError,
     EngineDescription,
     ScoresTokens,
+    engine_of,
 )
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.engine_publisher import EnginePublisher
@@ -70,6 +71,7 @@ def run_engine(
         SettingsError: A setting cannot be used.
         AddressError: The metrics address cannot be used.
         NotRunningError: The publisher's process cannot start.
+        TypeError: It is neither an engine nor a function that makes one.
 
     Example:
         import tokenbus
@@ -198,7 +200,7 @@ class EngineThread:
     def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._closed: Future[None] | None = None
-        self.made: Future[Engine] = self.run(engine if callable(engine) else lambda: engine)
+        self.made: Future[Engine] = self.run(lambda: engine_of(engine))
         """The engine, or the exception of the function that makes it."""
 
     def __enter__(self) -> "EngineThread":
