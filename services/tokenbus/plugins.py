@@ -73,7 +73,10 @@ def load_tokenizer(name: str) -> Tokenizer:
         print(b"".join(map(tokenizer.token_bytes, token_ids)).decode())
     """
     if "/" in name:
-        return _model_tokenizer(name)
+        return _model_tokenizer(Path(name))
+    if name not in (installed := names(TOKENIZERS)):
+        found = f"one of {', '.join(installed)}, or the path of a model's folder, with a slash (./{name})"
+        raise PluginError(f"tokenizer: {found}, got {name!r}")
     factory = load(TOKENIZERS, name, object)
     tokenizer = factory() if callable(factory) else factory
     if not isinstance(tokenizer, Tokenizer):
@@ -81,12 +84,16 @@ def load_tokenizer(name: str) -> Tokenizer:
     return tokenizer
 
 
-def _model_tokenizer(folder: str) -> Tokenizer:
+def _model_tokenizer(folder: Path) -> Tokenizer:
+    if not folder.is_dir():
+        raise PluginError(f"{folder}: no such folder")
     try:
         from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
     except ImportError as error:
-        raise PluginError(f"a model's own tokenizer needs the extra models: {error}") from None
+        raise PluginError(
+            f"a model's own tokenizer needs the extra models (pip install 'tokenbus[models]'): {error}"
+        ) from None
     try:
-        return ModelTokenizer(Path(folder))
+        return ModelTokenizer(folder)
     except ValueError as error:
         raise PluginError(str(error)) from None

@@ -38,7 +38,10 @@ async def test_each_token_is_shown_then_the_end() -> None:
     ("options", "line"),
     [
         (["--temperature", "-1"], "temperature: at least 0, got -1.0"),
-        (["--tokenizer", "none"], "tokenbus.tokenizers: one of bytes, ngram, got 'none'"),
+        (
+            ["--tokenizer", "qwen"],
+            "tokenizer: one of bytes, ngram, or the path of a model's folder, with a slash (./qwen), got 'qwen'",
+        ),
         (["--max-tokens", "0"], "argument --max-tokens: a whole number of at least 1, got '0'"),
         (["--alternatives", "200"], "top_logprobs: at most 127, got 200"),
     ],

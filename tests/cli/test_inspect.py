@@ -162,7 +162,7 @@ def test_two_exports_are_compared_as_the_page_says(tmp_path: Path, monkeypatch: 
 def test_wrong_uses(path: Path, tmp_path: Path, inspect: Inspect) -> None:
     status, found = inspect(path, "--tokenizer", "nobody")
     assert status == 2
-    assert found["error"].startswith("tokenbus: tokenbus.tokenizers: one of ")
+    assert found["error"].startswith("tokenbus: tokenizer: one of ")
     os.mkfifo(pipe := tmp_path / "pipe")
     (text := tmp_path / "text").write_text("root:x:0:0:root:/root:/bin/sh\n")
     for wrong, line in (

@@ -42,11 +42,14 @@ def test_folder_whose_tokenizer_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_extra_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for once the folder is there: without one it would not help."""
     for name in [name for name in sys.modules if name.startswith("tokenbus.model_files")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(SettingsError, match="needs the extra models"):
         vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
+    with pytest.raises(SettingsError, match="nowhere: no such folder"):
+        vocabulary_of(str(tmp_path / "nowhere"))
 
 
 class Large:
