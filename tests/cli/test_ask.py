@@ -12,7 +12,7 @@ import pytest
 import tokenbus
 from tokenbus import testing
 from tokenbus.cli import main
-from tokenbus.cli.ask import show_answer
+from tokenbus.cli.ask import _print_text, show_answer
 from tokenbus.engines.synthetic import true_tokens
 
 
@@ -52,6 +52,14 @@ def test_wrong_use_is_one_line(
     monkeypatch.setenv("TOKENBUS_BUS_CLIENTS_ADDRESS", f"ipc://{tmp_path}/c")
     assert main(["ask", "Once", *options]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(line)
+
+
+def test_harmless_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tabs, kinds of spaces and joined emoji; anything that could change the terminal is escaped."""
+    family = "\U0001f469\u200d\U0001f467"
+    for text in (f"def f():\n\treturn\xa0{family}", "\x1b[2J\r\u202e"):
+        _print_text({"text": text, "logprob": None})
+    assert capsys.readouterr().out == f"def f():\n\treturn\xa0{family}" + r"\x1b[2J\r\u202e"
 
 
 class Spelling(tokenbus.BaseEngine):

@@ -130,6 +130,13 @@ def test_model_in_a_folder(tmp_path: Path) -> None:
     assert Settings.load(environment=gateway.environment).gateway.tokenizer == model
 
 
+def test_banner_says_how_to_ask(tmp_path: Path) -> None:
+    """Also without a gateway: over the bus, with the tokenizer of the engine."""
+    lines = list(up._up_lines(plan(tmp_path), [], ""))
+    ask = f"tokenbus ask --clients-address ipc://{tmp_path}/clients --tokenizer numbers 'The old man'"
+    assert f"  ask     {ask}" in lines
+
+
 def test_each_rank_is_a_worker(tmp_path: Path) -> None:
     ranks = engine_kind("vllm").ranks(["-dp", "2", "--max-model-len", "64"])
     made = plan(tmp_path, engine="vllm", mixed=4, ranks=ranks)

@@ -79,13 +79,15 @@ async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -
 @pytest.mark.nightly
 def test_people_are_told_where_to_look(folder: Path) -> None:
     """What is printed says each service's state, how to watch and how to stop, and has no colours in a pipe."""
-    with Command(["up", *FEW, "--model", "books"], environment(folder)) as command:
+    with Command(["up", *FEW, "--set", "worker.model=books"], environment(folder)) as command:
         command.line("stop    Ctrl-C")
         text = command.output
-        (ask,) = re.findall(r"  ask     (.*)\\\n(.*)", text)
-        _, url, _, header, _, body = shlex.split(" ".join(ask))
+        (curl,) = re.findall(r"  HTTP    (.*)\\\n(.*)", text)
+        _, url, _, header, _, body = shlex.split(" ".join(curl))
         name, _, value = header.partition(": ")
         assert httpx.post(url, content=body, headers={name: value}, timeout=MOST).json()["model"] == "books"
+        (ask,) = re.findall("  ask     tokenbus (.*)", text)
+        assert main(shlex.split(ask)) == 0
         (add,) = re.findall("  add     tokenbus (.*)", text)
         with Command(shlex.split(add), environment(folder)) as worker:
             worker.complaint("connected")
@@ -205,6 +207,10 @@ def test_service_that_cannot_start_says_why(folder: Path) -> None:
         (["--start-seconds", "0"], "argument --start-seconds: a whole number from 1 to 86400, got '0'"),
         (["--port", "65536"], "argument --port: a whole number from 1 to 65535, got '65536'"),
         (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
+        (
+            ["--model", "m"],
+            "--model: the engine ngram reads no model's folder; a name for clients is --set worker.model=",
+        ),
         (["--engine", "vllm"], "--model: the folder of the model, got none"),
         (["--engine", "vllm", "--model", "/nowhere"], "--model: the folder of the model, got /nowhere"),
         (["--engine", "vllm", "--model", "/", "--prefill", "1"], "prefill and decode workers: some of both"),

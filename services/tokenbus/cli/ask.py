@@ -6,6 +6,7 @@ import json
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from typing import Any
+from unicodedata import category
 
 from tokenbus.cli.arguments import Parser, whole
 from tokenbus.cli.configuration import declare_settings, load_settings
@@ -33,6 +34,7 @@ examples:
 
 main settings: bus.clients_address (a comma-separated list for several processors), bus.key_file, bus.server_key.
 """
+_HARMLESS = "\t\u200c\u200d"
 
 
 def declare(parser: Parser) -> None:
@@ -110,6 +112,11 @@ def _token_values(token: Token, own: str, text: Texts) -> Values:
     }
 
 
+def _shown(line: str) -> str:
+    """Return a line with its tabs, kinds of spaces and joined emoji, and all else that is unprintable escaped."""
+    return "".join(each if each in _HARMLESS or category(each) == "Zs" else printable(each) for each in line)
+
+
 def _print_json(values: Values) -> None:
     print(json.dumps(values, allow_nan=False), flush=True)
 
@@ -117,7 +124,7 @@ def _print_json(values: Values) -> None:
 def _print_text(values: Values) -> None:
     if "status" not in values:
         lines = values["text"].split("\n")
-        print("\n".join(coloured(printable(line), values["logprob"]) for line in lines), end="", flush=True)
+        print("\n".join(coloured(_shown(line), values["logprob"]) for line in lines), end="", flush=True)
         return
     mean = "" if values["mean_logprob"] is None else f", mean logprob {values['mean_logprob']:.3f}"
     workers = " then ".join(map(printable, values["workers"]))

@@ -26,6 +26,7 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
         default=DEFAULT_ENGINE,
         help=f"the engine that computes the tokens (default: {DEFAULT_ENGINE}){shown}",
     )
+    parser.add_argument("--model", metavar="FOLDER", help="the folder of the model, for an engine that reads one")
 
     def declare_later(given: Sequence[str]) -> None:
         if has_options and {"-h", "--help"} & set(given):
@@ -46,25 +47,24 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
-    """Load the settings and adapt them to the engine: `--model` may be a folder, and publishing may need a process."""
+    """Load the settings and adapt them to the engine: its model's name, and the process that publishes."""
     kind = engine_kind(options.engine)
-    settings = _with_model(options, kind) if kind.reads_model else load_settings(options)
+    if options.model and not kind.reads_model:
+        name = "a name for clients is --set worker.model=NAME"
+        raise CommandError(f"--model: the engine {options.engine} reads no model's folder; {name}", WRONG_USE)
+    options.model = Path(options.model) if options.model else None
+    settings = load_settings(options)
+    if options.model and not settings.worker.model:
+        settings = replace(settings, worker=replace(settings.worker, model=_model_name(options, kind)))
     is_apart = kind.publishes_apart and sys.platform == "linux"
     return replace(settings, worker=replace(settings.worker, publisher="process" if is_apart else "thread"))
 
 
-def _with_model(options: argparse.Namespace, kind: EngineKind) -> Settings:
-    given = vars(options)
-    folder = given.pop("worker.model")
-    options.model = folder and Path(folder)
-    settings = load_settings(options)
-    if settings.worker.model or not folder:
-        return settings
+def _model_name(options: argparse.Namespace, kind: EngineKind) -> str:
     try:
-        name = kind.model_name(getattr(options, "rest", ())) or Path(folder).resolve().name
+        return kind.model_name(getattr(options, "rest", ())) or str(options.model.resolve().name)
     except ValueError as error:
         raise CommandError(str(error), WRONG_USE) from None
-    return replace(settings, worker=replace(settings.worker, model=name))
 
 
 def create_engine(options: argparse.Namespace, settings: Settings) -> Engine:

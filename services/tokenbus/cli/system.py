@@ -59,6 +59,9 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     data-parallel rank; workers take the ranks in turn. `steps_per_second` limits the workers; 0 means no limit.
     """
     shared = _with_addresses(settings, folder)
+    if _is_default("gateway.tokenizer", shared):
+        tokenizer = engine_kind(engine).tokenizer if model is None else str(model.resolve())
+        shared = replace(shared, gateway=replace(shared.gateway, tokenizer=tokenizer))
 
     def service(  # noqa: PLR0913, PLR0917 - local
         name: str, command: Sequence[str], drain_ms: int, starts: int, stops: int, given: Mapping[str, object]
@@ -70,8 +73,10 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     def workers(role: str, count: int) -> Iterator[Service]:
         drain_ms = 2 * shared.worker.drain_timeout_ms  # finish the requests, then wait for acknowledgement
         command = ["worker", "--engine", engine]
-        if named := model or settings.worker.model:
-            command += ["--model", str(named)]
+        if model:
+            command += ["--model", str(model)]
+        elif settings.worker.model:
+            command += ["--set", f"worker.model={settings.worker.model}"]
         if steps_per_second:
             command += ["--steps-per-second", str(steps_per_second)]
         for number in range(count):
@@ -91,8 +96,6 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
             raise CommandError(f"{option}: no gateway, {lacking}", WRONG_USE)
     else:
         given = _gateway_addresses(shared, port, gateways)
-        if _is_default("gateway.tokenizer", shared):
-            given["gateway.tokenizer"] = engine_kind(engine).tokenizer if model is None else str(model.resolve())
         drain_ms = shared.gateway.drain_timeout_ms + shared.client.drain_timeout_ms
         names = ["gateway"] if gateways == 1 else [f"gateway-{number}" for number in range(gateways)]
         services += [service(name, ["gateway"], drain_ms, _GATEWAY, 0, given) for name in names]

@@ -80,7 +80,7 @@ def declare(parser: Parser) -> None:
         help=f"how long a starting service may write nothing before it counts as failed ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print each event as a JSON object")
-    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "processor.metrics_address"})
+    declare_settings(parser, {"--metrics-address": "processor.metrics_address"})
 
 
 def run(options: argparse.Namespace) -> int:
@@ -245,11 +245,13 @@ def _up_lines(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[s
     yield ""
     if gateway:
         yield f"  look    {gateway}/"
-        yield f"  ask     curl {gateway}/v1/completions -H 'content-type: application/json' \\"
+        yield f"  HTTP    curl {gateway}/v1/completions -H 'content-type: application/json' \\"
         asked = {"model": plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
         yield f"            -d {shlex.quote(json.dumps(asked))}"
     else:
         yield f"  no gateway: {gateway_lacks()}"
+    ask = ["tokenbus", "ask", "--clients-address", bus.clients_address, "--tokenizer", plan.settings.gateway.tokenizer]
+    yield f"  ask     {shlex.join([*ask, 'The old man'])}"
     yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
     command, *options = next(service for service in plan.services if service.arguments[0] == "worker").arguments
     added = [command, "--id", "more-0", "--workers-address", bus.workers_address, *options]

@@ -45,7 +45,6 @@ def declare(parser: Parser) -> None:
         {
             "--id": "worker.id",
             "--role": "worker.role",
-            "--model": "worker.model",
             "--workers-address": "bus.workers_address",
             "--metrics-address": "worker.metrics_address",
         },

@@ -66,7 +66,7 @@ def test_options_of_each_rank(given: list[str], ranks: int) -> None:
 def test_model_is_called_as_vllms_option_says(given: list[str], named: str | None, name: str, tmp_path: Path) -> None:
     """Clients ask for it by the setting, else by vLLM's option, else by its folder's name."""
     (folder := tmp_path / "qwen").mkdir()
-    options = argparse.Namespace(engine="vllm", rest=given, set=[], settings=None, **{"worker.model": str(folder)})
+    options = argparse.Namespace(engine="vllm", model=str(folder), rest=given, set=[], settings=None)
     with pytest.MonkeyPatch.context() as patch:
         if named is not None:
             patch.setenv("TOKENBUS_WORKER_MODEL", named)
