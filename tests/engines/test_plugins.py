@@ -1,14 +1,17 @@
 """Engines and tokenizers by entry points: another distribution's come by name; a broken one does no harm to others."""
 
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
+from tests.pages import blocks
 from tokenbus.cli import main
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
-from tokenbus.settings import SettingsError
+from tokenbus.settings import Settings, SettingsError
 from tokenbus.worker import EngineKind
+from tokenbus_contracts.generated.request_pb2 import Generate
 
 PLUGIN = '''
 """Engines and a tokenizer of another distribution."""
@@ -117,6 +120,24 @@ def test_engine_of_another_distribution_is_made_by_its_name(
 ) -> None:
     assert main(["worker", "--log-level", "error", "--engine", "counting", *given]) == 1
     assert capsys.readouterr().out.strip() == seen
+
+
+def test_page_of_a_new_engine_is_a_package(installed: Path) -> None:
+    """The engine, the kind and the entry point of docs/extending.md together are an engine with an option."""
+    (folder := installed / "my_package").mkdir()
+    page = blocks("python", of="docs/extending.md")
+    for name, begins in (("engine", "class WordEngine"), ("kind", "WORDS = EngineKind")):
+        (code,) = (block.text for block in page if begins in block.text)
+        (folder / f"{name}.py").write_text(code)
+    (points,) = (block.text for block in blocks("toml", of="docs/extending.md"))
+    distribution(installed, "my-package", points.replace("project.entry-points.", "").replace('"', ""))
+    kind, parser = load(ENGINES, "words", EngineKind), ArgumentParser()
+    kind.declare(parser)
+    for count in (1, 5):
+        engine = kind.make(parser.parse_args(["--drafts", str(count)]), Settings())
+        assert engine.admit(Generate(request_id=7, tokens={"token_ids": [3]}, sampling={"max_tokens": 9})) == 1
+        (step,) = engine.step()
+        assert step.draft_token_counts == [count]
 
 
 def test_name_that_two_distributions_bring_is_refused(installed: Path) -> None:

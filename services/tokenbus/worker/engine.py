@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from tokenbus import plugins
 from tokenbus.settings import Settings
@@ -74,7 +74,7 @@ class Engine(Protocol):
 _MEMBERS = ("admit", "abort", "step", "close", "has_work", "vocabulary_size")
 
 
-def is_engine(value: object) -> bool:
+def is_engine(value: object) -> TypeGuard[Engine]:
     """Return whether an object has the members of `Engine`; the class of an engine makes one, but is none."""
     return not isinstance(value, type) and all(hasattr(value, name) for name in _MEMBERS)
 
@@ -82,10 +82,11 @@ def is_engine(value: object) -> bool:
 def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
     """Return an engine, or the one that a function makes; raises TypeError for anything else."""
     made = engine() if callable(engine) and not is_engine(engine) else engine
-    if lacking := [name for name in _MEMBERS if not hasattr(made, name)]:
-        expected = "an engine or a function that makes one (see tokenbus.BaseEngine)"
-        raise TypeError(f"{expected}, got {type(made).__name__}, which lacks {', '.join(lacking)}")
-    return made
+    if is_engine(made):
+        return made
+    lacking = ", ".join(name for name in _MEMBERS if not hasattr(made, name))
+    expected = "an engine or a function that makes one (see tokenbus.BaseEngine)"
+    raise TypeError(f"{expected}, got {type(made).__name__}, which lacks {lacking or 'an instance'}")
 
 
 @runtime_checkable
