@@ -40,12 +40,6 @@ _MOST_PROMPT_TOKENS = 2**32 - 1
 _MOST_STATE = bounds_in(Prefilled.DESCRIPTOR.fields_by_name["transfer_state"].GetOptions()).max_bytes
 
 
-class _RefusedError(Exception):
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class EngineLoop:
     """Runs one engine on the engine's thread.
 
@@ -168,19 +162,11 @@ class EngineLoop:
         self._end_aborted_and_overdue()
 
     def _admit(self, generate: Generate) -> None:
-        request_id = generate.request_id
-        try:
-            prompt_tokens = self._admitted(generate)
-        except _RefusedError as refused:
-            self._out.failed(request_id, refused.code, str(refused))
-        else:
-            self._out.admitted(request_id, prompt_tokens, None if self._cache is None else 0)
-
-    def _admitted(self, generate: Generate) -> int:
         request_id, deadline = generate.request_id, generate.deadline_unix_ms
         if deadline and (late := self._unix_ms() - deadline) >= 0:
             message = f"deadline_unix_ms: must be in the future, but it passed {late} ms ago"
-            raise _RefusedError(ErrorCode.ERROR_CODE_DEADLINE, message)
+            self._out.failed(request_id, ErrorCode.ERROR_CODE_DEADLINE, message)
+            return
         try:
             if generate.continuation.token_ids and not isinstance(self._engine, ContinuesRequests):
                 raise ValueError("continuation: none with this engine, which cannot go on from tokens")  # noqa: TRY301
@@ -188,17 +174,19 @@ class EngineLoop:
             self._check_token_scoring(generate)
             prompt_tokens = int(self._engine.admit(generate))
         except ValueError as error:
-            raise _RefusedError(ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)) from None
+            self._out.failed(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error))
         except EngineBrokenError as error:
             self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
             raise
         except Exception as error:  # noqa: BLE001 - it ends only this request
             message = self._engine_error("admit", request_id, error)
             self._abort(request_id)  # the engine may have kept a part of the request
-            raise _RefusedError(ErrorCode.ERROR_CODE_ENGINE, message) from None
-        self._client.active.add(generate)
-        self._untried.append(request_id)
-        return min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
+            self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, message)
+        else:
+            self._client.active.add(generate)
+            self._untried.append(request_id)
+            prompt_tokens = min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
+            self._out.admitted(request_id, prompt_tokens, None if self._cache is None else 0)
 
     def _check_weights(self, generate: Generate) -> None:
         continuation, version = generate.continuation, getattr(self._engine, "weight_version", 0)
