@@ -105,7 +105,6 @@ class CommandRunner:
             self._begin(self._waiting.popleft())
 
     def refuse_all(self, reason: str) -> None:
-        """Refuse all commands that wait."""
         if self._begun is not None:
             self._waiting.appendleft(self._begun)
             self._begun = None
@@ -131,7 +130,7 @@ class CommandRunner:
         if name in ("load_weights", "transfer_weights"):
             self._next_version(getattr(control, name).weight_version)
         if name != "pause" and not (name == "sleep" and not control.sleep.level):
-            self._method(name, name)
+            self._method(name)
         if name == "sleep" and self._is_sleeping:
             raise ValueError("sleep: the engine must be awake, but it is asleep")
         mode = getattr(control, name).mode if _pauses(control) else PauseMode.PAUSE_MODE_KEEP
@@ -143,16 +142,16 @@ class CommandRunner:
         if mode == PauseMode.PAUSE_MODE_ABORT and not is_renewal:
             self._end_all()
 
-    def _method(self, name: str, asked: str) -> Callable[..., Any]:
+    def _method(self, name: str, asked: str = "") -> Callable[..., Any]:
         method = getattr(self._engine, name, None)
         if method is None:
-            raise ValueError(f"{asked}: none with this engine")
+            raise ValueError(f"{asked or name}: none with this engine")
         found: Callable[..., Any] = method
         return found
 
     def _do_without_work(self, control: Control) -> None:
         # A pause that waited for running requests holds later ones, too.
-        error = _raised_by(self._method("pause", "pause"), running=True)
+        error = _raised_by(self._method("pause"), running=True)
         error = error or _raised_by(getattr(self, f"_{_name(control)}"), control)
         not_resumed = _raised_by(self._resume_engine)
         self._finish(control, error or not_resumed)
@@ -161,7 +160,7 @@ class CommandRunner:
         if self._is_paused and not (
             self._operator_paused or self._is_sleeping or self._is_updating or self._is_damaged
         ):
-            self._method("resume", "resume")()
+            self._method("resume")()
             self._is_paused = False
 
     def _describe(self, _: Control) -> None:
@@ -192,10 +191,8 @@ class CommandRunner:
 
     def _load_weights(self, control: Control) -> None:
         command = control.load_weights
-        folder = Path(command.folder)
-        self._changing(
-            lambda: self._method("load_weights", "load_weights")(folder), is_damage=True, harmless=ValueError
-        )
+        load = self._method("load_weights")
+        self._changing(lambda: load(Path(command.folder)), is_damage=True, harmless=ValueError)
         self._is_damaged = self._is_updating = False
         self._set_version(command.weight_version)
 
@@ -206,7 +203,7 @@ class CommandRunner:
         is_change = command.stage in _CHANGES
         if is_change and not self._is_updating:
             raise ValueError("transfer_weights.stage: START must come before UPDATE and FINISH, but it did not")
-        transfer = self._method("transfer_weights", "transfer_weights")
+        transfer = self._method("transfer_weights")
         self._changing(lambda: transfer(command.stage, arguments), is_damage=is_change)
         if command.stage == stages.WEIGHT_TRANSFER_STAGE_START:
             self._is_updating, self._has_updated = True, False
@@ -255,7 +252,7 @@ class CommandRunner:
 
     def _sleep(self, control: Control) -> None:
         if control.sleep.level:
-            self._method("sleep", "sleep")(control.sleep.level)
+            self._method("sleep")(control.sleep.level)
             self._has_freed = True
         if control.sleep.level >= _DROPS_WEIGHTS:
             self._damage()
@@ -270,14 +267,14 @@ class CommandRunner:
         self._resume_engine()
 
     def _reset_prefix_cache(self, control: Control) -> None:
-        reset = self._method("reset_prefix_cache", "reset_prefix_cache")
+        reset = self._method("reset_prefix_cache")
         reset(also_running=control.reset_prefix_cache.also_running)
 
     def _collective_rpc(self, control: Control) -> None:
         command = control.collective_rpc
         args = _parsed("collective_rpc.args", command.args or "[]", list, "a list")
         kwargs = _parsed("collective_rpc.kwargs", command.kwargs or "{}", dict, "an object")
-        call = self._method("collective_rpc", "collective_rpc")
+        call = self._method("collective_rpc")
         results = json.dumps(call(command.method, command.timeout_ms / 1000 or None, args, kwargs))
         if len(results) > _MAX_RESULT_BYTES:
             limit = f"results of at most {_MAX_RESULT_BYTES} bytes as JSON"
@@ -289,10 +286,10 @@ class CommandRunner:
         names = getattr(self._engine, "lora_adapters", ())
         if len(names) >= _MAX_ADAPTERS and command.name not in names:
             raise ValueError(f"load_adapter.name: one of at most {_MAX_ADAPTERS} adapters, got one more")
-        self._method("load_adapter", "load_adapter")(command.name, Path(command.folder), replace=command.replace)
+        self._method("load_adapter")(command.name, Path(command.folder), replace=command.replace)
 
     def _unload_adapter(self, control: Control) -> None:
-        self._method("unload_adapter", "unload_adapter")(control.unload_adapter.name)
+        self._method("unload_adapter")(control.unload_adapter.name)
 
     @property
     def state(self) -> EngineState:
