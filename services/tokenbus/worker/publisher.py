@@ -183,7 +183,6 @@ class Publisher:
     def begin(self) -> None:
         """Accept batches from now on; without `with`, the caller carries the session's messages."""
         self._running = True
-        self.incoming.open()
 
     def end(self) -> None:
         """Accept no more batches, and wake the threads that wait."""

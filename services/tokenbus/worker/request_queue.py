@@ -19,20 +19,16 @@ class RequestQueue:
         self._requests: deque[Generate | Abort] = deque()
         self._controls: deque[Control] = deque()
         self._arrived = threading.Condition()
-        self._is_open = False
+        self._is_closed = False
         self.on_arrival: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def open(self) -> None:
-        """Let `take` block while the queues are empty."""
-        self._is_open = True
-
     def close(self) -> None:
         """Wake the threads that block in `take`."""
         with self._arrived:
-            self._is_open = False
+            self._is_closed = True
             self._arrived.notify_all()
 
     def put(self, request: Generate | Abort) -> None:
@@ -71,7 +67,7 @@ class RequestQueue:
         """Return all requests and aborts; block for at most `seconds` while there is nothing to take."""
         with self._arrived:
             if seconds:
-                self._arrived.wait_for(lambda: self._requests or self._controls or not self._is_open, seconds)
+                self._arrived.wait_for(lambda: self._requests or self._controls or self._is_closed, seconds)
             taken = list(self._requests)
             self._requests.clear()
             return taken
