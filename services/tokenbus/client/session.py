@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenbus.bus.link import ReconnectingSession, SessionState
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
@@ -23,8 +23,11 @@ from tokenbus_contracts.generated.client_pb2 import (
     WatchedStream,
 )
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, PromptScoresChunk, RequestError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Item
+
+if TYPE_CHECKING:
+    from tokenbus.client.requests import OpenRequests
 
 T = TypeVar("T")
 _MOST_COMMANDS = 1024
@@ -36,28 +39,11 @@ ReceiveItem = Callable[[WatchedStream, Item, bytes], None]
 """Receives an item of a watched stream, with its payload."""
 
 
-class RequestHandler(Protocol):
-    """The open requests of a client, which handle the frames that its sessions receive."""
-
-    is_paused: bool
-    repeated: int
-
-    def __len__(self) -> int: ...
-    def join(self, session: "ClientSession", /) -> int: ...
-    def welcomed(self, session: "ClientSession", /, *, resumed: bool) -> None: ...
-    def has_room(self, session: "ClientSession", /) -> None: ...
-    def receive_step(self, session: "ClientSession", target: LogprobBatch, draft: LogprobBatch | None, /) -> None: ...
-    def admitted(self, session: "ClientSession", admitted: Admitted, /) -> None: ...
-    def scored(self, session: "ClientSession", chunk: PromptScoresChunk, /) -> None: ...
-    def failed(self, session: "ClientSession", error: RequestError, /) -> None: ...
-    def end_all(self, code: ErrorCode, message: str, at: "ClientSession", /) -> None: ...
-
-
 class ClientSession(ReconnectingSession):
     """A client's connection to one processor, through its restarts: the frames that they exchange."""
 
     def __init__(
-        self, hello: ClientHello, requests: RequestHandler, limits: Limits, *, interval: float, timeout: float
+        self, hello: ClientHello, requests: "OpenRequests", limits: Limits, *, interval: float, timeout: float
     ) -> None:
         super().__init__(interval, timeout)
         self._introduction = hello
