@@ -30,6 +30,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
 )
 
 _log = logger("processor")
+_LIMITS = [field.name for field in StreamLimits.DESCRIPTOR.fields]
 _MOST_EPOCHS = 1024
 _GRACE_SECONDS = 0.5
 """Time for a worker to reconnect after its connection closed: a link may break, or a new publisher take over."""
@@ -293,21 +294,18 @@ def _check_hello(hello: Hello, settings: Settings, identity: Identity) -> None:
     if not identity.may(Role.WORKER, hello.worker_id):
         message = f"key {identity.name} may not be worker {hello.worker_id}"
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
-    for field in StreamLimits.DESCRIPTOR.fields:
-        most, found = getattr(settings.limits, field.name), getattr(hello.limits, field.name)
+    for name, most, found in (
+        *((f"limits.{name}", getattr(settings.limits, name), getattr(hello.limits, name)) for name in _LIMITS),
+        ("longest_step_ms", settings.processor.longest_step_ms, hello.longest_step_ms),
+    ):
         if found > most:
-            error = ContractError(f"hello.limits.{field.name}", most, found, rule=Rule.MAX)
+            error = ContractError(f"hello.{name}", most, found, rule=Rule.MAX)
             raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
-    if hello.longest_step_ms > (longest := settings.processor.longest_step_ms):
-        error = ContractError("hello.longest_step_ms", longest, hello.longest_step_ms, rule=Rule.MAX)
-        raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
-    if hello.next_sequence < hello.first_sequence:
-        error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)
-        raise protocol_error(error)
-    if hello.next_sequence > _MOST_SEQUENCE:
-        error = ContractError("hello.next_sequence", _MOST_SEQUENCE, hello.next_sequence, rule=Rule.MAX)
-        raise protocol_error(error)
+    first, following = hello.first_sequence, hello.next_sequence
+    if following < first:
+        raise protocol_error(ContractError("hello.next_sequence", first, following, rule=Rule.MIN))
+    if following > _MOST_SEQUENCE:
+        raise protocol_error(ContractError("hello.next_sequence", _MOST_SEQUENCE, following, rule=Rule.MAX))
     if hello.request_owners and len(hello.request_owners) != len(hello.request_ids):
         limit = f"{len(hello.request_ids)}, one for each of request_ids"
-        error = ContractError("hello.request_owners", limit, len(hello.request_owners), rule=Rule.LENGTH)
-        raise protocol_error(error)
+        raise protocol_error(ContractError("hello.request_owners", limit, len(hello.request_owners), rule=Rule.LENGTH))
