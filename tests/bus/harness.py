@@ -11,7 +11,6 @@ from typing import TypeVar
 from tests.support.waiting import soon, until
 from tokenbus.bus import Connection, Listener, Outcome, Transport, ZeroMQTransport
 from tokenbus.bus.memory import MemoryTransport
-from tokenbus.bus.transport import ignore_loss
 from tokenbus.settings import BusSettings
 
 MAX_PART_BYTES = 300_000
@@ -57,7 +56,7 @@ class Bus:
         self._cleanup.push_async_callback(listener.close)
         return listener
 
-    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
+    async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:
         connection = await soon(self.transport.connect(address, lost=lost))
         self._cleanup.push_async_callback(connection.close)
         return connection

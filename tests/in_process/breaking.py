@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from tokenbus.bus import AddressError
 from tokenbus.bus.memory import MemoryConnection, MemoryTransport
-from tokenbus.bus.transport import ignore_loss
 
 
 class Breaking(MemoryConnection):
@@ -15,11 +14,11 @@ class Breaking(MemoryConnection):
 class BreakingTransport(MemoryTransport):
     """A transport whose connections fail."""
 
-    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> MemoryConnection:
+    async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> MemoryConnection:
         return Breaking(self._meeting(address), self._settings, lost)
 
 
 class UselessTransport(MemoryTransport):
-    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> MemoryConnection:
+    async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> MemoryConnection:
         del lost
         raise AddressError(address, "of no use")

@@ -16,8 +16,6 @@ from tokenbus.bus.transport import (
     ReceiveBudget,
     Usage,
     check_message,
-    ignore,
-    ignore_loss,
 )
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings
@@ -44,7 +42,7 @@ class MemoryTransport:
         if listener is not None:
             listener.crash()
 
-    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "MemoryListener":
+    async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> "MemoryListener":
         """Listen under a name, which has at most one listener; no peer is ever refused."""
         del refused
         meeting = self._meeting(address)
@@ -52,7 +50,7 @@ class MemoryTransport:
             raise AddressError(address, "taken: something listens there already")
         return MemoryListener(meeting, self._settings)
 
-    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> "MemoryConnection":
+    async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> "MemoryConnection":
         return MemoryConnection(self._meeting(address), self._settings, lost)
 
     def _meeting(self, address: str) -> "_Meeting":

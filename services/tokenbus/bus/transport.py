@@ -21,10 +21,6 @@ Parts = Sequence[bytes]
 _BURST = 64
 _BURST_BYTES = 262_144
 _BURST_SECONDS = 0.002
-LARGE = 4096
-"""Bytes above which a message is large."""
-_REFUSED_BYTES_A_SECOND = 8_388_608
-"""Bound on large messages that are read and refused; it keeps their share of the time below a tenth."""
 
 
 class Role(str, Enum):
@@ -132,25 +128,16 @@ class Connection(Protocol):
         """Close; queued messages are still sent, for at most `linger_ms`."""
 
 
-def ignore(reason: str) -> None:
-    """Ignore why a peer was refused."""
-    del reason
-
-
-def ignore_loss() -> None:
-    """Ignore that a connection broke."""
-
-
 class Transport(Protocol):
     """Makes listeners and connections."""
 
-    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
+    async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> Listener:
         """Listen at an address; raises AddressError for one that cannot be used.
 
         `refused` is called with one line for each peer that the transport itself refuses or cuts off.
         """
 
-    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
+    async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:
         """Connect to an address, which needs no listener yet; raises AddressError for an invalid address.
 
         `lost` is called on the event loop each time that an accepted connection breaks, as when the listener's process
@@ -195,22 +182,3 @@ def check_message(parts: Parts, max_part_bytes: int) -> None:
     for part in parts:
         if len(part) > max_part_bytes:
             raise MessageError(f"at most {max_part_bytes} bytes a part", len(part))
-
-
-class UnadmittedBudget:
-    """Delays the reading of large messages after some were refused; small ones cost too little to count.
-
-    Otherwise a peer that opens connection after connection could keep a listener busy with invalid messages.
-    """
-
-    def __init__(self) -> None:
-        self._free_at = 0.0
-
-    def allows(self, size: int, now: float) -> bool:
-        """Tell whether a message of `size` bytes may be read now; the time is in seconds."""
-        return size <= LARGE or now >= self._free_at
-
-    def refused(self, size: int, now: float) -> None:
-        """Count a message that was read and refused."""
-        if size > LARGE:
-            self._free_at = max(self._free_at, now) + size / _REFUSED_BYTES_A_SECOND

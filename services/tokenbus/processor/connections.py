@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from tokenbus.bus import Listener, Outcome
-from tokenbus.bus.transport import LARGE, UnadmittedBudget
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.processor.refused_messages import SHOWN_BYTES, RefusedMessages
 from tokenbus.settings import Settings
@@ -23,6 +22,10 @@ from tokenbus_contracts.schema import MINOR
 _log = logger("processor")
 _NS = 1_000_000_000
 _MOST_UNKNOWN = 1024
+_LARGE = 4096
+"""Bytes above which a frame is large: reading and refusing a smaller one costs too little to count."""
+_REFUSED_BYTES_A_SECOND = 8_388_608
+"""Bound on large frames that are read and refused; it keeps their share of the time below a tenth."""
 
 
 class RefusedError(Exception):
@@ -122,7 +125,11 @@ class Connections(ABC, Generic[P]):
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._asked: OrderedDict[bytes, float] = OrderedDict()
         """By unknown connection, the time of the last request for a hello."""
-        self._unadmitted = UnadmittedBudget()
+        self._reads_large_at = 0.0
+        """The time from which large frames of unknown peers are read again: each refused one delays the next.
+
+        Otherwise a peer that opens connection after connection could keep this process busy with invalid frames.
+        """
         self.is_draining = False
         self.refused = 0
         self.refusals: Counter[str] = Counter()
@@ -149,8 +156,8 @@ class Connections(ABC, Generic[P]):
         try:
             self._handle(peer, known, parts, now)
         except (RefusedError, ContractError) as error:
-            if known is None and len(frame) > LARGE:
-                self._unadmitted.refused(len(frame), now)
+            if known is None and len(frame) > _LARGE:
+                self._reads_large_at = max(self._reads_large_at, now) + len(frame) / _REFUSED_BYTES_A_SECOND
                 self.peers.listener.disconnect(peer)
             if isinstance(error, RefusedError):
                 self._refuse(peer, known, error)
@@ -160,14 +167,14 @@ class Connections(ABC, Generic[P]):
     def _may_be_read(self, peer: bytes, frame: bytes, now: float) -> bool:
         """Tell whether to parse a frame of an unknown peer. A large one is parsed only if it may be a hello.
 
-        A large frame of another protocol is parsed too, within a budget, so that its peer learns why it is refused.
+        A large frame of another protocol is parsed too, at a bounded rate, so that its peer learns why it is refused.
         """
-        if len(frame) <= LARGE:
+        if len(frame) <= _LARGE:
             return True
         if body_of(self._frames, frame) not in {"hello", None}:
             self._ask_for_handshake(peer, now)
             return False
-        if not self._unadmitted.allows(len(frame), now):
+        if now < self._reads_large_at:
             self.peers.listener.disconnect(peer)
             return False
         return True

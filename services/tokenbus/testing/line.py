@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from tokenbus.bus import Connection, Listener, Parts
 from tokenbus.bus.memory import MemoryConnection, MemoryTransport
-from tokenbus.bus.transport import ignore, ignore_loss
 
 
 class Line:
@@ -74,11 +73,11 @@ class Line:
 
     # The interface of a transport.
 
-    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
+    async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> Listener:
         """Listen at an address; the line does not affect the listener's peers."""
         return await self._transport.listen(address, refused)
 
-    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
+    async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:
         """Connect to an address over this line."""
         connection = _LineConnection(self, await self._transport.connect(address, lost))
         self._open.append(connection)
