@@ -150,7 +150,7 @@ def test_descriptor_that_is_another_sockets_by_now(family: int, tmp_path: Path) 
         with listening.accept()[0] as accepted:
             connection = AcceptedConnection(accepted.fileno(), local_address_of(listening), 0, 0.0)
             assert not connection.was_closed_by_peer()
-            connection.close()
+            connection.connection.close()
         with pytest.raises(OSError, match="another connection"):
             AcceptedConnection(peer.fileno(), local_address_of(listening), 0, 0.0)
 

@@ -63,7 +63,7 @@ class AcceptedConnection:
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None
         self._read_before = -1
-        self._grown_from = 0
+        self.grown_from = 0
         self._unread_at: float | None = None
 
     @property
@@ -76,18 +76,14 @@ class AcceptedConnection:
         if self.is_tcp:
             self.held = self._measure_tcp()
         if self.delivered != self._read_before or (self.is_tcp and not self.held):
-            self._read_before, self.moved, self._grown_from = self.delivered, now, resident
+            self._read_before, self.moved, self.grown_from = self.delivered, now, resident
             self._unread_at = None
-        self._grown_from = min(self._grown_from, resident)
+        self.grown_from = min(self.grown_from, resident)
         is_unfinished = self.held > _STUCK_BYTES if self.is_tcp else self._in_kernel() > 0
         if is_unfinished and self._unread_at is None:
             self._unread_at = now
         is_stuck = is_unfinished and self._unread_at is not None and now - self._unread_at > _STUCK_SECONDS
-        self.grown = resident - self._grown_from if is_stuck else 0
-
-    def forgive(self, resident: int) -> None:
-        """Discard the growth until now: another connection caused it."""
-        self._grown_from = resident
+        self.grown = resident - self.grown_from if is_stuck else 0
 
     def _measure_tcp(self) -> int:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
@@ -110,9 +106,6 @@ class AcceptedConnection:
             return
         with contextlib.suppress(OSError):  # it has ended already
             self.connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.connection.close()
 
     def was_closed_by_peer(self) -> bool:
         poll = select.poll()

@@ -23,11 +23,7 @@ class ClosedError(BusError):
     """The owner closed its listener or connection; a peer that leaves never causes this."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.what}: closed on this side, by its owner"
+        super().__init__(f"{what}: closed on this side, by its owner")
 
 
 class MessageError(BusError):

@@ -219,7 +219,7 @@ class Guard:
             self._cut_grown(worst, settings.max_pending_bytes)
             for each in admitted:
                 if each is not worst:
-                    each.forgive(resident)
+                    each.grown_from = resident  # another connection caused the growth until now
 
     def _cut_grown(self, connection: AcceptedConnection, most: int) -> None:
         reason = f"an unfinished message, for which this process grew by {connection.grown} bytes, more than {most}"

@@ -4,6 +4,7 @@ import os
 import stat
 import tempfile
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import zmq
@@ -102,8 +103,6 @@ class ProcessKeys:
 
     def __init__(self, settings: BusSettings) -> None:
         self._settings = settings
-        self._own: KeyPair | None = None
-        self._allowed: AllowList | None = None
         self._warned = False
 
     def for_listener(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, AllowList] | None:
@@ -119,9 +118,7 @@ class ProcessKeys:
         if not self._settings.allowed_keys:
             limit = "the file of allowed keys, which a tcp listener with bus.key_file needs (`tokenbus keys`)"
             raise SettingsError("bus.allowed_keys", limit, "")
-        if self._allowed is None:
-            self._allowed = AllowList(self._settings.allowed_keys)
-        return self._key(), self._allowed
+        return self._own, self._allowed
 
     def for_connection(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, bytes] | None:
         """Return a connection's key and its listener's public key; None: it has no keys. Raises as `for_listener`."""
@@ -134,20 +131,19 @@ class ProcessKeys:
         if not settings.key_file:
             self._check_without_keys(endpoint)
             return None
-        return self._key(), self._server_key()
-
-    def _key(self) -> KeyPair:
-        if self._own is None:
-            self._own = load_key(self._settings.key_file)
-        return self._own
-
-    def _server_key(self) -> bytes:
-        given = self._settings.server_key
+        own = self._own
         try:
-            listener: bytes = z85.decode(public_key(given))
+            return own, z85.decode(public_key(settings.server_key))
         except ValueError as error:
-            raise SettingsError("bus.server_key", str(error), given) from None
-        return listener
+            raise SettingsError("bus.server_key", str(error), settings.server_key) from None
+
+    @cached_property
+    def _own(self) -> KeyPair:
+        return load_key(self._settings.key_file)
+
+    @cached_property
+    def _allowed(self) -> AllowList:
+        return AllowList(self._settings.allowed_keys)
 
     def _check_without_keys(self, endpoint: TcpEndpoint) -> None:
         if endpoint.is_loopback:

@@ -71,7 +71,8 @@ class Monitor:
         self._failure: str | None = None
         self._silenced = False
         self._loop = asyncio.get_running_loop()
-        self._stopped = self._loop.create_future()
+        self.stopped = asyncio.Event()
+        """Set once the closed socket has sent its messages, or its linger is over."""
         self._authenticator = authenticator
         self.guard = guard
         authenticator.before_answer.append(self.catch_up)
@@ -83,14 +84,10 @@ class Monitor:
         with self.guard.lock:
             self._silenced = True
             for connection in self.connections.values():
-                connection.close()
+                connection.connection.close()
             self.connections.clear()
             self._by_peer.clear()
             self._listening.close()
-
-    async def stopped(self) -> None:
-        """Wait until the closed socket has sent its messages, or its linger is over."""
-        await asyncio.wait([self._stopped])
 
     # Messages.
 
@@ -171,7 +168,7 @@ class Monitor:
         with self.guard.lock:
             events: list[tuple[int, int]] = []
             with contextlib.suppress(zmq.Again):
-                while not self._stopped.done() and not self._socket.closed:
+                while not self.stopped.is_set() and not self._socket.closed:
                     message = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
                     events.append((int(message["event"]), int(message["value"])))
                     if len(events) == _BATCH:
@@ -208,11 +205,7 @@ class Monitor:
             self.guard.release(self)
             self._socket.close()
             with contextlib.suppress(RuntimeError):  # the loop has closed
-                self._loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if not self._stopped.done():
-            self._stopped.set_result(None)
+                self._loop.call_soon_threadsafe(self.stopped.set)
 
     def _report_end(self, connection: AcceptedConnection | None) -> None:
         reason, self._failure = self._failure, None
@@ -255,4 +248,4 @@ class Monitor:
                     self._cut_peers[connection.peer] = None
                     if len(self._cut_peers) > _MAX_CUT:
                         self._cut_peers.popitem(last=False)
-            connection.close()
+            connection.connection.close()

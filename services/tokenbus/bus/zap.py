@@ -36,16 +36,13 @@ class Authenticator:
         socket.linger = 0
         socket.bind(_NAME)
         self._socket = LoopSocket(socket, "authenticator")
+        self.is_read_out = self._socket.is_read_out
         self._repeated_log = DeduplicatedLog()
         self._task = asyncio.create_task(self._answer())
 
     async def close(self) -> None:
         self._socket.close()
         await self._task
-
-    def is_read_out(self) -> bool:
-        """Tell whether every handshake is answered."""
-        return self._socket.is_read_out()
 
     async def _answer(self) -> None:
         with contextlib.suppress(ClosedError):

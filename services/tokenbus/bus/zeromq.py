@@ -16,7 +16,7 @@ from tokenbus.bus.guard import Guard
 from tokenbus.bus.keys import ProcessKeys, use_key
 from tokenbus.bus.monitor import Monitor
 from tokenbus.bus.sockets import LoopSocket
-from tokenbus.bus.transport import Outcome, Parts, check_message, ignore, ignore_loss
+from tokenbus.bus.transport import Outcome, Parts, check_message
 from tokenbus.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import BusSettings
@@ -85,7 +85,7 @@ class ZeroMQTransport:
         self._listening = SharedContext(now)
         self._connecting = SharedContext(now)
 
-    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
+    async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> "ZeroMQListener":
         keys = self._keys.for_listener(parse(address))
         binding = await bind(address)
         socket = _socket(self._listening, zmq.ROUTER, self._settings)
@@ -118,7 +118,7 @@ class ZeroMQTransport:
             listening.stop()
             socket.close(linger=0)
             binding.release()
-            await monitor.stopped()
+            await monitor.stopped.wait()
             await self._listening.leave()
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
         binding.hand_over()
@@ -126,7 +126,7 @@ class ZeroMQTransport:
             listening, binding, monitor, has_keys=keys is not None, settings=self._settings, context=self._listening
         )
 
-    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> "ZeroMQConnection":
+    async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> "ZeroMQConnection":
         endpoint = parse_remote(address)
         keys = self._keys.for_connection(endpoint)
         socket = _socket(self._connecting, zmq.DEALER, self._settings)
@@ -236,7 +236,7 @@ class ZeroMQListener:
         self._socket.close()
         self._binding.release()
         try:
-            await self._monitor.stopped()
+            await self._monitor.stopped.wait()
         finally:
             await self._context.leave()
 
