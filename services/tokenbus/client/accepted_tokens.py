@@ -21,6 +21,9 @@ class _Rows(NamedTuple):
     token_ids: Ids
 
 
+_NOTHING = _Rows(np.zeros(0, np.int64), np.zeros(0, np.intp), np.zeros(0, np.uint32))
+
+
 class AcceptedTokens:
     """Keeps steps as they come, so that adding one costs about the same for one row and for hundreds.
 
@@ -41,7 +44,7 @@ class AcceptedTokens:
         self._steps.append(_Rows(serials, counts.astype(np.intp), token_ids.copy()))
         self._size += token_ids.size
         if len(self._steps) >= _MERGED:
-            self._merged.append(_merged(self._steps))
+            self._merged.append(self._living(self._steps))
             self._steps = []
 
     def of(self, serial: int) -> Ids:
@@ -63,22 +66,22 @@ class AcceptedTokens:
             self._compact()
 
     def _compact(self) -> None:
-        rows = _merged([*self._merged, *self._steps])
-        is_open = np.isin(rows.serials, np.fromiter(self._open, np.int64))
-        token_ids = rows.token_ids[np.repeat(is_open, rows.counts)]
-        self._merged, self._steps = [_Rows(rows.serials[is_open], rows.counts[is_open], token_ids)], []
-        self._size, self._dead = token_ids.size, 0
+        self._merged, self._steps = [self._living([*self._merged, *self._steps])], []
+        self._dead = 0
 
-
-def _merged(parts: list[_Rows]) -> _Rows:
-    """Return one row for each request, in the order of the serials; a request's tokens keep their order."""
-    if not parts:
-        return _Rows(np.zeros(0, np.int64), np.zeros(0, np.intp), np.zeros(0, np.uint32))
-    serials, counts, token_ids = map(np.concatenate, zip(*parts, strict=True))
-    begins = np.cumsum(counts) - counts
-    order = np.argsort(serials, kind="stable")
-    serials, counts, begins = serials[order], counts[order], begins[order]
-    # Where each token comes from: the row's tokens follow those of the rows before it.
-    sources = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(token_ids.size)
-    firsts = np.flatnonzero(np.diff(serials, prepend=-1))
-    return _Rows(serials[firsts], np.add.reduceat(counts, firsts), token_ids[sources])
+    def _living(self, parts: list[_Rows]) -> _Rows:
+        """Return one row for each open request, in the order of the serials; a request's tokens keep their order."""
+        if not parts:
+            return _NOTHING
+        serials, counts, token_ids = map(np.concatenate, zip(*parts, strict=True))
+        is_open = np.isin(serials, np.fromiter(self._open, np.int64))
+        begins = np.cumsum(counts) - counts
+        serials, counts, begins = serials[is_open], counts[is_open], begins[is_open]
+        order = np.argsort(serials, kind="stable")
+        serials, counts, begins = serials[order], counts[order], begins[order]
+        firsts = np.flatnonzero(np.diff(serials, prepend=-1))
+        # Where each token comes from: the row's tokens follow those of the rows before it.
+        sources = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        dropped = token_ids.size - sources.size
+        self._size, self._dead = self._size - dropped, self._dead - dropped
+        return _Rows(serials[firsts], np.add.reduceat(counts, firsts), token_ids[sources])
