@@ -114,10 +114,10 @@ def _loaded(path: Path, request: int | None) -> tuple[_Tokens, str | None]:
 
 def _taken(buffer: TokenBuffer, request: int | None) -> _Tokens:
     taken = buffer.take()
-    is_wanted = taken.kind == TokenKind.TARGET
+    is_wanted = taken["kind"] == TokenKind.TARGET
     if request is not None:
-        is_wanted &= taken.request_id == request
-    return _Tokens(*(getattr(taken, name)[is_wanted] for name in _Tokens._fields))
+        is_wanted &= taken["request_id"] == request
+    return _Tokens(*(taken[name][is_wanted] for name in _Tokens._fields))
 
 
 def _figures(tokens: _Tokens) -> Values:

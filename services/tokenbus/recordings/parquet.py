@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from google.protobuf.json_format import MessageToDict
 
 from tokenbus.recordings.items import StreamItem, public_hello
-from tokenbus.recordings.token_columns import Lists, TokenBuffer, TokenColumns, TokenKind
+from tokenbus.recordings.token_columns import Columns, Lists, TokenBuffer, TokenKind
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 
@@ -54,7 +54,7 @@ EXTRAS = tuple(_TYPES)[-6:]
 """The optional values of a token."""
 _NULLABLE = {"logprob", "rank", *EXTRAS}
 SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _TYPES.items()])
-"""The columns of `TokenColumns`; null if the request did not ask for the value."""
+"""The columns of a token; null if the request did not ask for the value."""
 _NAMES = {
     column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
     for column, members in {
@@ -100,17 +100,20 @@ def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
     return found
 
 
+_REQUEST_TYPES = {
+    "request_id": pa.uint64(),
+    "prompt_tokens": pa.uint32(),
+    "cached_tokens": pa.uint32(),
+    "first_request_id": pa.uint64(),
+    "turn": pa.uint32(),
+    "first_position": pa.uint32(),
+    "reason": pa.string(),
+    "status": pa.string(),
+    "error": pa.string(),
+}
 REQUEST_SCHEMA = pa.schema(
     [
-        pa.field("request_id", pa.uint64(), nullable=False),
-        pa.field("prompt_tokens", pa.uint32()),
-        pa.field("cached_tokens", pa.uint32()),
-        pa.field("first_request_id", pa.uint64()),
-        pa.field("turn", pa.uint32()),
-        pa.field("first_position", pa.uint32()),
-        pa.field("reason", pa.string()),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("error", pa.string()),
+        *(pa.field(name, kind, nullable=name not in {"request_id", "status"}) for name, kind in _REQUEST_TYPES.items()),
         *(
             pa.field(prefix + _plural(name), _lists_of(SCHEMA.field(name)), nullable=False)
             for prefix, names in _OF_REQUEST.values()
@@ -120,8 +123,8 @@ REQUEST_SCHEMA = pa.schema(
 )
 
 
-def _token_batch(tokens: TokenColumns) -> pa.RecordBatch:
-    columns = [_column_of(name, getattr(tokens, name)) for name in SCHEMA.names]
+def _token_batch(tokens: Columns) -> pa.RecordBatch:
+    columns = [_column_of(name, tokens[name]) for name in SCHEMA.names]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
@@ -235,19 +238,13 @@ class _Request:
     error: str | None = None
 
 
-_REQUEST_COLUMNS = (
-    *("request_id", "prompt_tokens", "cached_tokens", "first_request_id", "turn", "first_position", "reason"),
-    *("status", "error"),
-)
-
-
 class RequestFile(TokenFile):
     """Writes one row per request, in the order of their ends; holds the tokens of open requests in memory."""
 
     rows = "requests"
     schema = REQUEST_SCHEMA
     _depth = 1
-    _statistics_columns = _REQUEST_COLUMNS
+    _statistics_columns = tuple(_REQUEST_TYPES)
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         super().__init__(path)
@@ -357,8 +354,7 @@ def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice,
 def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
     """Return one row per request; `keys` has, for each token, its request's index times `_KINDS`, plus its kind."""
     columns: list[Any] = [
-        pa.array([getattr(each, name) for each in requests], REQUEST_SCHEMA.field(name).type)
-        for name in _REQUEST_COLUMNS
+        pa.array([getattr(each, name) for each in requests], kind) for name, kind in _REQUEST_TYPES.items()
     ]
     for kind, (_, names) in _OF_REQUEST.items():
         mine = np.flatnonzero(keys % _KINDS == kind)

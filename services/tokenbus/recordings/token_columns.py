@@ -1,4 +1,4 @@
-"""TokenColumns: the tokens of a stream as numpy columns, one value per token."""
+"""TokenBuffer: the tokens of a stream as numpy columns, one value per token."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -33,45 +33,8 @@ class Lists(NamedTuple):
     values: Array
 
 
-class TokenColumns(NamedTuple):
-    """Tokens in stream order; logprob_batch.proto documents the values."""
-
-    request_id: npt.NDArray[np.uint64]
-    position: npt.NDArray[np.uint32]
-    """The position in the output, or in the prompt for a token of kind PROMPT."""
-    token_id: npt.NDArray[np.uint32]
-    logprob: npt.NDArray[np.float32]
-    """NaN if the token is not scored."""
-    rank: npt.NDArray[np.uint32]
-    """0 if the token is not scored."""
-    alternative_token_ids: Lists
-    alternative_logprobs: Lists
-    kind: npt.NDArray[np.uint8]
-    """A TokenKind."""
-    status: npt.NDArray[np.uint8]
-    """The status of the token's row."""
-    scoring: npt.NDArray[np.uint8]
-    value_kind: npt.NDArray[np.uint8]
-    draft_token_count: npt.NDArray[np.uint8]
-    proposal_token_ids: Lists
-    """The proposals of the row, at the row's last token."""
-    weight_version: npt.NDArray[np.uint64]
-    step: npt.NDArray[np.uint64]
-    sequence: npt.NDArray[np.uint64]
-    produced_at_ns: npt.NDArray[np.uint64]
-    other_logprob: npt.NDArray[np.float32]
-    """The logprob in the other distribution; NaN if the request did not ask for it."""
-    entropy: npt.NDArray[np.float32]
-    """NaN if the request did not ask for it."""
-    given_token_ids: Lists
-    """The ids that the request named."""
-    given_logprobs: Lists
-    mask_size: npt.NDArray[np.uint32]
-    """The number of ids that sampling could choose; 0 if the request did not ask for it."""
-    mask_token_ids: Lists
-    """These ids; empty if they are too many, or if the request did not ask for them."""
-
-
+Columns = dict[str, Any]
+"""The columns of docs/recording.md by name: arrays, or `Lists`. An unknown float is NaN, an unknown number 0."""
 _Head = tuple[int, ...]
 """The values of `_HEAD` for one item."""
 _COLUMNS = tuple(column.name for column in BASE_COLUMNS if column.name not in {"batch_indices", "stops"})
@@ -103,7 +66,7 @@ class TokenBuffer:
         self.tokens += ids.size
         self.payload_bytes += len(item.payload)
 
-    def take(self) -> TokenColumns:
+    def take(self) -> Columns:
         """Remove and return all buffered tokens."""
         parts, self._parts = self._parts, []
         self.tokens = self.payload_bytes = 0
@@ -133,7 +96,7 @@ def _of_prompt(scores: PromptScores, sequence: int) -> tuple[_Head, LogprobBatch
     return head, LogprobBatch.of_views(_EMPTY[1].header, NO_COLUMNS | columns)
 
 
-def _joined(parts: Sequence[tuple[_Head, LogprobBatch]]) -> TokenColumns:
+def _joined(parts: Sequence[tuple[_Head, LogprobBatch]]) -> Columns:
     heads, batches = zip(*parts, strict=True)
     found = zip(*(batch.arrays(_COLUMNS) for batch in batches), strict=True)
     rows = dict(zip(_COLUMNS, map(np.concatenate, found), strict=True))
@@ -149,29 +112,31 @@ def _joined(parts: Sequence[tuple[_Head, LogprobBatch]]) -> TokenColumns:
     proposals = np.zeros(size, np.int64)
     has_token = counts > 0
     proposals[ends[has_token] - 1] = rows["proposal_counts"][has_token]
-    return TokenColumns(
-        np.repeat(rows["request_ids"], counts),
-        (np.repeat(rows["positions"] - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
-        rows["token_ids"],
-        _scattered(rows["logprobs"], is_scored, np.nan),
-        _scattered(rows["ranks"], is_scored, 0),
-        _lists_of(top_ks, rows["alternative_token_ids"]),
-        _lists_of(top_ks, rows["alternative_logprobs"]),
-        kind.astype(np.uint8),
-        np.repeat(rows["statuses"], counts),
-        scoring,
-        value_kind.astype(np.uint8),
-        np.repeat(rows["draft_token_counts"], counts),
-        _lists_of(proposals, rows["proposal_token_ids"][np.repeat(has_token, rows["proposal_counts"])]),
-        weight_version,
-        step,
-        sequence,
-        produced_at_ns,
-        *_joined_extras(batches, counts),
-    )
+    return {
+        "request_id": np.repeat(rows["request_ids"], counts),
+        "position": (np.repeat(rows["positions"] - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
+        "token_id": rows["token_ids"],
+        "logprob": _scattered(rows["logprobs"], is_scored, np.nan),
+        "rank": _scattered(rows["ranks"], is_scored, 0),
+        "alternative_token_ids": _lists_of(top_ks, rows["alternative_token_ids"]),
+        "alternative_logprobs": _lists_of(top_ks, rows["alternative_logprobs"]),
+        "kind": kind.astype(np.uint8),
+        "status": np.repeat(rows["statuses"], counts),
+        "scoring": scoring,
+        "value_kind": value_kind.astype(np.uint8),
+        "draft_token_count": np.repeat(rows["draft_token_counts"], counts),
+        "proposal_token_ids": _lists_of(
+            proposals, rows["proposal_token_ids"][np.repeat(has_token, rows["proposal_counts"])]
+        ),
+        "weight_version": weight_version,
+        "step": step,
+        "sequence": sequence,
+        "produced_at_ns": produced_at_ns,
+        **_joined_extras(batches, counts),
+    }
 
 
-def _joined_extras(batches: Sequence[LogprobBatch], counts: Array) -> tuple[Array, Array, Lists, Lists, Array, Lists]:
+def _joined_extras(batches: Sequence[LogprobBatch], counts: Array) -> Columns:
     nothing, found = _EMPTY[1].arrays(_EXTRAS), []
     for batch in batches:
         columns, zeros = batch.arrays(_EXTRAS) if batch.has_extras else nothing, np.zeros(batch.row_count, np.uint32)
@@ -183,14 +148,16 @@ def _joined_extras(batches: Sequence[LogprobBatch], counts: Array) -> tuple[Arra
     values = _lists_of(given, given_logprobs)
     ids_begin = np.repeat(_lists_of(given_counts, given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
     sizes = _scattered(mask_sizes, bounds > 0, 0)
-    return (
-        _scattered(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
-        _scattered(entropies, kinds & Extra.ENTROPY > 0, np.nan),
-        values._replace(values=given_token_ids[np.repeat(ids_begin, given) + np.arange(given_logprobs.size)]),
-        values,
-        sizes,
-        _lists_of(np.where(sizes <= bounds, sizes, 0), mask_token_ids),
-    )
+    return {
+        "other_logprob": _scattered(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
+        "entropy": _scattered(entropies, kinds & Extra.ENTROPY > 0, np.nan),
+        "given_token_ids": values._replace(
+            values=given_token_ids[np.repeat(ids_begin, given) + np.arange(given_logprobs.size)]
+        ),
+        "given_logprobs": values,
+        "mask_size": sizes,
+        "mask_token_ids": _lists_of(np.where(sizes <= bounds, sizes, 0), mask_token_ids),
+    }
 
 
 def _scattered(values: Array, where: npt.NDArray[np.bool_], fill: float) -> Array:
