@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.engines.continuation import ModelTokenizer
-from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Role, Scores
-from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, scored
+from tokenbus.engines.admission import ModelTokenizer
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Role
+from tokenbus.engines.prompt_scoring import PromptPiece, Scores, scored
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import FINAL, Ids, Logits, distribution, drawn, uniforms
 from tokenbus.engines.scheduler import Plan
@@ -151,7 +151,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         found = token_logprobs(block.logits[rows], block.tokens[rows, 0], top_ks)
         return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
 
-    def _piece_scores(self, block: _SampledBlock, piece: PromptPiece) -> PieceScores:
+    def _piece_scores(self, block: _SampledBlock, piece: PromptPiece) -> Scores:
         del block
         text, begin, most = [*piece.context, *piece.tokens.tolist()], len(piece.context), self._options.max_running
         prefixes = [text[:end] for end in range(begin, len(text))]

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_arg
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.engines.admission import check_range, request_of
-from tokenbus.engines.continuation import ModelTokenizer, continue_from
-from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, ScoredPrompt, check_scoring
+from tokenbus.engines.admission import ModelTokenizer, check_range, continue_from, request_of
+from tokenbus.engines.prompt_scoring import PromptPiece, ScoredPrompt, Scores, check_scoring
 from tokenbus.engines.requests import Requests
 from tokenbus.engines.sampling import Ids
 from tokenbus.engines.scheduler import Plan, Scheduler
@@ -96,15 +95,6 @@ class Proposed(NamedTuple):
     """[slots, drafts]"""
 
 
-class Scores(NamedTuple):
-    """The scores of tokens; the alternatives of all tokens are concatenated, ties by the lower id."""
-
-    logprobs: Array
-    ranks: Array
-    alternative_token_ids: Array
-    alternative_logprobs: Array
-
-
 def phase_of(decoding: int, prefilling: int) -> StepPhase:
     """Return the phase of a step with these numbers of rows."""
     if decoding and prefilling:
@@ -157,7 +147,7 @@ class BatchEngine(ABC, Generic[B]):
         """Return the scores of the first `counts` tokens, or drafts, of some rows of a block."""
 
     @abstractmethod
-    def _piece_scores(self, block: B, piece: PromptPiece) -> PieceScores:
+    def _piece_scores(self, block: B, piece: PromptPiece) -> Scores:
         """Return the scores of the prompt tokens of a chunk."""
 
     @abstractmethod
@@ -288,7 +278,7 @@ class BatchEngine(ABC, Generic[B]):
         statuses[block.counts == 0] = RowStatus.UNRECOVERABLE
         return Outcome(kept, statuses, own, tails)
 
-    def _scored_pieces(self, plan: Plan, block: B) -> dict[int, PieceScores]:
+    def _scored_pieces(self, plan: Plan, block: B) -> dict[int, Scores]:
         """Return, by slot, the scores of prompt tokens from the plan's chunks."""
         if not self._prompts:
             return {}

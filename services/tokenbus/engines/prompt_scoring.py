@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenbus.engines.admission import check_ids
 from tokenbus.engines.sampling import Ids, Logits
+from tokenbus.worker.step import Array
 from tokenbus_contracts import PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
 
@@ -29,13 +29,14 @@ class PromptPiece(NamedTuple):
     """The tokens to score instead of the most probable ones."""
 
 
-class PieceScores(NamedTuple):
-    """The scores of a piece, one row per token."""
+class Scores(NamedTuple):
+    """The scores of tokens. Alternatives have a line for each token of a prompt; else they are concatenated."""
 
-    logprobs: npt.NDArray[np.floating]
-    ranks: npt.NDArray[np.integer]
-    alternative_token_ids: npt.NDArray[np.integer]
-    alternative_logprobs: npt.NDArray[np.floating]
+    logprobs: Array
+    ranks: Array
+    alternative_token_ids: Array
+    """The most probable first, ties by the lower id."""
+    alternative_logprobs: Array
 
 
 class ScoredPrompt:
@@ -50,7 +51,7 @@ class ScoredPrompt:
         self._top_logprobs, self._named = asked.top_logprobs, np.array(asked.token_ids, np.int64)
         width = self._named.size or asked.top_logprobs
         nothing = np.zeros((0, width), np.int64)
-        self._parts = [PieceScores(np.zeros(0), np.zeros(0, np.int64), nothing, np.zeros((0, width)))]
+        self._parts = [Scores(np.zeros(0), np.zeros(0, np.int64), nothing, np.zeros((0, width)))]
 
     def piece(self, chunk: int, begin: int, size: int) -> PromptPiece | None:
         """Return the tokens that a chunk scores for the first time; None if there are none."""
@@ -60,12 +61,12 @@ class ScoredPrompt:
         tokens = np.array(self._prompt[first:end], np.int64)
         return PromptPiece(chunk, first - 1 - begin, self._prompt[:first], tokens, self._top_logprobs, self._named)
 
-    def keep(self, scores: PieceScores) -> None:
+    def keep(self, scores: Scores) -> None:
         """Append the scores of the next tokens."""
         self._parts.append(scores)
         self._next += scores.logprobs.size
 
-    def whole(self, last: PieceScores | None) -> PromptScores:
+    def whole(self, last: Scores | None) -> PromptScores:
         """Return all scores; `last` are the scores of the last piece."""
         parts = [*self._parts, *([] if last is None else [last])]
         logprobs, ranks, ids, values = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -90,7 +91,7 @@ def check_scoring(generate: Generate, vocabulary_size: int, most: int) -> None:
     check_ids("prompt_scoring.token_ids", asked.token_ids, vocabulary_size)
 
 
-def scored(logits: Logits, piece: PromptPiece) -> PieceScores:
+def scored(logits: Logits, piece: PromptPiece) -> Scores:
     """Return the scores of a piece from logits [tokens, vocabulary], in double precision."""
     values = logits.astype(np.float64)
     values -= values.max(axis=1, keepdims=True)
@@ -102,4 +103,4 @@ def scored(logits: Logits, piece: PromptPiece) -> PieceScores:
     else:
         # In the precision of the message; ties by the lower id.
         ids = np.argsort(-values.astype(np.float32), axis=1, kind="stable")[:, : piece.top_logprobs]
-    return PieceScores(own[:, 0], ranks, ids, np.take_along_axis(values, ids, 1))
+    return Scores(own[:, 0], ranks, ids, np.take_along_axis(values, ids, 1))

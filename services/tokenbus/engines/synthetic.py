@@ -358,42 +358,22 @@ class SyntheticEngine:
             weight_version=self.weight_version,
             parts=self._parts,
         )
-        return (
-            replace(arrays, **self._extras(rows, counts, numbers)) if any(row.token_scoring for row in rows) else arrays
-        )
+        return replace(arrays, **self._extras(rows, counts)) if any(row.token_scoring for row in rows) else arrays
 
-    @staticmethod
-    def _extras(rows: Sequence[_Running], counts: npt.NDArray[np.uint8], numbers: Words) -> dict[str, Any]:
-        """Return the arrays of the requested extras; `numbers` are those of the rows' tokens."""
+    def _extras(self, rows: Sequence[_Running], counts: npt.NDArray[np.uint8]) -> dict[str, Any]:
+        """Return the arrays of the requested extras."""
         asked = [row.token_scoring or TokenScoring() for row in rows]
-        given_counts = np.array([len(each.token_ids) for each in asked], np.uint32)
-        mask_bounds = np.array([each.mask_bound for each in asked], np.uint32)
-        owners = np.repeat(np.arange(len(rows)), counts)
-        given_ids = np.concatenate([np.array(each.token_ids, np.uint64) for each in asked])
-        # Each token has a logprob for each id that its request named.
-        widths = given_counts[owners].astype(np.intp)
-        begins = (np.cumsum(given_counts) - given_counts)[owners].astype(np.intp)
-        places = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths - begins, widths)
-        of_given = mixed(np.repeat(numbers, widths) ^ given_ids[places])
-        sizes = _sizes(numbers)
-        masks = [_choices(numbers[place], sizes[place]) for place in np.flatnonzero(sizes <= mask_bounds[owners])]
-
-        def of_tokens(values: npt.NDArray[Any], wanted: Sequence[bool]) -> npt.NDArray[Any]:
-            return np.where(np.array(wanted)[owners], values, np.zeros(1, values.dtype))
-
-        nothing = np.zeros(numbers.size, np.uint64)
+        made = [
+            true_extras(row.first_request_id, row.position, row.position + count, each, self.weight_version)
+            for row, count, each in zip(rows, counts.tolist(), asked, strict=True)
+        ]
+        of_tokens = ("other_logprobs", "entropies", "given_token_ids", "given_logprobs", "mask_sizes", "mask_token_ids")
+        kinds = [each.other_logprobs * Extra.OTHER_LOGPROB + each.entropies * Extra.ENTROPY for each in asked]
         return {
-            "extras": np.array(
-                [each.other_logprobs * Extra.OTHER_LOGPROB + each.entropies * Extra.ENTROPY for each in asked], np.uint8
-            ),
-            "given_counts": given_counts,
-            "mask_bounds": mask_bounds,
-            "other_logprobs": of_tokens(_logprobs(mixed(numbers), nothing), [each.other_logprobs for each in asked]),
-            "entropies": of_tokens(_entropies(numbers), [each.entropies for each in asked]),
-            "mask_sizes": of_tokens(sizes, [each.mask_bound > 0 for each in asked]),
-            "given_token_ids": given_ids.astype(np.uint32),
-            "given_logprobs": _logprobs(of_given, np.zeros(of_given.size, np.uint64)),
-            "mask_token_ids": np.concatenate([np.zeros(0, np.uint32), *masks]),
+            "extras": np.array(kinds, np.uint8),
+            "given_counts": np.array([len(each.token_ids) for each in asked], np.uint32),
+            "mask_bounds": np.array([each.mask_bound for each in asked], np.uint32),
+            **{name: np.concatenate([getattr(each, name).ravel() for each in made]) for name in of_tokens},
         }
 
     def _count(self, row: _Running) -> int:

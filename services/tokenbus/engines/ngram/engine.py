@@ -6,10 +6,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Scores, mask_of
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, mask_of
 from tokenbus.engines.ngram.model import WIDTH, Model, default_model
 from tokenbus.engines.ngram.tokenizer import default_tokenizer
-from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece
+from tokenbus.engines.prompt_scoring import PromptPiece, Scores
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import DRAFT, Drafts, Ids, SamplingParams, distribution, drawn, uniforms, verified
 from tokenbus.engines.scheduler import Plan
@@ -121,7 +121,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
         entropies = -(np.exp(logprobs) * logprobs).sum(axis=1)
         return {"extras": wanted * np.uint32(Extra.ENTROPY), "entropies": np.maximum(entropies, 0).astype(np.float32)}
 
-    def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> PieceScores:
+    def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> Scores:
         """Look the scores up. Tokens that cannot follow a context have probability 0 and the last rank."""
         del block
         model = self._model
@@ -138,7 +138,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
         else:
             ids = model.ids[contexts, : piece.top_logprobs].astype(np.int64)
             logprobs = model.logits[contexts, : piece.top_logprobs]
-        return PieceScores(model.logits[contexts, columns], own, ids, logprobs)
+        return Scores(model.logits[contexts, columns], own, ids, logprobs)
 
     def _keep(self, block: NgramBlock, result: Outcome) -> None:
         del result

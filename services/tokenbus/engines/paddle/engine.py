@@ -8,12 +8,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, Scores, mask_of
+from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, mask_of
 from tokenbus.engines.paddle.network import Tensor
 from tokenbus.engines.paddle.runner import Piece, Runner
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from tokenbus.engines.paddle.weights import COMMITTED, WeightsError
-from tokenbus.engines.prompt_scoring import PieceScores, PromptPiece, scored
+from tokenbus.engines.prompt_scoring import PromptPiece, Scores, scored
 from tokenbus.engines.requests import Request, Requests
 from tokenbus.engines.sampling import (
     DRAFT,
@@ -254,7 +254,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         )
         return dict(found.extra_columns)
 
-    def _piece_scores(self, block: PaddleBlock, piece: PromptPiece) -> PieceScores:
+    def _piece_scores(self, block: PaddleBlock, piece: PromptPiece) -> Scores:
         places = block.chunks[piece.chunk] + piece.skip + np.arange(piece.tokens.size)
         logits = self._runner.logits(self._runner.chosen(block.lines, places))
         if not np.isfinite(logits).all():
