@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from tokenbus.engines.requests import Request, Stops
@@ -80,7 +80,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
     if generate.top_logprobs > most_logprobs:
         raise ValueError(f"top_logprobs: at most {most_logprobs}, got {generate.top_logprobs}")
     stops = _stops(sampling, tokenizer)
-    prompt = prompt_of(generate, tokenizer, context - 1)
+    prompt = prompt_of(generate, tokenizer.encode, size, context - 1)
     room = context - len(prompt)
     return Request(
         request_id=generate.request_id,
@@ -112,17 +112,17 @@ def continue_from(request: Request, token_ids: Sequence[int], tokenizer: ModelTo
     request.output = ids
 
 
-def prompt_of(generate: Generate, tokenizer: Tokenizer, most: int) -> list[int]:
+def prompt_of(generate: Generate, encode: Callable[[str], list[int]], vocabulary_size: int, most: int) -> list[int]:
     """Return the prompt's tokens, at most `most`."""
     if generate.WhichOneof("prompt") == "tokens":
         name, prompt = "tokens.token_ids", list(generate.tokens.token_ids)
-        check_ids(name, prompt, tokenizer.vocabulary_size)
+        check_ids(name, prompt, vocabulary_size)
     else:
         name, text = "text.text", generate.text.text
         size, most_bytes = len(text.encode()), most * _MOST_BYTES_A_TOKEN
         if size > most_bytes:
             raise ValueError(f"{name}: at most {most_bytes} bytes, got {size}")
-        prompt = tokenizer.encode(text) if text else []
+        prompt = encode(text) if text else []
     if not prompt:
         raise ValueError(f"{name}: at least 1 token, got none")
     if len(prompt) > most:

@@ -124,6 +124,8 @@ class BatchEngine(ABC, Generic[B]):
         self._options = options
         self._tokenizer = tokenizer
         self._requests = requests
+        self.vocabulary_size = tokenizer.vocabulary_size
+        self.max_model_tokens, self.role = options.context, options.role
         self._prompts: dict[int, ScoredPrompt] = {}
         """The prompts to score, by slot."""
         self.weight_version = 0
@@ -157,18 +159,6 @@ class BatchEngine(ABC, Generic[B]):
     def _extras(self, block: B, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
         """Return the extra values of some rows, as named in `token_scores`."""
         raise NotImplementedError
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._tokenizer.vocabulary_size
-
-    @property
-    def role(self) -> Role:
-        return self._options.role
-
-    @property
-    def max_model_tokens(self) -> int:
-        return self._options.context
 
     @cached_property
     def tokenizer_probes(self) -> Sequence[int]:
@@ -227,7 +217,7 @@ class BatchEngine(ABC, Generic[B]):
             block = self._compute(plan)
             result = self._outcome(block)
             proposed = self._propose(block, result)
-            if self._options.role == "prefill":
+            if self.role == "prefill":
                 result.statuses[result.statuses == RowStatus.ACTIVE] = RowStatus.HANDED_OFF
             made = self._arrays(plan, block, result, proposed)
             scored = self._scored_pieces(plan, block)

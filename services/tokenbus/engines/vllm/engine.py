@@ -33,24 +33,6 @@ class _Computed(NamedTuple):
     outputs: Sequence[Any]
 
 
-class _Tokenizer:
-    """The model's tokenizer, with the interface that admission needs."""
-
-    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:  # noqa: ANN401 - vLLM's, or None
-        self._tokenizer = tokenizer
-        self.vocabulary_size = vocabulary_size
-
-    def encode(self, text: str) -> list[int]:
-        """Return a text's tokens, with the model's special tokens."""
-        if self._tokenizer is None:
-            raise ValueError("text.text: vLLM runs without a tokenizer here; send token ids")
-        return list(self._tokenizer.encode(text))
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Unused: vLLM's detokenizer finds stop strings."""
-        raise NotImplementedError
-
-
 class VllmEngine(ControlledCore):
     """An engine for any model that vLLM supports.
 
@@ -104,8 +86,8 @@ class VllmEngine(ControlledCore):
             described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
             self.tokenizer_digest, self.tokenizer_probes = described
             # The core may have lowered the context to the capacity of its cache.
-            self._context: int = config.model_config.max_model_len
-            self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
+            self.max_model_tokens: int = config.model_config.max_model_len
+            self.vocabulary_size: int = config.model_config.get_vocab_size()
             self._defaults = config.model_config.get_diff_sampling_param()
             self._top_logprobs = settings.limits.max_top_k
             self._role = settings.worker.role
@@ -114,14 +96,6 @@ class VllmEngine(ControlledCore):
             self._computed: list[_Computed] = []
             self._observe(self._core.scheduler)
             undone.pop_all()
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._tokenizer.vocabulary_size
-
-    @property
-    def max_model_tokens(self) -> int:
-        return self._context
 
     @property
     def kv_cache_usage(self) -> float:
@@ -153,7 +127,7 @@ class VllmEngine(ControlledCore):
         if adapter is None and sampling.lora_adapter:
             known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, since none is loaded"
             raise ValueError(f"sampling.lora_adapter: {known}, got {sampling.lora_adapter!r}")
-        prompt = prompt_of(generate, self._tokenizer, self._context - 1)
+        prompt = prompt_of(generate, self._encode, self.vocabulary_size, self.max_model_tokens - 1)
         accepted = list(generate.continuation.token_ids)
         salt = self.salted(sampling.cache_salt, sampling.lora_adapter)
         try:
@@ -210,6 +184,11 @@ class VllmEngine(ControlledCore):
 
     def close(self) -> None:
         self._core.shutdown()
+
+    def _encode(self, text: str) -> list[int]:
+        if self._inputs.tokenizer is None:
+            raise ValueError("text.text: vLLM runs without a tokenizer here; send token ids")
+        return list(self._inputs.tokenizer.encode(text))
 
     def _compute(self) -> None:
         try:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenbus.engines.admission import check_ids
 from tokenbus.engines.prompt_scoring import check_scoring
@@ -12,13 +12,6 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, St
 _SEEDS = 2**63
 _TRANSFER = "kv_transfer_params"
 _PLAIN = frozenset({"str", "int", "float", "bool"})
-
-
-class _Parameter(NamedTuple):
-    """vLLM's name of a field of our SamplingParameters, and the conversion of its value."""
-
-    name: str
-    value: Callable[[Any], Any]
 
 
 def _form(output: StructuredOutput) -> dict[str, Any]:
@@ -51,34 +44,29 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 _PARAMETERS = {
-    "max_tokens": _Parameter("max_tokens", int),
-    "temperature": _Parameter("temperature", float),
-    "top_p": _Parameter("top_p", float),
-    "top_k": _Parameter("top_k", int),
-    # vLLM's seed is signed, and -1 means no seed.
-    "seed": _Parameter("seed", lambda seed: seed % _SEEDS),
-    "stop": _Parameter("stop", list),
-    "stop_token_ids": _Parameter("stop_token_ids", list),
-    "ignore_end_token": _Parameter("ignore_eos", bool),
-    "min_p": _Parameter("min_p", float),
-    "presence_penalty": _Parameter("presence_penalty", float),
-    "frequency_penalty": _Parameter("frequency_penalty", float),
-    "repetition_penalty": _Parameter("repetition_penalty", float),
-    "logit_bias": _Parameter("logit_bias", lambda biases: {each.token_id: each.bias for each in biases}),
-    "min_tokens": _Parameter("min_tokens", int),
-    "bad_words": _Parameter("bad_words", list),
-    "allowed_token_ids": _Parameter("allowed_token_ids", list),
-    "include_stop_string": _Parameter("include_stop_str_in_output", bool),
-    "include_special_tokens": _Parameter("skip_special_tokens", lambda included: not included),
-    "structured_output": _Parameter("structured_outputs", _form),
-    "engine_arguments": _Parameter("extra_args", _arguments),
+    **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")},
+    **{name: name for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")},
+    "ignore_end_token": "ignore_eos",
+    "include_stop_string": "include_stop_str_in_output",
+    "include_special_tokens": "skip_special_tokens",
+    "structured_output": "structured_outputs",
+    "engine_arguments": "extra_args",
 }
-"""By our field names; fields that are neither here nor in BESIDE are refused."""
+"""vLLM's name of each of our fields; fields that are neither here nor in BESIDE are refused."""
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "seed": lambda seed: seed % _SEEDS,  # vLLM's seed is signed, and -1 means no seed
+    "logit_bias": lambda biases: {each.token_id: each.bias for each in biases},
+    "include_special_tokens": lambda included: not included,
+    "structured_output": _form,
+    "engine_arguments": _arguments,
+}
+"""Of fields whose values vLLM takes in another form."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
 """Fields that are not part of vLLM's SamplingParams."""
 _OF_OUTPUT = ("structured_outputs", "presence_penalty", "frequency_penalty", "bad_words")
 """Arguments that depend on the whole output, which vLLM does not have in a continued request."""
-SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs", "prompt_logprobs")
+SAMPLING_ARGUMENTS = (*_PARAMETERS.values(), "logprobs", "prompt_logprobs")
 """All used arguments of SamplingParams."""
 
 
@@ -104,10 +92,10 @@ def sampling_arguments(
     for field, value in generate.sampling.ListFields():
         if field.name in BESIDE:
             continue
-        parameter = _PARAMETERS.get(field.name)
-        if parameter is None:
+        if field.name not in _PARAMETERS:
             raise ValueError(f"sampling.{field.name}: not supported by the engine vllm")
-        arguments[parameter.name] = parameter.value(value)
+        convert = _CONVERSIONS.get(field.name, list if field.is_repeated else None)
+        arguments[_PARAMETERS[field.name]] = convert(value) if convert else value
     _shorten(arguments, generate)
     if generate.HasField("top_logprobs"):
         arguments["logprobs"] = generate.top_logprobs
