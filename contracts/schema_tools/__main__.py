@@ -15,9 +15,13 @@ def main(arguments: list[str] | None = None, root: Path = REPOSITORY) -> int:
     parser = argparse.ArgumentParser(prog="python -m schema_tools", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("generate", help="write the Python code that is generated from proto/")
-    commands.add_parser("check", help="say what is stale, badly formed, or breaks what was released")
-    commands.add_parser("vectors", help="write what follows from the golden messages, and the bytes of new ones")
-    commands.add_parser("baseline", help="release the schema: it must not break what was released")
+    commands.add_parser(
+        "check", help="list files that are stale or malformed, and changes that break the released schema"
+    )
+    commands.add_parser(
+        "vectors", help="write the files derived from the golden messages, and the bytes of new messages"
+    )
+    commands.add_parser("baseline", help="release the schema; it must be compatible with the last release")
     command = parser.parse_args(arguments).command
     tree = Tree(root)
     try:
@@ -30,7 +34,7 @@ def main(arguments: list[str] | None = None, root: Path = REPOSITORY) -> int:
 def _run(command: str, tree: Tree) -> int:
     if command == "check":
         found = list(faults(tree))
-        print("\n".join(found) or "the schema holds, and so does all that is made from it")
+        print("\n".join(found) or "the schema and all files generated from it are in order")
         return 1 if found else 0
     if command == "baseline":
         if broken := list(faults(tree, "breaking", "bounds")):

@@ -20,7 +20,7 @@ _HEAD = """\
 # The public names
 
 All are in `tokenbus`. A client begins with [connect](#connect), an engine with [run_engine](#run_engine).
-`help(tokenbus.connect)` has a name's arguments and errors, and an example that the tests run.
+`help(tokenbus.connect)` shows a name's arguments and errors, and an example that the tests run.
 """
 _GROUPS = {
     "Clients": "connect Client Generation Token TokenExtras RequestParameters StructuredOutput Stream StepRows "

@@ -34,13 +34,13 @@ _SAME = [
     ["LogprobBatch.max_bytes", "StreamLimits.max_message_bytes.max", "Item.payload_bytes.max"],
     [f"{message}.worker_id.max_bytes" for message in ("BatchHeader", "Hello", "Admitted", "Watch")],
 ]
-# Columns of one length have the same most elements.
+# Columns of equal length have the same maximum number of elements.
 _SAME_LENGTH: dict[int, int] = {
     ColumnLength.COLUMN_LENGTH_STOPPED_ROWS: ColumnLength.COLUMN_LENGTH_ROWS,
     ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: ColumnLength.COLUMN_LENGTH_TOKENS,
 }
 
-# Bounds that are the product of others.
+# Bounds that are products of other bounds.
 _PRODUCTS = [
     ("LogprobBatch.token_ids.max_items", ("LogprobBatch.request_ids.max_items", "LogprobBatch.token_counts.max")),
     (
@@ -64,18 +64,18 @@ def bound_faults(tree: Tree) -> Iterator[str]:
     for enum in schema.enums.values():
         numbers = [value.number for value, _ in enum.values]
         if numbers != list(range(len(numbers))):
-            yield f"{enum.name}: its numbers leave holes, and ranges of them are checked: {numbers}"
+            yield f"{enum.name}: its numbers have gaps, but only ranges of numbers are checked: {numbers}"
     yield from _contradictions(
         {f"{name}.{bound}": value for name, bounds in now.items() for bound, value in bounds.items()},
         [*_SAME, *_same_length(now)],
     )
     for name, released in _declared(Schema(FileDescriptorSet(file=baseline(tree)))):
-        # buf finds removed fields.
+        # buf reports removed fields.
         yield from _changed(name, released, now.get(name, released))
 
 
 def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterator[str]:
-    """Yield lost and new bounds alike: a new bound on a released field refuses valid values of older writers."""
+    """Yield both lost and new bounds: a new bound on a released field refuses valid values of older writers."""
     for bound in sorted(released.keys() | now.keys()):
         was, value = released.get(bound), now.get(bound)
         if was is None:
@@ -109,12 +109,12 @@ def _missing(message: Message) -> Iterator[str]:
         if bounds.HasField("default_max") and bounds.default_max > bounds.max:
             yield f"{name}: default_max {bounds.default_max} above max {bounds.max}"
         if bounds.HasField("least") and bounds.HasField("min"):
-            yield f"{name}: least {bounds.least} with min {bounds.min}, and they say the same"
+            yield f"{name}: least {bounds.least} with min {bounds.min}, but they mean the same"
         if bounds.default_max_items > bounds.max_items:
             yield f"{name}: default_max_items above max_items {bounds.max_items}"
         counted = bounds.length and kind == FieldDescriptorProto.TYPE_UINT32
         if counted and not (bounds.HasField("max") and bounds.max <= _ONE_BYTE):
-            yield f"{name}: a column of counts must stay at or below {_ONE_BYTE}, a byte each"
+            yield f"{name}: a column of counts must stay at or below {_ONE_BYTE}, so that each count takes one byte"
 
 
 def _same_length(now: dict[str, dict[str, int]]) -> Iterator[list[str]]:
@@ -131,7 +131,7 @@ def _contradictions(now: dict[str, int], same: list[list[str]]) -> Iterator[str]
     for first, *others in same:
         for other in others:
             if now.get(first) != now.get(other):
-                yield f"{other}: {now.get(other)}, but {first} is {now.get(first)}, and they are one bound"
+                yield f"{other}: {now.get(other)}, but {first} is {now.get(first)}; both must be the same bound"
     for product, factors in _PRODUCTS:
         expected = math.prod(now.get(factor, 0) for factor in factors)
         if now.get(product) != expected:

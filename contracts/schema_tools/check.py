@@ -28,11 +28,11 @@ def faults(tree: Tree, *names: str) -> Iterator[str]:
 
 def _generated(tree: Tree) -> Iterator[str]:
     if stale := stale_files(tree):
-        yield f"not what the schema gives now: {_some(stale)}; run `make proto`"
+        yield f"out of date with the schema: {_some(stale)}; run `make proto`"
 
 
 def _breaking(tree: Tree) -> Iterator[str]:
-    # Off until `make baseline` freezes the schema 1.0: nothing was released.
+    # Off until `make baseline` releases schema 1.0: there is nothing to compare with yet.
     if not (released := baseline(tree)):
         return
     # The baseline lacks protobuf's own descriptor.proto, which buf needs.
@@ -50,7 +50,7 @@ def _some(names: list[str]) -> str:
 
 
 def _buf(*arguments: str) -> Iterator[str]:
-    # Next to this Python first: it has the locked version, even if the venv is not active.
+    # Look next to this Python first: the locked version is there, even if the venv is not active.
     buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
     if buf is None:
         raise SchemaError("buf is not installed: run `make setup`")

@@ -12,12 +12,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Tree:
-    """The folders and files of one checkout, or a copy of it, that the schema tools read and write."""
+    """The folders and files of one checkout (or of a copy) that the schema tools read and write."""
 
     def __init__(self, root: Path = REPOSITORY) -> None:
         self.root = root
         self.proto = root / "proto"
-        """The root folder of imports in .proto files, with buf.yaml."""
+        """The folder that imports in .proto files start from; it also has buf.yaml."""
         self.generated = root / "contracts" / "tokenbus_contracts" / "generated"
         self.vectors = root / "contracts" / "vectors" / "v1"
         self.baseline = root / "contracts" / "baseline" / "v1.binpb"
@@ -64,7 +64,7 @@ def baseline(tree: Tree) -> list[FileDescriptorProto]:
 
 
 def write_baseline(tree: Tree) -> None:
-    """Make the schema as it is now the one that later changes are compared with."""
+    """Make the current schema the baseline for later changes."""
     tree.baseline.parent.mkdir(parents=True, exist_ok=True)
     image = FileDescriptorSet(file=tree.compiled)
     for file in image.file:

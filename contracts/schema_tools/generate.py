@@ -46,7 +46,7 @@ def stale_files(tree: Tree) -> list[str]:
 
 
 def _stale(tree: Tree, files: dict[str, bytes]) -> list[str]:
-    # The folder is flat and holds nothing else: any other file or folder would be shipped unchecked.
+    # The folder is flat and has only generated files: any other file or folder would be shipped unchecked.
     entries = tree.generated.iterdir() if tree.generated.is_dir() else ()
     present = {
         path.name: path.read_bytes() if path.is_file() else None for path in entries if path.name != "__pycache__"

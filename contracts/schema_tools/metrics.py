@@ -22,8 +22,8 @@ values: never a request, a client or an error text. For peaks ask Prometheus: `m
 `tokenbus_build_info` and the `process_` metrics of Prometheus's library are served as well.
 """
 _SPECULATION = """\
-A row that verified d draft tokens and emitted n tokens accepted n - 1 of them; the last one is the target model's. Rows
-without drafts or without tokens do not count. FastDeploy's figures as queries:
+If a row verified d draft tokens and emitted n tokens, it accepted n - 1 draft tokens; the last token is the target
+model's. Rows without drafts or without tokens do not count. Queries for FastDeploy's figures:
 
 | figure | query |
 |---|---|
@@ -32,10 +32,10 @@ without drafts or without tokens do not count. FastDeploy's figures as queries:
 | acceptance rate of each head | `sum by (head) (rate(tokenbus_speculative_accepted_tokens_total[5m])) / (sum by (head) (rate(tokenbus_speculative_draft_tokens_total[5m])) > 0)` |
 """  # noqa: E501 - a row of a table is one line
 _OF_VLLM = """\
-A gateway also serves these as vLLM's server does, for dashboards and autoscalers. A request counts when it ends, each
-choice as one; `model_name` is the model that the request named, or the first. A gateway cannot distinguish queued
-requests from those in prefill, so `vllm:num_requests_waiting` has both. Sum the values of several gateways, except for
-`vllm:kv_cache_usage_perc`: every gateway reports all workers (`engine`), at most two seconds old.
+A gateway also serves these metrics of vLLM's server, for dashboards and autoscalers. A request counts when it ends, and
+each choice counts as one request; `model_name` is the model that the request named, or the first. A gateway cannot
+distinguish queued requests from those in prefill, so `vllm:num_requests_waiting` has both. Sum the values of several
+gateways, except for `vllm:kv_cache_usage_perc`: every gateway reports all workers (`engine`), at most two seconds old.
 `vllm:prefix_cache_hits_total` and the like do not exist.
 """
 _SECTIONS = {
@@ -46,11 +46,11 @@ _SECTIONS = {
     "peers": ("Peers", ""),
     "log_items_total": (
         "The durable log",
-        "Only a processor that keeps [a log](log.md) has values here.\n",
+        "Only a processor with [a durable log](log.md) has values here.\n",
     ),
     "worker_connected_processors": (
         "Workers",
-        "A worker serves these. Its label `worker` is the one that the processor uses.\n",
+        "A worker serves these. The label `worker` has the same values as at the processor.\n",
     ),
     "gateway_connected_processors": ("Gateway", ""),
 }
@@ -58,7 +58,7 @@ _SECTIONS = {
 
 
 def families() -> list[Family[Any]]:
-    """Return all metrics but vLLM's, in the order of the page."""
+    """Return all metrics except vLLM's, in the order of the page."""
     declared: Iterable[Family[Any]] = (*PROCESSOR, *PUBLISHER, *GATEWAY)
     return list({family.name: family for family in declared}.values())
 

@@ -1,9 +1,9 @@
-"""The golden messages: files with the bytes, and JSON files with their contents, or with the error.
+"""The golden messages: files with bytes, and JSON files with their contents or their error.
 
-The bytes are never written twice. `make vectors` derives all else from them: the JSON of a valid message, by the
-generated class only, so that tests can compare the codec with it; the limits; and the checksums that pin the bytes. To
-add a message, write the JSON of its header and columns, and `make vectors` writes its bytes. Bytes that the generated
-class would not write are written by hand, beside JSON with the error.
+Existing bytes are never rewritten. `make vectors` derives everything else from them: the JSON of each valid message,
+made only by the generated class, so that tests can compare the codec with it; the limits; and the checksums that pin
+the bytes. To add a message, write the JSON of its header and columns, and `make vectors` writes its bytes. Bytes that
+the generated class would not write are written by hand, with a JSON file that names the error.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def vector_faults(tree: Tree) -> Iterator[str]:
         if name not in files:
             yield f"{name}: neither a golden message nor its JSON"
         elif _bytes_of(tree.vectors / name) != files[name]:
-            yield f"{name}: not what the golden messages give; run `make vectors` and look at the difference"
+            yield f"{name}: out of date with the golden messages; run `make vectors` and look at the difference"
 
 
 def _files(tree: Tree) -> dict[str, bytes]:
@@ -58,11 +58,13 @@ def _files(tree: Tree) -> dict[str, bytes]:
         data = _encoded(name, written) if data is None else data
         known = sums.setdefault(f"{name}.binpb", _sum(data))
         if known != _sum(data):
-            raise SchemaError(f"{name}.binpb: sha256 {known} in {_SUMS}, got {_sum(data)}; a golden message stays")
+            raise SchemaError(
+                f"{name}.binpb: sha256 {known} in {_SUMS}, got {_sum(data)}; golden messages must not change"
+            )
         is_valid = name.startswith("valid/")
         files |= {f"{name}.binpb": data, f"{name}.json": _json(_decoded(name, data, written) if is_valid else written)}
     if lost := sorted(sums.keys() - files.keys()):
-        raise SchemaError(f"{lost[0]}: in {_SUMS}, and has no JSON; a golden message stays")
+        raise SchemaError(f"{lost[0]}: in {_SUMS}, but has no JSON; golden messages must not be removed")
     files[_SUMS] = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items())).encode()
     return files
 
@@ -85,7 +87,7 @@ def _encoded(name: str, written: dict[str, Any]) -> bytes:
     try:
         message = ParseDict({"header": written["header"], **written["columns"]}, LogprobBatch())
     except (KeyError, ParseError) as error:
-        raise SchemaError(f"{name}.json: no header and columns that a message can have: {error}") from None
+        raise SchemaError(f"{name}.json: its header and columns do not form a message: {error}") from None
     return message.SerializeToString(deterministic=True)
 
 

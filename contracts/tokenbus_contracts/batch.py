@@ -18,11 +18,11 @@ from tokenbus_contracts.rows import OnlyRow, Row, Rows
 from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, Column
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # which type checkers know on Python 3.10 too
+    from typing_extensions import Unpack  # type checkers know this one on Python 3.10 too
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
-"""The values of the column `stops` for a stop token and for the first stop text; further texts follow."""
+"""The values in the column `stops` for a stop token and the first stop text; the next texts have the next values."""
 _set = object.__setattr__  # the batch's own refuses
 
 
@@ -77,7 +77,7 @@ class LogprobBatch(ColumnArrays):
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> "LogprobBatch":
-        """Make a batch of all base columns and perhaps others, each an array of its column's type."""
+        """Make a batch of all base columns and optional extra columns, each an array of its column's type."""
         batch = cls.__new__(cls)
         _set(batch, "header", header)
         _set(batch, "_message", None)
@@ -88,7 +88,7 @@ class LogprobBatch(ColumnArrays):
 
     @classmethod
     def of_message(cls, header: BatchHeader, columns: MessageColumns) -> "LogprobBatch":
-        """Make a batch of a valid message; a column becomes an array when it is first read."""
+        """Make a batch from a valid message; a column becomes an array when it is first read."""
         batch = cls.__new__(cls)
         _set_header(batch, header)
         _set_message(batch, columns)
@@ -101,12 +101,12 @@ class LogprobBatch(ColumnArrays):
         return self.of_views(header, self.columns)  # without the cached layout and rows
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse: a checked batch must not change."""
-        raise AttributeError(f"a batch is not changed once it is made; make another one with another {name}")
+        """Refuse the change: a checked batch is immutable."""
+        raise AttributeError(f"a batch is immutable; make another one with another {name}")
 
     def __delattr__(self, name: str) -> None:
         """Refuse, as `__setattr__`."""
-        raise AttributeError(f"a batch is not changed once it is made; it keeps its {name}")
+        raise AttributeError(f"a batch is immutable; {name} cannot be deleted")
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -130,7 +130,7 @@ class LogprobBatch(ColumnArrays):
         return self.request_ids.size
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both have the same header, and the same bits in every column."""
+        """Tell whether both batches have the same header and the same bits in every column."""
         if not isinstance(other, LogprobBatch):
             return NotImplemented
         return self.header == other.header and all(
@@ -172,12 +172,14 @@ class LogprobBatch(ColumnArrays):
         return found
 
     def runs(self, most_rows: int, most_bytes: int, beside: Index | None = None) -> list[int]:
-        """Return the ends of runs of rows that each fit into a message; a row that is too large is a run by itself.
+        """Split the rows into runs that each fit into a message; return the end of each run.
+
+        A row that is too large is a run by itself.
 
         Args:
             most_rows: the maximum number of rows in a message.
             most_bytes: the maximum number of bytes of a message's rows.
-            beside: further bytes that each row counts.
+            beside: further bytes to count for each row.
         """
         sizes = self.row_bytes() if beside is None else self.row_bytes() + beside
         ends, begin, used = [], 0, 0
@@ -197,7 +199,7 @@ class LogprobBatch(ColumnArrays):
         return self._rows.row(index)
 
     def stop(self, index: int) -> int:
-        """Return the row's value in the column `stops`: the request's own stop that ended it; 0: none, or not known."""
+        """Return the row's value in `stops`: which of the request's own stops ended it; 0: none, or not known."""
         if not self.stops.size or self.statuses[index] != RowStatus.FINISHED_STOP:
             return 0
         return int(self.stops[np.count_nonzero(self.statuses[:index] == RowStatus.FINISHED_STOP)])
@@ -223,11 +225,11 @@ class LogprobBatch(ColumnArrays):
             beyond = int(places.min()) if int(places.min()) < 0 else int(places.max())
             raise ContractError("rows", f"places from 0 to {self.row_count - 1}", beyond, rule=Rule.MAX)
         if np.unique(places).size != places.size:
-            raise ContractError("rows", "each place once", "one of them twice", rule=Rule.UNIQUE)
+            raise ContractError("rows", "each place once", "the same place twice", rule=Rule.UNIQUE)
         return self._gathered(places.astype(np.intp), header)
 
     def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> "LogprobBatch":
-        """Return the batch with only some consecutive tokens of each row, and all of their values.
+        """Return the batch with only a range of consecutive tokens of each row, with all their values.
 
         `begins` and `ends` have a token index for each row. Each row's new position is the position of its first
         remaining token. Statuses stay, so an active row must keep a token to be valid.
@@ -256,7 +258,7 @@ class LogprobBatch(ColumnArrays):
         return cls.of_views(header, columns).in_batch_order()
 
     def _gathered(self, rows: Index, header: BatchHeader) -> "LogprobBatch":
-        """Return a batch of these rows in this order; the rows exist, and none comes twice."""
+        """Return a batch of these rows in this order; every row must exist and be named only once."""
         found = self._selected(rows, header)
         return self._taken(self._layout.elements(rows), header) if found is None else found
 
@@ -265,7 +267,10 @@ class LogprobBatch(ColumnArrays):
         return None if columns is None else self.of_message(header, columns)
 
     def _taken(self, elements: dict[int, Index], header: BatchHeader) -> "LogprobBatch":
-        """Return a batch of these elements; no other code moves columns, and this moves all of them."""
+        """Return a batch of these elements.
+
+        Only this code moves elements of columns, and it moves all columns together.
+        """
         taken = {column.name: getattr(self, column.name) for column in self._present()}
         for column in self._present():
             if taken[column.name].size:
@@ -275,10 +280,10 @@ class LogprobBatch(ColumnArrays):
     def _present(self) -> Sequence[Column]:
         return COLUMNS if self.has_extras else BASE_COLUMNS
 
-    if not TYPE_CHECKING:  # to mypy, a name that it does not know is a mistake
+    if not TYPE_CHECKING:  # so that mypy reports unknown names as mistakes
 
         def __getattr__(self, name: str) -> object:
-            """Make an attribute on its first use: a column's view of the message, the layout or the rows."""
+            """Make an attribute on its first use: a column as a view of the message, the layout, or the rows."""
             if name in COLUMN:
                 made: object = COLUMN[name].empty if self._message is None else self._message.array(name)
             elif name == "has_extras":

@@ -1,4 +1,4 @@
-"""A batch to bytes and back, checked both ways."""
+"""Encodes and decodes batches, and checks them in both directions."""
 
 from tokenbus_contracts import native, wire
 from tokenbus_contracts.batch import LogprobBatch
@@ -34,7 +34,7 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
     """
     if not isinstance(batch, LogprobBatch):
         raise ContractError("batch", "a LogprobBatch", type(batch).__name__, rule=Rule.TYPE)
-    check_header(batch.header)  # before protobuf converts values of other types
+    check_header(batch.header)  # protobuf would convert values of other types
     data = wire.write(batch, limits)
     if not native.accepts(data, limits):
         # Check the written bytes: the engine may have reused its arrays in the meantime.

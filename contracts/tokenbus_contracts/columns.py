@@ -14,7 +14,7 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
 _FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
-"""The readers of one value, for each column with one element for each row; these columns come first."""
+"""For each column with one element per row, a function that reads one value; these columns come first."""
 _PLACES = {
     2 * len(columns): {
         column.name: (place, place + len(columns), column.dtype, _CODES[column.item_bytes], column.empty)
@@ -22,17 +22,15 @@ _PLACES = {
     }
     for columns in (BASE_COLUMNS, COLUMNS)
 }
-"""Each column's index among `places`, by the length of `places`: without extras, only base columns have any."""
+"""Each column's index in `places`, by the length of `places`: without extras, only base columns are in it."""
 
 
 class MessageColumns:
     """The columns of a valid message in the plain encoding.
 
     Args:
-        data: the message.
-        places: the offset of each column, and then the number of elements of each column; without extras, of the base
-            columns alone.
-        is_bare: whether the message has no header, as `select` writes it.
+        data: the message. places: the offset of each column, and then the number of elements of each column; without
+        extras, only of the base columns. is_bare: whether the message has no header, as `select` writes it.
     """
 
     __slots__ = ("_is_bare", "_known", "data", "places")
@@ -63,7 +61,7 @@ class MessageColumns:
             return self.data
         found = self.select(np.arange(self.row_count))
         if found is None:
-            raise RuntimeError("a message has no rows of its own")
+            raise RuntimeError("selecting all rows of a message failed")
         return found.fields()
 
     def select(self, rows: native.Index) -> "MessageColumns | None":

@@ -31,7 +31,7 @@ class Rule(str, Enum):
     NAMED = "named"
     """The schema does not name this value of an enum."""
     UNIQUE = "unique"
-    """A value comes twice in a column of unique values."""
+    """A value occurs twice in a column of unique values."""
     FINITE = "finite"
     """A number is NaN or infinite."""
     STATUS = "status"
@@ -79,7 +79,7 @@ class ContractError(ValueError):
 
 
 def _one_line(value: object) -> str:
-    """Return any value, which may come from a stranger, as one short line."""
+    """Return a value, which may come from an untrusted peer, as one short line."""
     try:
         text = str(value)
     except ValueError:  # an integer of thousands of digits

@@ -34,13 +34,13 @@ class Extras(NamedTuple):
     """
 
     other_logprobs: npt.NDArray[np.float32]
-    """Each token's logprob in the other distribution: the sampled one if `logprobs` are the model's, or the reverse."""
+    """Each token's logprob in the other distribution: of sampling if `logprobs` are the model's, or the reverse."""
     entropies: npt.NDArray[np.float32]
     """Each token's entropy of the distribution of `logprobs`, in nats."""
     given_token_ids: npt.NDArray[np.uint32]
-    """The ids that the request gave."""
+    """The token ids that the request named."""
     given_logprobs: npt.NDArray[np.float32]
-    """The logprob of each given id, with one line for each token."""
+    """The logprob of each of these ids, with one line for each token."""
     mask_sizes: npt.NDArray[np.uint32]
     """The size of each token's mask: the number of ids that sampling could choose."""
     mask_token_ids: npt.NDArray[np.uint32]
@@ -94,7 +94,7 @@ def extras_of(batch: ColumnArrays, starts: Mapping[int, npt.NDArray[np.intp]]) -
         parts(batch.mask_token_ids, ColumnLength.COLUMN_LENGTH_MASK_TOKENS),
         bounds,
     )
-    # A column at a time: that takes a third of one row after the other.
+    # Going column by column takes a third of the time of going row by row.
     made = map(tuple.__new__, repeat(Extras), zip(*columns, strict=False))
     asked = zip(made, kinds, given, bounds, strict=True)
     return [extras if kind or ids or bound else None for extras, kind, ids, bound in asked]

@@ -1,4 +1,4 @@
-"""Columns from a caller's values: converted if that changes no value, refused otherwise."""
+"""Makes columns from a caller's values: converts them if that changes no value, and refuses them otherwise."""
 
 from typing import Any
 
@@ -28,13 +28,14 @@ def fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
         raise ContractError(column.name, f"values of {column.dtype.name}", kind_of(array), rule=Rule.TYPE)
     if column.dtype.kind != "f":
         _refuse_wrapping(column, array)
-    # A float64 beyond float32 becomes infinite, and a signalling NaN a quiet one; the checks refuse both.
+    # A float64 beyond float32's range becomes infinite, and a signalling NaN becomes a quiet one; the checks refuse
+    # both.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(column.dtype)
 
 
 def _whole_numbers(column: Column, values: npt.ArrayLike, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a list with integers on both sides of 2**63, for which numpy infers no integer type, as unsigned ones."""
+    """Return a list with integers below and above 2**63 as unsigned integers; numpy infers no integer type for it."""
     if not isinstance(values, (list, tuple)):
         return array
     if not all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values):

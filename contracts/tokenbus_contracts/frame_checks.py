@@ -1,4 +1,4 @@
-"""Checks of a message against its bounds, made once from the descriptor.
+"""Checks of messages against their bounds, built once from the descriptor.
 
 Each check is a function of only the message: its paths, bounds and nested checks are looked up when it is made.
 """
@@ -21,7 +21,7 @@ _LOWEST, _HIGHEST = -math.inf, math.inf
 """The range of a field without bounds."""
 _MOST_BYTES_OF_A_LETTER = 4
 _FEW = 64
-"""Fewer elements than this are checked one by one."""
+"""Shorter lists are checked one element at a time."""
 
 
 def check_of(message: Descriptor, path: str = "") -> Check | None:

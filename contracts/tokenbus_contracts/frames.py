@@ -1,4 +1,4 @@
-"""Control frames to bytes and back, checked both ways against the schema's bounds."""
+"""Encodes and decodes control frames, and checks them against the schema's bounds in both directions."""
 
 from typing import NamedTuple, TypeVar, cast
 
@@ -41,7 +41,7 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
 
     A frame whose body only a newer minor version defines comes back without a body; ignore it.
     """
-    if frame is not ProcessorFrame:  # a worker reads only these, from a processor that it trusts
+    if frame is not ProcessorFrame:  # only a worker reads these, from a processor that it trusts
         check_implementation()
     rules = _rules_of(frame)
     if type(data) is not bytes:
@@ -54,21 +54,24 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
         raise explain(data, rules.descriptor) from None
     try:
         rules.check(message)
-    except ContractError as error:  # of an absent body last
+    except ContractError as error:  # frames without a body come last
         if error.field != rules.body or first_unknown_field(data, rules.descriptor) is None:
             raise
     return message
 
 
 def body_of(frame: type[Message], data: bytes) -> str | None:
-    """Return the name of a frame's body, as "hello", from its first fields; None: they do not contain it."""
+    """Return the name of a frame's body, such as "hello", from its first fields; None: the body is not among them."""
     fields = frame.DESCRIPTOR.fields_by_number
     number = first_of(data, [number for number, field in fields.items() if field.name in _rules_of(frame).bodies])
     return None if number is None else str(fields[number].name)
 
 
 def write_frame(message: Message) -> bytes:
-    """Return the bytes of a frame, the same for equal frames; a ContractError says which bound it breaks first."""
+    """Return the bytes of a frame; equal frames have equal bytes.
+
+    A ContractError names the first bound that the frame breaks.
+    """
     rules = _rules_of(type(message))
     rules.check(message)
     data = message.SerializeToString(deterministic=True)

@@ -13,7 +13,7 @@ from tokenbus_contracts.schema import HEADER, MAJOR, MINOR
 class BatchHeader(NamedTuple):
     """A batch's header; logprob_batch.proto documents its fields.
 
-    An enum field holds a bare number if only a newer minor version names the value, as `method` may.
+    An enum field such as `method` holds a plain number if only a newer minor version has a name for the value.
 
     Example:
         header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=2)
@@ -56,7 +56,7 @@ def from_message(message: HeaderMessage) -> BatchHeader:
 
 
 def from_values(values: Sequence[int], worker_id: str) -> BatchHeader:
-    """Return the header with these values, which are indexed by field number, and this worker id."""
+    """Return the header with a worker id and these values, indexed by field number."""
     return _named([worker_id, *_NUMBERED(values)])
 
 

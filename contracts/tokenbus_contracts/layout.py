@@ -114,5 +114,5 @@ def _starts_of(counts: npt.NDArray[np.unsignedinteger | np.signedinteger]) -> In
 
 
 def _ranges(begins: Index, lengths: Index) -> Index:
-    # One long range, shifted for each row from its begin in the result to its begin in the column.
+    # One long range, shifted for each row from its start in the result to its start in the column.
     return np.arange(lengths.sum(), dtype=np.intp) + np.repeat(begins - _starts_of(lengths)[:-1], lengths)

@@ -1,4 +1,4 @@
-"""Why some bytes are not a message, for people, once the generated classes have refused them."""
+"""Finds out why bytes are not a valid message, after the generated classes have refused them."""
 
 from collections.abc import Collection, Iterator
 
@@ -17,11 +17,11 @@ _ITEM_SIZES = {
 _VARINT_MAX_BYTES = 10
 _MOST_PEEKED = 8
 _MOST_FIELDS = 4096
-"""The most fields to look at: enough for a damaged message, too few to keep a process busy."""
+"""The maximum number of fields to look at: enough for a damaged message, and too few to keep a process busy."""
 
 
 class _BrokenError(Exception):
-    """The walk found bytes that no message has."""
+    """Bytes that cannot be part of a message."""
 
     def __init__(self, field: str, limit: str, actual: str) -> None:
         super().__init__(field, limit, actual)
@@ -48,12 +48,15 @@ def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
 
 
 def first_of(data: bytes, numbers: Collection[int]) -> int | None:
-    """Return the number of the first field with one of these numbers, or None; it reads no contents, and few fields."""
+    """Return the number of the first field with one of these numbers, or None.
+
+    It looks only at the first fields, and not at their contents.
+    """
     return next((number for number, *_ in _fields(data, 0, _MOST_PEEKED) if number in numbers), None)
 
 
 def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
-    """Return the offset of the field that an error names; if it is missing, of the message that lacks it."""
+    """Return the offset of the field that an error names or, if it is missing, of the message without it."""
     begin = place = 0
     for part in field.split("."):
         name, _, element = part.rstrip("]").partition("[")
@@ -75,7 +78,7 @@ def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
 def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield each of the first fields: its number, and the offsets of the field, its contents and the next field.
 
-    It stops at a malformed field and at a group, which no field of the schema is.
+    It stops at a malformed field and at a group; the schema has no groups.
     """
     for _ in range(most):
         if at >= len(data):
@@ -121,7 +124,7 @@ def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) ->
 
 
 def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterator[int]) -> None:
-    """Raise the error of a known field whose contents are malformed."""
+    """Raise an error that names a known field with malformed contents."""
     if field.message_type is not None:
         _walk(contents, field.message_type, f"{name}.", left)
     elif field.type == FieldDescriptor.TYPE_STRING:
@@ -137,7 +140,7 @@ def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterato
 
 
 def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int]:
-    """Return the begin of a field's contents, and the end that it claims; the field is not a group."""
+    """Return the start of a field's contents and the end according to its length; the field is not a group."""
     if wire_type == _VARINT:
         return at, _read_varint(data, at, name)[1]
     if wire_type == _LENGTH:

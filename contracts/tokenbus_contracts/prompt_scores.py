@@ -1,4 +1,4 @@
-"""PromptScores: the logprobs of a prompt's tokens, as arrays, and as the chunks of a stream."""
+"""PromptScores: the logprobs of a prompt's tokens, as arrays and as chunks of a stream."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -55,11 +55,11 @@ class PromptScores:
 
     @property
     def is_last(self) -> bool:
-        """Whether the prompt ends there."""
+        """Whether these scores reach the end of the prompt."""
         return self.end >= self.prompt_tokens
 
     def chunks(self) -> Iterator[PromptScoresChunk]:
-        """Yield its messages; at least one, because the last one announces the end."""
+        """Yield the scores as messages; at least one, because the last message announces the end."""
         alternatives = self.alternative_logprobs.shape[1]
         line = alternatives * _ITEM_BYTES
         once, each = (line, line) if self.are_named else (0, 2 * line)
@@ -101,9 +101,9 @@ class PromptScores:
         return read
 
     def check(self) -> None:
-        """Raise a ContractError for values that no prompt has."""
+        """Raise a ContractError for values that no prompt can have."""
         if self.end > max(self.prompt_tokens, 1) and self.token_ids.size:
-            limit = f"at most prompt_tokens, {self.prompt_tokens}, where the chunk ends"
+            limit = f"at most prompt_tokens, {self.prompt_tokens}, the end of the chunk"
             raise ContractError("prompt_scores.position", limit, self.end, rule=Rule.MAX)
         for name, values in (("logprobs", self.logprobs), ("alternative_logprobs", self.alternative_logprobs)):
             if not np.isfinite(values).all():

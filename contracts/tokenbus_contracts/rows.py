@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class Parts(Protocol):
-    """The parts of a column, one for each row."""
+    """One part of a column for each row."""
 
     def __getitem__(self, row: int, /) -> Any: ...  # noqa: ANN401 - an array
     def __iter__(self) -> Iterator[Any]: ...
@@ -24,7 +24,7 @@ class Parts(Protocol):
 
 Cutter = Callable[[Array], Parts]
 """Cuts a column into parts, one for each row."""
-_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # by value; the values are consecutive
+_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # indexed by value; the values are consecutive
 
 
 class Row(NamedTuple):
@@ -47,7 +47,7 @@ class Row(NamedTuple):
     draft_token_count: int
     """The number of draft tokens that the step verified."""
     scoring: Scoring
-    """The values of its tokens beyond their ids."""
+    """The values that its tokens have besides their ids."""
     token_ids: npt.NDArray[np.uint32]
     """The ids of its tokens."""
     logprobs: npt.NDArray[np.float32]
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     proposal_token_ids: npt.NDArray[np.uint32]
     """The draft tokens for the next step to verify."""
     stop: int
-    """The request's own stop that ended it, as in the column `stops`; 0: none, or not known."""
+    """Which of the request's own stops ended it, as in the column `stops`; 0: none, or not known."""
     extras: Extras | None
     """Further values that its request asked for; None: it asked for none."""
 

@@ -18,12 +18,12 @@ from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
 MAJOR = 1
 MINOR = 0
 
-# Both of protobuf's implementations have descriptors like this one; the stubs see a union of the two.
+# Both of protobuf's implementations have descriptors like this one; the type stubs name the union of both.
 BATCH = cast("Descriptor", logprob_batch_pb2.LogprobBatch.DESCRIPTOR)
 HEADER = cast("Descriptor", logprob_batch_pb2.BatchHeader.DESCRIPTOR)
 
 ONE_BYTE_VARINT_END = 128
-"""Values below this take one byte each when packed: a column of them is an array of bytes."""
+"""Packed values below this take one byte each, so a column of such values is an array of bytes."""
 
 _WIRE_VARINT_MAX_BYTES = 10
 DTYPES: dict[int, np.dtype[Any]] = {
@@ -40,7 +40,7 @@ _IMPLEMENTATION = api_implementation.Type()
 
 
 def check_implementation() -> None:
-    """Raise ImportError if protobuf's pure Python implementation would read messages of other processes.
+    """Raise ImportError if messages of other processes would be read by protobuf's pure Python implementation.
 
     It reads some encodings differently, and needs seconds for some messages. It writes the same bytes, so a worker may
     use it: FastDeploy starts its workers with it.
@@ -76,18 +76,18 @@ class Column:
 
     @cached_property
     def max_wire_items(self) -> int:
-        """`max_items`; for a varint column, the maximum size in bytes of that number of elements."""
+        """`max_items`; for a varint column, the maximum size in bytes of this many elements."""
         return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.is_bytes else 1)
 
     @cached_property
     def empty(self) -> npt.NDArray[np.generic]:
-        """The column without elements."""
+        """An empty array of the column's type."""
         return np.frombuffer(b"", self.dtype)
 
 
 @dataclass(frozen=True)
 class FieldRule:
-    """The schema's rules for one field of any message."""
+    """The schema's rules for one field of a message."""
 
     name: str
     repeated: bool
@@ -256,5 +256,5 @@ def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
 
 
 def max_bytes_of(message: Descriptor) -> int:
-    """Return the maximum size in bytes of an encoded message; zero: only the message around it is bounded."""
+    """Return the maximum size in bytes of an encoded message; zero: only the message that contains it has a bound."""
     return message_bounds_in(message.GetOptions()).max_bytes

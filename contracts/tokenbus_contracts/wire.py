@@ -1,7 +1,8 @@
-"""The encodings of a batch. In the plain encoding each column is packed and in one piece, and read without a copy.
+"""The encodings of a batch.
 
-Batches are written in the plain encoding, with the same bytes as by the generated classes. A plain message may have
-its fields in any order. The generated classes read all other encodings.
+In the plain encoding each column is packed and in one piece, so that it can be read without a copy. Batches are written
+in the plain encoding, with the same bytes that the generated classes write. A plain message may have its fields in any
+order. The generated classes read all other encodings.
 """
 
 from collections.abc import Iterable
@@ -63,7 +64,7 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         if length:
             prefix = prefix_of(key, length)
             size += len(prefix) + length
-            # The first column that does not fit, and those after it, are only counted.
+            # From the first column that does not fit, columns are only counted.
             if size <= most:
                 as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
                 pieces += (prefix, values if as_it_lies else values.tobytes())
@@ -93,11 +94,11 @@ def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -
 def deal(  # noqa: PLR0913, PLR0917 - the compiled function's arguments
     batch: LogprobBatch, header: BatchHeader, slots: Index, requests: RequestColumns, stream: int, least: int
 ) -> tuple[Index, list[Share]] | None:
-    """Deal a batch's rows out to the shares of their requests, whose slots are given.
+    """Divide a batch's rows among the shares of their requests, whose slots are given.
 
-    Returns the indexes of the rows, by share and then in batch order; and the shares, from `least` on as messages under
-    the header, unchecked as in `write`. Returns None if the batch is not one received message, or if a row is not the
-    next row of a request of the stream.
+    Returns the indexes of the rows, by share and then in batch order, and the shares. Shares from `least` on are
+    messages with the header, unchecked as in `write`. Returns None if the batch is not one received message, or if a
+    row is not the next one of its request.
     """
     message = batch._message  # noqa: SLF001 - as above
     if message is None:
@@ -129,7 +130,8 @@ def read(data: bytes) -> LogprobBatch | None:
             if key == HEADER_KEY:
                 if header is not None:
                     return None
-                # Parsed as a field, so that the parser's limit on nesting is the same as for the whole message.
+                # The header is parsed as a field, so that the parser's nesting limit is the same as for the whole
+                # message.
                 header = from_message(BatchMessage.FromString(data[start:behind]).header)
             else:
                 name, dtype, item_bytes, max_wire_items = _TO_READ[key]
@@ -183,7 +185,7 @@ def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - 
 
 @lru_cache(_PREFIXES_KEPT)
 def prefix_of(key: int, length: int) -> bytes:
-    """Return the prefix of a field: its key and its length, as varints."""
+    """Return the start of a field: its key and its length, as varints."""
     return varint(key) + varint(length)
 
 

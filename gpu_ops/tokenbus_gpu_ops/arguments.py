@@ -57,7 +57,7 @@ def check_top_k(plan: Plan, vocabulary: int) -> None:
 
 
 def place_ids(ids: Tensor, plan: Plan, rows: int) -> Index | None:
-    """Return the element index of each token's id, for each layout of engines; None if it is the token's number."""
+    """Return the array index of each token's id, for each layout that engines use; None if it is the token's number."""
     allowed = _ID_TYPES if ids.device is None else GPU_ID_TYPES
     if ids.dtype not in allowed:
         raise ContractError("token_ids", f"whole numbers ({', '.join(allowed)})", ids.dtype, rule=Rule.TYPE)

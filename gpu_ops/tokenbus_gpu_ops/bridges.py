@@ -59,7 +59,7 @@ def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
     if stream is not None:
         return _handle(stream)
     if _is_torch(values):
-        # The tensor's device, because the current device may be another one.
+        # Use the tensor's device, because the current device may be another one.
         current = sys.modules["torch"]._C._cuda_getCurrentRawStream  # noqa: SLF001 - a third of the public call's time
         return int(current(values.device.index))
     module = type(values).__module__.partition(".")[0]

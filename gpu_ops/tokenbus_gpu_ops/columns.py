@@ -290,7 +290,7 @@ class TokenColumns:
         return LogprobBatch(header._replace(value_kind=self.value_kind), **self.columns, **self.extra_columns, **rows)
 
     def __repr__(self) -> str:
-        """Return the sizes, without waiting for the results."""
+        """Show the sizes, without waiting for the results."""
         plan = self._plan
         return f"<TokenColumns rows={plan.requests} tokens={plan.tokens} alternatives={plan.alternatives}>"
 

@@ -1,7 +1,6 @@
 """The CPU implementation in numpy, with the same results as the kernels.
 
-Rows are gone through once, a block at a time. Alternatives are looked for among the groups whose largest logits are the
-largest.
+Each row is read once, a block at a time. Alternatives are searched for only in the groups with the largest maxima.
 """
 
 import threading
@@ -79,7 +78,7 @@ class _Rows(NamedTuple):
     """The extra scores of each row."""
 
     def part(self, at: slice) -> "_Rows":
-        """Return some of them."""
+        """Return a part of the rows."""
         return _Rows(*(None if each is None else each[at] for each in self))  # type: ignore[arg-type]
 
 
@@ -102,7 +101,7 @@ def _put(
     *,
     as_logits: bool,
 ) -> None:
-    """Write the results of some rows; without columns only the extra scores."""
+    """Write the results of some rows; without columns, write only the extra scores."""
     for begin in range(0, all_rows.rows.size, blocks.rows_at_once):
         at = slice(begin, begin + blocks.rows_at_once)
         rows, ids, wanted, alternatives_at, faults, extras = all_rows.part(at)
@@ -156,9 +155,10 @@ def _put_each(into: npt.NDArray[Any], places: npt.NDArray[Any], values: npt.NDAr
 
 
 class _Groups(NamedTuple):
-    """The maximum of each group of logits. Group g has every `across`-th logit from g on; the last one has the rest.
+    """The maximum of each group of logits.
 
-    Neighbours are in different groups: so the largest are found element by element, all groups at once.
+    Group g has every `across`-th logit from g on; the last group also has the rest. Neighbouring logits are in
+    different groups, so that numpy finds the maxima of all groups at once, element by element.
     """
 
     largest: Floats
@@ -197,7 +197,7 @@ class _Found(NamedTuple):
 
 
 def _candidates(logits: Floats, groups: _Groups, most: int) -> _Found:
-    """Return at least the `most` largest logits of each row, and all ties of the smallest of these."""
+    """Return at least the `most` largest logits of each row, and all logits equal to the smallest of them."""
     width = logits.shape[1]
     count = groups.largest.shape[1]
     if count < _FEWEST_GROUPS * most:
@@ -231,7 +231,7 @@ class _Totals(NamedTuple):
     above: Index
     """The number of logits above the sampled one."""
     weighted: Doubles
-    """The sum of the same exponentials times their exponents, for entropies."""
+    """The sum of the same exponentials, each multiplied by its exponent, for entropies."""
     found: _Found | None
 
 
@@ -309,7 +309,7 @@ class _Blocks:
         faults = np.zeros(rows.size, np.uint8)
         faults[largest == -np.inf] = FaultReason.ALL_MASKED
         for place in np.flatnonzero(np.isnan(largest) | (largest == np.inf)):
-            # Like the kernels, whose maximum ignores NaN, report an infinity first.
+            # Report an infinity first, as the kernels do: their maximum ignores NaN.
             infinite = bool((self.row(int(rows[place])) == np.inf).any())
             faults[place] = FaultReason.INFINITE if infinite else FaultReason.NOT_A_NUMBER
         return faults

@@ -146,7 +146,7 @@ def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_pro
 
 
 def _place(into: npt.NDArray[Any], each: npt.NDArray[Any]) -> int:
-    """Write the offset of each one's elements, or NOWHERE if it has none; return the total."""
+    """Write the offset of the elements of each row, or NOWHERE if it has none; return the total."""
     ends = np.add.accumulate(each, dtype=np.intp)
     into[:] = ends - each
     into[each == 0] = NOWHERE

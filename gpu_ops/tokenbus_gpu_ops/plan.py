@@ -170,7 +170,7 @@ def whole(name: str, values: Any, most: int) -> Index:  # noqa: ANN401
     if found.dtype.kind not in "iu":
         raise ContractError(name, "whole numbers", found.dtype.name, rule=Rule.TYPE)
     numbers = found.astype(np.intp, copy=False)
-    # Viewed as unsigned, negative numbers are the largest, so one comparison suffices; a uint64 may have wrapped.
+    # Viewed as unsigned, negative numbers are the largest, so one comparison is enough; a uint64 may have wrapped.
     if numbers.view(np.uintp).max() > most or found.dtype == np.uint64:
         for limit, place, rule in ((0, int(found.argmin()), Rule.MIN), (most, int(found.argmax()), Rule.MAX)):
             value = int(found[place])

@@ -13,9 +13,9 @@ from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStat
 def test_batch_does_not_change(name: str) -> None:
     """Neither header nor columns can be put or taken away once the batch is made."""
     made = batch()
-    with pytest.raises(AttributeError, match="a batch is not changed once it is made"):
+    with pytest.raises(AttributeError, match="a batch is immutable"):
         setattr(made, name, None)
-    with pytest.raises(AttributeError, match="a batch is not changed once it is made"):
+    with pytest.raises(AttributeError, match="a batch is immutable"):
         delattr(made, name)
     assert encode(made) == encode(batch())
 

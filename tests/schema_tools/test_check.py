@@ -39,15 +39,15 @@ CHANGES = {
         "ROW_STATUS_IDLE = 2;",
     ),
     "bounds: LogprobBatch.top_ks.max: 127 was released, 100 is in the schema": (CONTRACT, "max: 127\n    default_max: 20", "max: 100\n    default_max: 20"),  # noqa: E501
-    "bounds: Generate.top_logprobs.max: 127, but LogprobBatch.top_ks.max is 100, and they are one bound": None,
+    "bounds: Generate.top_logprobs.max: 127, but LogprobBatch.top_ks.max is 100; both must be the same bound": None,
     "bounds: LogprobBatch.alternative_token_ids.max_items: ": None,
-    "bounds: TokenBias.bias: least -100 with min 1, and they say the same": (REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n"),  # noqa: E501
+    "bounds: TokenBias.bias: least -100 with min 1, but they mean the same": (REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n"),  # noqa: E501
     "bounds: Hello.request_ids: repeated without max_items": (STREAM, "    max_items: 65536\n", ""),
     "bounds: Heartbeat.Inner.text: text or bytes without max_bytes": (STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{NESTED}"),  # noqa: E501
     'breaking: proto/tokenbus/v1/stream.proto:*Previously present field "10" with name "tp_rank"': (STREAM, "uint32 tp_rank = 10", "uint32 tp_rank = 99"),  # noqa: E501
     "lint: proto/tokenbus/v1/logprob_batch.proto:*comment": (CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 21;"),  # noqa: E501
     "format: *": (CONTRACT, "  uint32 schema_minor", "    uint32 schema_minor"),
-    "generated: not what the schema gives now: *logprob_batch_pb2.py": None,
+    "generated: out of date with the schema: *logprob_batch_pb2.py": None,
 }  # fmt: skip
 """By how a fault's line begins (and, behind a star, what it has too): the file, its text, and another in its place."""
 
@@ -140,12 +140,12 @@ def test_golden_bytes_stay(copy: Copy) -> None:
     valid.with_suffix(".binpb").write_bytes(b"")
     status, printed = copy.run("vectors")
     assert (status, printed.startswith("error: valid/one_row.binpb: sha256 ")) == (1, True)
-    with pytest.raises(SchemaError, match=r"valid/one_row\.binpb: sha256 .*; a golden message stays"):
+    with pytest.raises(SchemaError, match=r"valid/one_row\.binpb: sha256 .*; golden messages must not change"):
         list(vector_faults(copy.tree))
     valid.with_suffix(".binpb").write_bytes(written)
     for suffix in (".binpb", ".json"):
         invalid.with_suffix(suffix).unlink()
-    with pytest.raises(SchemaError, match=r"invalid/empty\.binpb: in SHA256SUMS, and has no JSON; a golden message"):
+    with pytest.raises(SchemaError, match=r"invalid/empty\.binpb: in SHA256SUMS, but has no JSON; golden messages"):
         list(vector_faults(copy.tree))
 
 
@@ -171,7 +171,7 @@ def test_new_golden_message_is_written_from_its_json(copy: Copy) -> None:
     (copy.root / VECTORS / "valid/wrong.json").write_text("{}")
     status, printed = copy.run("vectors")
     assert (status, printed.count("\n")) == (1, 1)
-    assert printed.startswith("error: valid/wrong.json: no header and columns that a message can have")
+    assert printed.startswith("error: valid/wrong.json: its header and columns do not form a message")
 
 
 def test_schema_that_does_not_compile_is_one_error(copy: Copy) -> None:

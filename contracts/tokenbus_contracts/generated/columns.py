@@ -25,7 +25,7 @@ class ColumnArguments(TypedDict, total=False):
     proposal_counts: npt.ArrayLike
     """Row: the number of its elements in `proposal_token_ids`. Its status restricts it. Must be zero in a draft batch."""
     scorings: npt.ArrayLike
-    """Row: which values its tokens have beyond their ids."""
+    """Row: the values that its tokens have besides their ids."""
     top_ks: npt.ArrayLike
     """Row: the number of alternatives of each token. Invalid above a known vocabulary_size; must be zero unless the scoring is FULL."""
     token_ids: npt.ArrayLike
@@ -41,13 +41,13 @@ class ColumnArguments(TypedDict, total=False):
     proposal_token_ids: npt.ArrayLike
     """Proposal: the id of a draft token that is not verified yet, such as the one after a request's first token. Invalid at or above a known vocabulary_size."""
     stops: npt.ArrayLike
-    """FINISHED_STOP row: the request's own stop that ended it. Zero: none of them (the model's own end token did) or not known. 1: a stop token, the row's last token. n from 2 on: the stop text at index n - 2. An empty column: not known for any row."""
+    """FINISHED_STOP row: the request's own stop that ended it. Zero: none of them (the model's own end token did) or not known. 1: a stop token, the row's last token. n >= 2: the stop text at index n - 2. An empty column: not known for any row."""
     extras: npt.ArrayLike
     """Row: further values of each of its tokens: 1 for `other_logprobs`, 2 for `entropies`, 3 for both. An empty column: zero for all rows. Must be zero if the scoring is NONE."""
     given_counts: npt.ArrayLike
     """Row: the number of token ids in the request, whose values each position has. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     mask_bounds: npt.ArrayLike
-    """Row: the largest mask, in token ids, that it lists; a mask is the set of tokens that sampling could choose. Zero: the row says nothing of masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
+    """Row: the largest mask, in token ids, that it lists; a mask is the set of tokens that sampling could choose. Zero: the row has no masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     other_logprobs: npt.ArrayLike
     """Token of a row with 1 among its extras: its value in the other distribution. For a RAW value_kind that is the one after temperature, penalties and masks; otherwise the model's own. Invalid as in `logprobs`."""
     entropies: npt.ArrayLike
@@ -59,7 +59,7 @@ class ColumnArguments(TypedDict, total=False):
     mask_sizes: npt.ArrayLike
     """Token of a row with a mask_bound: the number of tokens that sampling could choose there, after all masks. Invalid above a known vocabulary_size."""
     mask_token_ids: npt.ArrayLike
-    """Token id of a mask, for the positions whose mask is at most the row's mask_bound; the ids of one position ascend. Invalid at or above a known vocabulary_size."""
+    """Token id of a mask, for the positions whose mask is not larger than the row's mask_bound; the ids of one position ascend. Invalid at or above a known vocabulary_size."""
 
 
 class ColumnArrays:
@@ -82,7 +82,7 @@ class ColumnArrays:
     proposal_counts: npt.NDArray[np.uint8]
     """Row: the number of its elements in `proposal_token_ids`. Its status restricts it. Must be zero in a draft batch."""
     scorings: npt.NDArray[np.uint8]
-    """Row: which values its tokens have beyond their ids."""
+    """Row: the values that its tokens have besides their ids."""
     top_ks: npt.NDArray[np.uint8]
     """Row: the number of alternatives of each token. Invalid above a known vocabulary_size; must be zero unless the scoring is FULL."""
     token_ids: npt.NDArray[np.uint32]
@@ -98,13 +98,13 @@ class ColumnArrays:
     proposal_token_ids: npt.NDArray[np.uint32]
     """Proposal: the id of a draft token that is not verified yet, such as the one after a request's first token. Invalid at or above a known vocabulary_size."""
     stops: npt.NDArray[np.uint8]
-    """FINISHED_STOP row: the request's own stop that ended it. Zero: none of them (the model's own end token did) or not known. 1: a stop token, the row's last token. n from 2 on: the stop text at index n - 2. An empty column: not known for any row."""
+    """FINISHED_STOP row: the request's own stop that ended it. Zero: none of them (the model's own end token did) or not known. 1: a stop token, the row's last token. n >= 2: the stop text at index n - 2. An empty column: not known for any row."""
     extras: npt.NDArray[np.uint8]
     """Row: further values of each of its tokens: 1 for `other_logprobs`, 2 for `entropies`, 3 for both. An empty column: zero for all rows. Must be zero if the scoring is NONE."""
     given_counts: npt.NDArray[np.uint32]
     """Row: the number of token ids in the request, whose values each position has. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     mask_bounds: npt.NDArray[np.uint32]
-    """Row: the largest mask, in token ids, that it lists; a mask is the set of tokens that sampling could choose. Zero: the row says nothing of masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
+    """Row: the largest mask, in token ids, that it lists; a mask is the set of tokens that sampling could choose. Zero: the row has no masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     other_logprobs: npt.NDArray[np.float32]
     """Token of a row with 1 among its extras: its value in the other distribution. For a RAW value_kind that is the one after temperature, penalties and masks; otherwise the model's own. Invalid as in `logprobs`."""
     entropies: npt.NDArray[np.float32]
@@ -116,4 +116,4 @@ class ColumnArrays:
     mask_sizes: npt.NDArray[np.uint32]
     """Token of a row with a mask_bound: the number of tokens that sampling could choose there, after all masks. Invalid above a known vocabulary_size."""
     mask_token_ids: npt.NDArray[np.uint32]
-    """Token id of a mask, for the positions whose mask is at most the row's mask_bound; the ids of one position ascend. Invalid at or above a known vocabulary_size."""
+    """Token id of a mask, for the positions whose mask is not larger than the row's mask_bound; the ids of one position ascend. Invalid at or above a known vocabulary_size."""

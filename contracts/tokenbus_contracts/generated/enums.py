@@ -36,7 +36,7 @@ class SpeculativeMethod(IntEnum):
     NONE = 1
     """No speculation."""
     NAIVE = 2
-    """The speculative code path without drafts."""
+    """The engine's speculative code path ran without drafts."""
     NGRAM = 3
     """N-grams in the request's own text."""
     SUFFIX = 4

@@ -2,7 +2,7 @@
 
 It is optional. If no C compiler was found when Tokenbus was installed, or if TOKENBUS_PURE_PYTHON is 1, the checks in
 `validate` and the indexes of the layout do the same with numpy. The tests run both. Messages that the compiled check
-does not accept go to `validate`, which alone refuses messages and names the reason.
+does not accept go to `validate`, which decides, and names the reason if it refuses a message.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _LIMITS_KEPT = 64
 _MOST_KEY_BYTES = 8
 """The maximum number of bytes of a column's key and length; as in accept.c."""
 _MOST_SHARES = 64
-"""The most consumers to which one pass deals a message out."""
+"""The maximum number of consumers among which one pass divides a message."""
 
 
 class Share(NamedTuple):
@@ -42,7 +42,7 @@ class Share(NamedTuple):
 
     number: int
     begin: int
-    """Its first row, among all rows in their new order."""
+    """The index of its first row among all rows in their new order."""
     end: int
     message: bytes
     """The rows as a message; empty if no message was wanted."""
@@ -75,7 +75,7 @@ class RequestColumns(ctypes.Structure):
         """Return the columns, whose arrays must live as long as this.
 
         By slot: the stream that brings a request's rows, the share that they belong to, the request's state, and its
-        next position. Rows are dealt out only of requests whose state is `running`.
+        next position. Only rows of requests in the state `running` are dealt out.
         """
         columns = (streams, shares, states, positions)
         return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)
@@ -86,14 +86,14 @@ _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
 _BASE, _ALL = len(BASE_COLUMNS), len(COLUMNS)
 _OF_EXTRAS = f"{8 * (_ALL - _BASE)}x"
 _PLACES = {2 * _ALL: Struct(f"{2 * _ALL}q"), 2 * _BASE: Struct(2 * f"{_BASE}q{_OF_EXTRAS}")}
-"""The formats of columns' places, by their number: without extras, only base columns have places."""
+"""The struct formats of the columns' places, by their number: without extras, only base columns have places."""
 _BASE_ALONE, _WITH_EXTRAS = 1, 2
 """The kinds of accepted messages, as in accept.c."""
 _LAYOUTS = {
     _BASE_ALONE: Struct(f"16x{HEADER_NUMBERS}Q" + 2 * f"{_BASE}Q{_OF_EXTRAS}"),
     _WITH_EXTRAS: Struct(f"16x{HEADER_NUMBERS + 2 * _ALL}Q"),
 }
-"""The formats of a layout from the header's values on; ctypes would take three times as long to read it."""
+"""The struct formats of a layout after the header's offset; ctypes would take three times as long to read it."""
 _TEXT_NUMBER = HEADER.fields_by_name["worker_id"].number
 
 
@@ -103,12 +103,12 @@ def available() -> bool:
 
 
 def accepts(data: bytes, limits: Limits) -> bool:
-    """Tell whether a message is surely valid; if False, it may be valid or not."""
+    """Tell whether a message is certainly valid; if False, it may still be valid."""
     return _accepts is not None and bool(_accepts(data, len(data), _rules(limits), Layout()))
 
 
 def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | None:
-    """Return the header and the columns' places of a message that is surely valid; None: it may be valid or not."""
+    """Return the header and the columns' places if a message is certainly valid; None: it may still be valid."""
     layout = Layout()
     found = 0 if _accepts is None else _accepts(data, len(data), _rules(limits), layout)
     if not found:
@@ -121,7 +121,7 @@ def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | Non
 def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequence[int]] | None:
     """Return the encoded columns of some rows of an accepted message, and the place of each column in them.
 
-    None: a row does not exist, or comes twice.
+    None: a row does not exist, or is named twice.
     """
     layout = _PLACES[len(places)]
     taken = np.empty(layout.size + len(data), np.uint8)
@@ -133,9 +133,9 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequ
 
 
 def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
-    """Return messages of rows of an accepted message: each has the rows up to its end, after the same header.
+    """Split an accepted message into several with the same header; each has the rows up to its end.
 
-    None: a row does not exist or comes twice, or the ends are not in order.
+    None: a row does not exist or is named twice, or the ends are not in order.
     """
     parts = len(ends)
     taken = np.empty(len(data) + parts * (len(head) + _MOST_KEY_BYTES * len(COLUMNS)), np.uint8)
@@ -208,7 +208,7 @@ def _load() -> tuple[Any, Any, Any, Any]:
     except (LibraryError, AttributeError, ValueError) as error:
         return _unusable(str(error))
     if columns.decode() != "".join(f"{column.name.upper()}:{column.item_bytes} " for column in COLUMNS):
-        return _unusable(f"{SOURCE.name} was written for other columns than the schema has")
+        return _unusable(f"the columns in {SOURCE.name} differ from the schema's")
     if sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
         return _unusable(f"{LIBRARY.name} was compiled from another version of {SOURCE.name}")
     rules, text, number = ctypes.POINTER(Rules), ctypes.c_char_p, ctypes.c_int64
@@ -223,7 +223,7 @@ def _load() -> tuple[Any, Any, Any, Any]:
 
 
 def _unusable(reason: str) -> tuple[None, None, None, None]:
-    message = f"messages are checked in Python, which is slower: {reason}; install tokenbus again to mend it"
+    message = f"messages are checked in Python, which is slower: {reason}; install tokenbus again to fix this"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
     return _NONE
 

@@ -1,17 +1,16 @@
 /*
- * Whether a message in the plain encoding keeps the contract: yes, or "ask the checks in Python".
+ * Checks whether a message in the plain encoding keeps the contract. The answer is yes, or "ask the checks in Python".
  *
- * This is an optimisation of tokenbus_contracts.validate and knows no rule that is not in it: what it does
- * not accept is parsed and checked again in Python, which finds out whether it is valid after all and, if
- * not, which field to name. Every bound comes from the schema, through struct rules; what is written here are
- * the columns and how wide their elements are. One pass over the message, no allocation, and no access outside
- * of it.
+ * This is an optimisation of tokenbus_contracts.validate and has no further rules. Python parses and checks again every
+ * message that is not accepted here; it decides whether the message is valid, and which field to name if not. Every
+ * bound comes from the schema, through struct rules; only the columns and the widths of their elements are written
+ * here. One pass over the message, no allocation, and no access outside of it.
  */
 #include <float.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Each column and the bytes of an element, in the order of schema.COLUMNS; a library with others is not used. */
+/* Each column and its element size in bytes, in the order of schema.COLUMNS; a library with others is not used. */
 #define COLUMNS(X) \
     X(REQUEST_IDS, 8) X(BATCH_INDICES, 4) X(POSITIONS, 4) X(STATUSES, 1) X(TOKEN_COUNTS, 1) \
     X(DRAFT_TOKEN_COUNTS, 1) X(PROPOSAL_COUNTS, 1) X(SCORINGS, 1) X(TOP_KS, 1) X(TOKEN_IDS, 4) X(LOGPROBS, 4) \
@@ -51,8 +50,9 @@ struct rules {
 };
 
 /*
- * Where the message has the header and each column: offset and number of elements (of the header: bytes). The
- * header's values are by their fields' numbers, its text's is how many bytes it has, and at number 0 is its offset.
+ * The offset and the number of elements of each column in the message, and the offset and size of the header. The
+ * header's values are indexed by field number. The value of its text field is the length in bytes; index 0 has the
+ * header's offset.
  */
 struct layout {
     int64_t header_at, header_bytes;
@@ -60,22 +60,22 @@ struct layout {
     int64_t at[COLUMN_COUNT], items[COLUMN_COUNT];
 };
 
-/* Columns lie in the message wherever the fields before them end. */
+/* Columns may be unaligned: each begins where the field before it ends. */
 typedef uint64_t u64 __attribute__((aligned(1), may_alias));
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 typedef float f32 __attribute__((aligned(1), may_alias));
 
-/* Four elements at a time: every processor that this is compiled for has registers of that size. */
+/* Four elements at a time: every CPU that this is compiled for has registers of that size. */
 #define LANES 4
 typedef uint32_t u32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef float f32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef int32_t i32x4 __attribute__((vector_size(4 * LANES)));
 
-/* Keys and lengths of more bytes than this are left to Python: parsers differ in how many they would take. */
+/* Keys and lengths with more bytes are left to Python, because parsers differ in how many bytes they accept. */
 #define KEY_BYTES 4
 #define VALUE_BYTES 10
 
-/* Returns the place after a varint of at most so many bytes, or nothing. */
+/* Returns the place after a varint of at most `most` bytes, or NULL. */
 static const uint8_t *varint(const uint8_t *at, const uint8_t *end, int most, uint64_t *value) {
     uint64_t result = 0;
     for (int shift = 0; shift < 7 * most && at < end; shift += 7) {
@@ -178,7 +178,7 @@ static int indices_hold(const u32 *indices, int64_t rows, uint64_t step_rows) {
     return 1;
 }
 
-/* One for each row that is stopped, where there are any at all. */
+/* One for each stopped row, or none at all. */
 static int stops_hold(const uint8_t *stops, int64_t count, const uint8_t *statuses, int64_t rows,
                       const struct rules *rules) {
     int64_t stopped = 0;
@@ -205,15 +205,15 @@ static int finite_within(const f32 *values, int64_t count, float least, float mo
     return !(wrong[0] | wrong[1] | wrong[2] | wrong[3]);
 }
 
-/* What was found wrong so far, by lane, and the bits of all ids: gathered without a branch and looked at once. */
+/* The faults found so far, by lane, and the bits of all ids: collected without branches and tested once at the end. */
 struct findings {
     i32x4 wrong, ids;
 };
 
 /*
- * Looks at the alternatives of one token: in order, finite, of known ids, and agreed with by the token itself.
- * Valid ids are below 2^31, so they are compared as signed, which takes fewer instructions; the sign bit of any
- * other one is left in the findings.
+ * Checks the alternatives of one token: their order, finite values, known ids, and whether they agree with the token
+ * itself. Valid ids are below 2^31, so they are compared as signed numbers, which takes fewer instructions. An invalid
+ * id leaves its sign bit in the findings.
  */
 static inline int alternatives_wrong(const u32 *ids, const f32 *values, int32_t count, int32_t own_id, float own,
                                      uint32_t rank, int32_t most, float ceiling, struct findings *findings) {
@@ -268,8 +268,9 @@ static int all_alternatives_hold(struct tokens next, const uint8_t *counts, cons
 }
 
 /*
- * How many ids are not above the one before them; -1 if one is beyond the last. The ids of all masks are looked at in one
- * pass: those of a mask ascend, so that only a mask's first may be counted. They are compared as signed, as above.
+ * Returns the number of ids that are not above the id before them; -1 if an id is too large. One pass checks the ids of
+ * all masks: the ids of a mask ascend, so only the first id of a mask may be counted. They are compared as signed, as
+ * above.
  */
 static int64_t not_ascending(const u32 *ids, int64_t count, int32_t last) {
     i32x4 found = {0}, beyond = {0};
@@ -287,7 +288,7 @@ static int64_t not_ascending(const u32 *ids, int64_t count, int32_t last) {
     return found[0] + found[1] + found[2] + found[3];
 }
 
-/* What a row asked for beyond its logprobs; all zero where the columns are absent, as no row asked. */
+/* The extra scores that a row's request asked for; all zero if the columns are absent. */
 struct asked {
     uint32_t extras, given, mask_bound;
 };
@@ -300,7 +301,7 @@ static struct asked asked_by(const uint8_t *data, const int64_t *at, const int64
     return asked;
 }
 
-/* Looks at what rows asked for beyond their logprobs. */
+/* Checks the columns of extra scores. */
 static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *items, const struct rules *rules,
                        float ceiling, uint32_t token_id_max, uint32_t most_tokens) {
     int64_t rows = items[REQUEST_IDS], other = 0, entropies = 0, given = 0, values = 0, masked = 0, told = 0;
@@ -337,11 +338,11 @@ static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *it
            && finite_within((const f32 *)(data + at[GIVEN_LOGPROBS]), values, -FLT_MAX, ceiling);
 }
 
-/* Where each row's elements begin in the ragged columns, and after the last row, where they end. */
+/* The start of each row's elements in the ragged columns and, after the last row, their end. */
 struct starts {
     uint32_t tokens[MOST_ROWS + 1], scored[MOST_ROWS + 1], alternatives[MOST_ROWS + 1], proposals[MOST_ROWS + 1];
     uint32_t stops[MOST_ROWS + 1];
-    /* These only where some row asked for it. */
+    /* Only if a row has extras. */
     uint32_t other[MOST_ROWS + 1], entropies[MOST_ROWS + 1], given[MOST_ROWS + 1], given_values[MOST_ROWS + 1];
     uint32_t masked[MOST_ROWS + 1], told[MOST_ROWS + 1];
 };
@@ -434,7 +435,7 @@ static uint8_t *put_elements(uint8_t *out, const uint8_t *from, const uint32_t *
     return out;
 }
 
-/* The source that this was compiled from, so that a stale library is noticed. */
+/* Identifies the source that this was compiled from, to detect a stale library. */
 #ifndef SOURCE_CRC32
 #define SOURCE_CRC32 0
 #endif
@@ -519,7 +520,7 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     return further ? WITH_EXTRAS : BASE_ALONE;
 }
 
-/* Whether each of some places is a row's, and none is named twice. */
+/* Whether each given place is a row's, and none is named twice. */
 static int places_hold(const int64_t *places, int64_t count, int64_t rows) {
     uint64_t taken[MOST_ROWS / 64] = {0};
     if (rows > MOST_ROWS || count > rows) return 0;
@@ -531,7 +532,7 @@ static int places_hold(const int64_t *places, int64_t count, int64_t rows) {
     return 1;
 }
 
-/* Writes some rows' columns as fields, and returns the place behind; `laid` gets where each of them begins in `out`. */
+/* Writes some rows' columns as fields and returns the place after them; `laid` gets each column's offset in `out`. */
 static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *columns, const struct starts *starts,
                          const int64_t *places, int64_t count, const struct rules *rules, int64_t *laid) {
     const int64_t *at = columns, *items = columns + COLUMN_COUNT;
@@ -554,9 +555,9 @@ static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *colum
 }
 
 /*
- * Writes some rows of an accepted message, in the order in which they are named, as the fields of their columns, and
- * where in them each column lies. Returns how many bytes that are, never more than the message has; or -1 if a place is
- * no row's or is named twice. `columns` has each column's offset in the message and then its number of elements.
+ * Writes some rows of an accepted message, in the given order, as the fields of their columns, and the offset of each
+ * column in them. Returns the number of bytes, at most the size of the message; or -1 if a place is no row's or is
+ * named twice. `columns` has each column's offset in the message and then its number of elements.
  */
 int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int64_t *places, int64_t count,
                          const struct rules *rules, uint8_t *out, int64_t *laid) {
@@ -568,10 +569,10 @@ int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int6
 }
 
 /*
- * Writes an accepted message's rows as several messages, one after the other: each has the places from the end of the
- * one before to its own in `ends`, after `head`, its header's field. Returns how many bytes that are, or -1 as above or
- * if the ends are not in order; `sizes` has how many each message has. All have at most the bytes of the one that they
- * are taken from, and each besides its head and MOST_KEY_BYTES for each column.
+ * Writes an accepted message's rows as several messages, one after the other. Each begins with `head`, the header's
+ * field, and has the places up to its end in `ends`. Returns the number of bytes, or -1 as above or if the ends are not
+ * in order; `sizes` receives the size of each message. Together they take at most the bytes of the original message,
+ * and in addition, for each message, its head and MOST_KEY_BYTES for each column.
  */
 #define MOST_KEY_BYTES 8
 int64_t tokenbus_cuts(const uint8_t *data, const int64_t *columns, const int64_t *places, const int64_t *ends,
@@ -595,8 +596,8 @@ int64_t tokenbus_cuts(const uint8_t *data, const int64_t *columns, const int64_t
 }
 
 /*
- * What is known of requests, by slot: which stream may bring its rows, the position of the next one, and the share that
- * takes them. `running` is the state in which they are taken.
+ * The state of requests, by slot: the stream that may bring a request's rows, the position of its next row, and the
+ * share that receives them. Only rows of requests in the state `running` are accepted.
  */
 struct requests {
     const int32_t *streams, *shares;
@@ -618,7 +619,7 @@ static int are_next(const uint8_t *data, const int64_t *at, const int64_t *slots
     return !wrong;
 }
 
-/* By share, and then by batch index: one number of each row, whose lowest bits are its place. */
+/* The sort key of each row: by share, then by batch index; the lowest bits are the row's place. */
 #define PLACE_BITS 11
 #define INDEX_BITS 16
 
@@ -633,11 +634,11 @@ static void order(uint64_t *keys, int64_t count) {
 }
 
 /*
- * Deals an accepted message's rows out, if each is the next of its request: writes the rows of each share, in original
- * batch order, as a message after `head`; shares below `least` are not written. Returns the number of shares, or -1 if a
- * row is not next or there is no room for so many messages.
- * `places` gets the rows in their new order, and `parts` for each share: its number, the place after its rows there, how
- * many bytes it has, and where in these its request ids begin.
+ * Divides an accepted message's rows among shares, if each row is the next of its request. Writes the rows of each
+ * share, in original batch order, as a message that begins with `head`; shares below `least` are not written. Returns
+ * the number of shares, or -1 if a row is not next or there is no room for so many messages. `places` receives the rows
+ * in their new order. `parts` receives for each share: its number, the end of its rows in `places`, its size in bytes,
+ * and the offset of its request ids.
  */
 int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_t *slots,
                        const struct requests *requests, int32_t stream, int32_t least, const uint8_t *head,

@@ -64,7 +64,7 @@ def _check_asked(batch: LogprobBatch, name: str, rows: int) -> None:
 
 
 def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int) -> None:
-    """Check the sizes of masks and the listed ids; `bounds` has the mask_bound of each mask's row."""
+    """Check the sizes of masks and the listed ids. `bounds` has, for each mask, the mask_bound of its row."""
     sizes, ids = batch.mask_sizes, batch.mask_token_ids
     most = batch.header.vocabulary_size or _SIZES.max
     if sizes.size:

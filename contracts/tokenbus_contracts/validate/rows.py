@@ -17,7 +17,7 @@ _POSITION_MAX = COLUMN["positions"].max
 _STOP_MAX = COLUMN["stops"].max
 
 
-# Sets of byte values, for bytes.translate to delete: a column has only members of the set if nothing remains. For a
+# Sets of byte values, for bytes.translate to delete: if nothing remains, a column has only members of the set. For a
 # few hundred bytes that is several times faster than any array operation.
 _UP_TO = [bytes(range(most + 1)) for most in range(256)]
 _STATUSES = bytes(STATUS_RULES)
@@ -95,14 +95,14 @@ def _check_values(batch: LogprobBatch, limits: Limits) -> None:
         refuse_above("draft_token_counts", batch.draft_token_counts, limits.max_draft_tokens_per_row)
     if batch.proposal_counts.tobytes().translate(None, drafts):
         refuse_above("proposal_counts", batch.proposal_counts, limits.max_draft_tokens_per_row)
-    # A token has no more alternatives than there are tokens.
+    # A token cannot have more alternatives than the vocabulary has tokens.
     most = min(limits.max_top_k, batch.header.vocabulary_size or limits.max_top_k)
     if batch.top_ks.tobytes().translate(None, _UP_TO[most]):
         refuse_above("top_ks", batch.top_ks, most)
 
 
 def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, most: int) -> None:
-    """Check the range of values that must be unique."""
+    """Check that values are unique and within their range."""
     in_order = np.sort(values)
     if in_order[0] < least:
         raise ContractError(f"{name}[{int(values.argmin())}]", least, int(in_order[0]), rule=Rule.MIN)

@@ -42,7 +42,7 @@ def check_tokens(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
 
 
 def ceiling(batch: LogprobBatch) -> float:
-    """Return the largest valid value of the batch's kind."""
+    """Return the largest valid value for the batch's value kind."""
     return _LARGEST if batch.header.value_kind in _LOGITS else 0.0
 
 
@@ -71,7 +71,7 @@ def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least:
 
 
 def check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason: str) -> None:
-    """Refuse a column of another length."""
+    """Refuse a column with a wrong length."""
     if column.size != wanted:
         raise ContractError(name, f"{wanted} elements, {reason}", column.size, rule=Rule.LENGTH)
 
@@ -86,7 +86,7 @@ def _check_ranks(ranks: npt.NDArray[np.uint32], most: int) -> None:
 
 
 def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
-    """Check ids, values, order and agreement of the alternatives, of which there is at least one."""
+    """Check the alternatives' ids, values, order and agreement; there is at least one alternative."""
     check_ids("alternative_token_ids", batch.alternative_token_ids, highest_token_id(batch, limits))
     sampled = _Sampled(batch, shape)
     _check_order(batch, sampled)
@@ -94,7 +94,7 @@ def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> Non
 
 
 class _Sampled:
-    """The sampled tokens with alternatives, and the begin and end of these."""
+    """The sampled tokens with alternatives, and where the alternatives begin and end."""
 
     def __init__(self, batch: LogprobBatch, shape: Shape) -> None:
         self.places = np.flatnonzero(shape.top_ks)
@@ -113,8 +113,9 @@ class _Sampled:
 
 def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
     values, ids = batch.alternative_logprobs, batch.alternative_token_ids
-    # In order, a token's first value is its largest, and its last value its smallest: those two bound all of them.
-    # A NaN is neither below nor above its neighbour, so it counts as out of order; without a neighbour it is first.
+    # If they are in order, a token's first value is the largest and its last value the smallest, so checking these two
+    # is enough. A NaN is neither below nor above its neighbour, so it counts as out of order; without a neighbour it is
+    # first.
     highest = np.maximum.reduce(values[sampled.starts])
     lowest = np.minimum.reduce(values[sampled.lasts])
     if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
@@ -149,13 +150,13 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
     elements -= 1
     value_there = values[elements]
     same = value_there == sampled.logprobs
-    # A token has the value at its rank, or a rank after all of its alternatives.
+    # A token has the value of the alternative at its rank, or its rank comes after all its alternatives.
     if np.count_nonzero(same) != same.size:
         right = same | ((sampled.ranks > sampled.top_ks) & (value_there > sampled.logprobs))
         if not right.all():
             _refuse_rank(sampled, int(right.argmin()), value_there, at_rank)
-    # A token among its alternatives has the same value there. Usually it is at its rank, where it was compared above:
-    # then counting is enough.
+    # A token that is among its alternatives has the same value there. Usually it is at its rank, where it was compared
+    # above, so counting is enough.
     own = np.repeat(sampled.ids, sampled.top_ks) == ids
     same &= ids[elements] == sampled.ids
     if np.count_nonzero(own) == np.count_nonzero(same):

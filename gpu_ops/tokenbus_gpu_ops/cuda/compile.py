@@ -1,4 +1,4 @@
-"""From the package's CUDA source to a kernel on the card in use, compiled once for each user and card.
+"""Compiles the package's CUDA source to a kernel for the card in use, once for each user and type of card.
 
 Compiled kernels are kept in the user's own cache: one file for each source, compiler and card.
 """
@@ -66,7 +66,7 @@ def compiled(text: str, macros: list[str], architecture: str) -> bytes:
         program = module.Program(text, "c++", options)
         return bytes(program.compile("cubin").code)
     except Exception as error:
-        # cuda-core has no one error for this: a missing library is another one than a source it cannot compile.
+        # cuda-core raises different errors for a missing library and for a source that it cannot compile.
         raise GpuUnavailableError(
             f"the kernel for {architecture} could not be compiled: {error}; "
             "install tokenbus[gpu], or pass cpu_fallback=True to compute on the CPU"

@@ -37,13 +37,13 @@ _RECIPES_KEPT = 1024
 THREADS = 256
 VECTOR_BYTES = 16
 VECTORS_OF_GROUPS = 20480
-"""The limit of vectors in a part with alternatives: the kernel keeps the maxima of this number of groups."""
+"""The maximum number of vectors in a part with alternatives: the kernel keeps the maxima of this many groups."""
 
 _BLOCKS_PER_PROCESSOR = 2
 _MOST_PARTS = 32
 _BLOCKS_PER_PROCESSOR_WITH_ALTERNATIVES = 1
 _MOST_PARTS_WITH_ALTERNATIVES = 8
-"""Each part emits candidates, and one block merges them."""
+"""Each part finds candidates, and one block merges them."""
 
 
 class _Shape(NamedTuple):
@@ -124,7 +124,7 @@ class Parameters:
         self.address = ctypes.addressof(self._pointer)
 
 
-# Shared by all calls: the driver copies it during the launch, and the caller that fills it holds the lock.
+# All calls share it: the caller holds the lock while it fills it, and the driver copies it during the launch.
 _call = bytearray(_CALL_BYTES)
 _parameters = Parameters(_call)
 

@@ -13,10 +13,10 @@ from tokenbus_gpu_ops.plan import MAX_TOKENS
 
 _LEAST_BYTES = 1 << 14
 MAX_PINNED_BYTES = 1 << 28
-"""The limit of one device, for referenced results and free memory together."""
+"""The limit for one device: referenced results and free memory together."""
 _STREAMS_KEPT = 8
 TICKET_BYTES = 4 * 2 * MAX_TOKENS
-"""One for each row that is read: two per token with other logits."""
+"""One for each row that is read; with other logits, two per token."""
 
 
 class Pinned:
@@ -67,7 +67,7 @@ class Pool:
         """Return a block of at least `wanted` bytes."""
         size = max(_LEAST_BYTES, 1 << (wanted - 1).bit_length())
         free = self._free.setdefault(size, deque())
-        # The first block was returned before the others: while it is busy, most of them are.
+        # The first block was returned before the others: while it is still busy, most of the others are too.
         if free and free[0].is_idle():
             return free.popleft()
         if self.bytes + size > self._max_bytes:
@@ -77,8 +77,9 @@ class Pool:
             return Pinned(size)
         if not free:
             raise MemoryError(
-                f"results that are still held take {self.bytes} bytes of pinned memory, at most {self._max_bytes} "
-                f"are allowed, and {size} more are needed: let go of results, or copy what is kept of them"
+                f"results that are still referenced take {self.bytes} bytes of pinned memory, at most "
+                f"{self._max_bytes} are allowed, and {size} more are needed: drop results, or copy the "
+                "ones that you keep"
             )
         piece = free.popleft()
         piece.wait()
@@ -112,7 +113,7 @@ class Scratch:
     def grown_to(self, wanted: int, stream: int) -> int:
         """Return the address of a large enough block, which begins with tickets that are zero between launches.
 
-        Memory comes, is cleared and goes in the stream's own order, so that no thread waits for it.
+        Memory is allocated, cleared and freed in the stream's order, so that no thread waits for it.
         """
         if wanted > self.size:
             cuda = driver()
@@ -126,7 +127,7 @@ class Scratch:
     def take_turn(self, stream: int, result: Pinned) -> None:
         """Order a stream's next work after the last work queued here.
 
-        On one stream it does so anyway. But a handle may be another stream's by now, than which it was before.
+        On the same stream the order holds anyway. But by now the handle may belong to another stream than before.
         """
         self._follow(stream)
         self._last = result

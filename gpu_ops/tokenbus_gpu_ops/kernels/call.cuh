@@ -1,4 +1,4 @@
-// What one launch is told. launch.py fills the same bytes: the two are held together by CALL_BYTES.
+// The arguments of one launch. launch.py fills the same bytes; CALL_BYTES checks that both agree.
 #pragma once
 
 #include "sums.cuh"
@@ -9,8 +9,8 @@ enum Extra { OTHER_LOGPROBS = 0, ENTROPIES = 1, GIVEN_LOGPROBS = 2, MASK_SIZES =
 constexpr u32 NOWHERE = 0xffffffffu;
 enum Column { TOKEN_IDS = 0, LOGPROBS = 1, RANKS = 2, ALTERNATIVE_IDS = 3, ALTERNATIVE_LOGPROBS = 4, COLUMNS = 5 };
 
-// One scored token: its row of logits, where its id is given, its place among all tokens, and where its alternatives
-// begin in their columns and how many it wants.
+// One scored token: its row of logits, the location of its id, its index among all tokens, and the offset and number of
+// its alternatives.
 struct __align__(16) Place {
     u32 row;
     u32 id_at;
@@ -20,7 +20,7 @@ struct __align__(16) Place {
     u32 unused[3];
 };
 
-// What a row is read for besides its alternatives, and where that goes: elements of the extra columns, or nowhere.
+// The extra scores of a row, and where to write them: offsets in the extra columns, or nowhere.
 struct __align__(16) Wish {
     u32 value_at;
     u32 entropy_at;
@@ -49,7 +49,7 @@ struct __align__(16) Partial {
     u32 unused;
 };
 
-// Where a column begins in the output, and the bytes that stand before it in a message.
+// The offset of a column in the output, and the bytes before it in a message.
 struct ColumnPlace {
     u32 at;
     u32 prefix_bytes;
@@ -60,7 +60,7 @@ struct Call {
     const unsigned char* logits;
     long long row_bytes;
     const void* token_ids;
-    const Place* places;  // none: token i is row i, all alike
+    const Place* places;  // none: token i is row i, and all are alike
     const Unscored* unscored;
     unsigned char* output;
     Partial* partials;
@@ -79,11 +79,11 @@ struct Call {
     u32 id_type;
     u32 as_logits;
     u32 vectors_of_part;
-    u32 items;  // rows that are read: those of the first tensor that are scored, then those of the second
+    u32 items;  // the rows to read: the scored rows of the first tensor, then the rows of the second
     u32 extras_at[EXTRA_COLUMNS];
     u32 most_mask;
     u32 masks_are_others;
-    u32 extras;  // of all tokens, where they are alike: bit 1 other logprobs, bit 2 entropies
+    u32 extras;  // of all tokens if they are alike: bit 1 other logprobs, bit 2 entropies
 };
 
 constexpr int CALL_BYTES = 256;
@@ -101,7 +101,7 @@ __device__ __forceinline__ Wish wish_of(const Call& call, u32 item) {
     return {value_at, entropy_at, 0, 0, 0, token, token * call.most_mask, has_mask ? call.most_mask : 0};
 }
 
-// Columns begin where the message has them, which may be anywhere.
+// Columns begin where the message has them, so they may be unaligned.
 __device__ __forceinline__ void put(unsigned char* at, u32 value) {
     if ((reinterpret_cast<u64>(at) & 3) == 0) {
         *reinterpret_cast<u32*>(at) = value;

@@ -1,6 +1,6 @@
-// What a logit is: how sixteen bytes of a row become numbers, for each type a row may have.
+// The types of logits: how sixteen bytes of a row become numbers, for each type.
 //
-// No header of CUDA's is included: the run-time compiler then needs none to be installed.
+// No header of CUDA is included, so the run-time compiler needs none to be installed.
 #pragma once
 
 typedef unsigned int u32;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float minus_infinity() { return __uint_as_float(MINUS
 #ifndef L2_HINT
 #define L2_HINT ".L2::128B"
 #endif
-// The first read of a row: nothing of it will be wanted from the nearest cache again.
+// Read a row for the first time; its data need not stay in the nearest cache.
 __device__ __forceinline__ uint4 load_once(const void* from) {
     uint4 words;
     asm volatile("ld.global.nc.L1::no_allocate" L2_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -84,7 +84,7 @@ __device__ __forceinline__ float logit_at(const void* row, long long place) {
 #endif
 }
 
-// The larger of two words' logits, half by half where a word holds two. A NaN loses against any number.
+// The larger logits of two words; if a word holds two halves, of each half. A number is preferred to a NaN.
 __device__ __forceinline__ u32 larger(u32 left, u32 right) {
     u32 result;
 #if defined(LOGITS_F32)
@@ -111,15 +111,16 @@ __device__ __forceinline__ float largest_of(u32 word) {
 #endif
 }
 
-// Counts the logits above another one. Two halves are compared at once where the card can: each comparison gives a
-// mask of sixteen ones, and sums of masks are taken apart at the end.
+// Counts the logits that are larger than a given one. If the card supports it, two halves are compared at once: each
+// comparison gives a mask of sixteen ones, and the sums of the masks are separated at the end.
 struct CountAbove {
     float limit;
     u32 sum;
 
     __device__ __forceinline__ explicit CountAbove(float above) : limit(above), sum(0) {}
 
-    // The limit in both halves of a word. Made where it is used: nothing before that has to wait for the limit.
+    // The limit in both halves of a word. It is made here, where it is used, so that earlier code need not wait for the
+    // limit.
     __device__ __forceinline__ u32 limits() const {
         u32 both = 0;
 #if defined(LOGITS_BF16)
@@ -162,7 +163,7 @@ struct CountAbove {
     }
 };
 
-// Numbers whose order as integers is the order of the floats; both zeros are one number.
+// Integers in the same order as the floats; both zeros become the same integer.
 __device__ __forceinline__ u32 order_of(float value) {
     const u32 bits = __float_as_uint(value + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -174,17 +175,17 @@ __device__ __forceinline__ float in_order(u32 order) {
 
 constexpr u32 ORDER_OF_MINUS_INFINITY = ~MINUS_INFINITY_BITS;
 
-// The order of the next smaller number that this type of logit has.
+// The integer of the next smaller number of this type of logit.
 __device__ __forceinline__ u32 order_before(u32 order) {
     const u32 before = order - 1;
-    // Of a positive number's bits the unused ones are zeros, of a negative number's order they are ones.
+    // The unused bits are zeros in a positive number, and ones in the integer of a negative number.
     return before & 0x80000000u ? before & ~((1u << UNUSED_BITS) - 1) : before;
 }
 
 __device__ __forceinline__ u32 order_after(u32 order) { return order + (1u << UNUSED_BITS); }
 
-// An alternative as one number: a larger logit is a larger number, and so is a lower id at the same logit. What no
-// logit of the type has in its order is left out, so that a search among such numbers takes fewer steps.
+// An alternative as one number: larger for a larger logit and, if the logits are equal, larger for a lower id. Bits
+// that this type of logit never uses are left out, so that a search among such numbers takes fewer steps.
 constexpr int ID_BITS = 24;
 constexpr u32 ID_MASK = (1u << ID_BITS) - 1;
 

@@ -1,12 +1,12 @@
-// From a row of logits to its sampled token's logprob and rank and its alternatives, in one pass over the row.
+// Computes the sampled token's logprob and rank, and the alternatives, in one pass over a row of logits.
 //
-// A row is shared out among gridDim.x blocks. The last of them to finish puts together what all of them found.
+// A row is divided among gridDim.x blocks. The last block to finish combines the results of all.
 #include "call.cuh"
 #include "row.cuh"
 
 #ifndef BLOCKS_AT_ONCE
 #if defined(WITH_EXTRAS) && defined(LOGITS_BF16) && __CUDA_ARCH__ < 900
-#define BLOCKS_AT_ONCE 3  // what counts logits takes more registers there
+#define BLOCKS_AT_ONCE 3  // counting logits takes more registers there
 #else
 #define BLOCKS_AT_ONCE 4
 #endif
@@ -16,8 +16,8 @@ constexpr float FLOOR = -9999.0f;  // the contract's value for minus infinity
 constexpr u32 NO_NUMBER = 0x7fc00000u;
 
 #ifdef WITH_ALTERNATIVES
-constexpr float LOWEST = -3.402823466e38f;  // no logit above minus infinity is below it
-constexpr int MAX_PARTS = 512;  // of a row; launch.py refuses vocabularies that would need more
+constexpr float LOWEST = -3.402823466e38f;  // no logit is below it, except minus infinity
+constexpr int MAX_PARTS = 512;  // parts of a row; launch.py refuses vocabularies that would need more
 #endif
 
 struct Shared {
@@ -32,7 +32,7 @@ struct Shared {
     };
     Candidates room;
     float last_value;
-    bool last_is_crowded;  // whether logits next to the last one's have its value too
+    bool last_is_crowded;  // whether other logits may have the same value as the last one
     u32 offsets[WARPS];
 #endif
 };
@@ -48,7 +48,7 @@ struct Scale {
     }
 };
 
-// Logits whose products overflow a float: rare enough for a second and a third pass over the row.
+// For logits whose products overflow a float; they are rare, so a second and a third pass over the row are acceptable.
 __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, u32 vocabulary, Totals once) {
     float sum = 0.0f, weighted = 0.0f;
     for (u32 id = threadIdx.x; id < vocabulary; id += THREADS) {
@@ -57,7 +57,7 @@ __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, 
         sum += power;
         if (EXTRAS) weighted += power * fmaxf(exponent, NEGLIGIBLE);
     }
-    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // of the same reference in every thread
+    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // relative to the same reference in every thread
     Totals all = together(room, mine);
     return {once.largest, all.sum, once.above, once.dropped, all.weighted, once.unmasked};
 }
@@ -70,7 +70,7 @@ __device__ __forceinline__ Fault fault_of(const Totals& totals, long long id, u3
 }
 
 #ifdef WITH_ALTERNATIVES
-// The number of parts of which a thread loads its candidate at once, one from each part.
+// The number of parts from which a thread loads candidates at once, one from each part.
 constexpr int PARTS_AT_ONCE = 8;
 
 __device__ __forceinline__ void take(u64 (&keys)[PARTS_AT_ONCE], const Shared& shared, const u64* found, u32 from,
@@ -83,7 +83,8 @@ __device__ __forceinline__ void take(u64 (&keys)[PARTS_AT_ONCE], const Shared& s
     }
 }
 
-// What all parts found, as far as it may still matter. Returns the order of the largest that was left out, or zero.
+// Collect the candidates of all parts that may still be among the largest. Returns the integer of the largest one that
+// was left out, or zero.
 __device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 item, u32 parts, int wanted) {
     Candidates& room = shared.room;
     const u64* found = call.candidates + static_cast<u64>(item) * parts * FEW;
@@ -134,9 +135,9 @@ __device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 ite
     return order ? order_before(order) : 0;
 }
 
-// Different logits may have the same logprob once it is rounded, and then the lower id comes first, so that the answer
-// for k alternatives begins with the answer for fewer. If omitted logits tie with the last selected one, find them: all
-// larger logits are selected already.
+// Different logits may have the same rounded logprob. Then the lower id comes first, so that fewer alternatives are
+// always the first of more. If omitted logits tie with the last selected one, find them: all larger logits are selected
+// already.
 __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const void* row, Scale scale,
                                          u32 alternatives_at, int wanted, u32 larger_ones) {
     constexpr int EACH = 8;
@@ -171,7 +172,7 @@ __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const
     }
 }
 
-// As keys are of logits, so is this of values: any float.
+// Like a key, but of a value (any float) instead of a logit.
 __device__ __forceinline__ u64 placed(u32 order, u32 id) { return static_cast<u64>(order) << ID_BITS | (~id & ID_MASK); }
 __device__ __forceinline__ u32 value_order_in(u64 number) { return static_cast<u32>(number >> ID_BITS); }
 
@@ -201,7 +202,7 @@ __device__ __forceinline__ void put_alternatives(Shared& shared, const Call& cal
     }
     const float next = scale.value_of(in_order(max(dropped, ORDER_OF_MINUS_INFINITY)));
     __syncthreads();
-    // Where only equal logits have the same value, keys have put them in order already.
+    // If only equal logits have the same value, the keys are already in order.
     if (shared.last_is_crowded && dropped >= ORDER_OF_MINUS_INFINITY && next >= shared.last_value) {
         const bool is_larger = threadIdx.x < count && value_order_in(mine) > order_of(shared.last_value);
         const u32 larger_ones = __syncthreads_count(is_larger);
@@ -219,7 +220,7 @@ __device__ __forceinline__ void put_no_alternatives(const Call& call, u32 altern
 constexpr int MOST_MASKED = 1024;
 static_assert(MOST_MASKED <= ROOM, "the ids of a mask are pushed before they are sorted");
 
-// Write the pushed ids in ascending order, and leave the room empty.
+// Write the pushed ids in ascending order, and empty the buffer.
 __device__ __noinline__ void put_ascending(Shared& shared, u32* into) {
     Candidates& room = shared.room;
     u64* ids = room.keys;
@@ -227,7 +228,7 @@ __device__ __noinline__ void put_ascending(Shared& shared, u32* into) {
     u32 size = 2;
     while (size < count) size *= 2;
     for (u32 at = threadIdx.x; at < size; at += THREADS) ids[at] = at < count ? id_in(ids[at]) : ~0ull;
-    // Bitonic: runs of twice the length each time, by comparisons over half as far each time.
+    // Bitonic sort: the runs double in length, and within a run the distance of the compared elements halves.
     for (u32 run = 2; run <= size; run *= 2) {
         for (u32 reach = run / 2; reach; reach /= 2) {
             __syncthreads();
@@ -271,7 +272,7 @@ __device__ __forceinline__ void put_extras(const Call& call, const Wish& wish, u
     }
     const u32 parts = gridDim.x;
     if (parts == 1 || !wish.mask_bound || totals.unmasked > wish.mask_bound) return;
-    // Each part's ids are in order, and lower than the next part's.
+    // The ids of each part are in order, and lower than those of the next part.
     u32 before = wish.mask_ids_at;
     for (u64 part = static_cast<u64>(item) * parts; part < (item + 1ull) * parts; ++part) {
         const u32 count = __ldcg(&call.partials[part].unmasked);
@@ -283,7 +284,7 @@ __device__ __forceinline__ void put_extras(const Call& call, const Wish& wish, u
 }
 #endif
 
-// Write what this part found, and tell whether all other parts of the row have done so before.
+// Write the results of this part, and tell whether it is the last part of the row to do so.
 __device__ __forceinline__ bool hand_over(Shared& shared, const Call& call, u32 item, const Totals& totals) {
     const u32 parts = gridDim.x;
     const u64 mine = static_cast<u64>(item) * parts + blockIdx.x;
@@ -354,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
     uint4 vectors[VECTORS_AT_ONCE];
     load(vectors, part, part.begin + threadIdx.x);
     const bool id_is_known = id >= 0 && id < call.vocabulary;
-    // No logit is above NaN, so nothing is counted.
+    // No logit is larger than NaN, so nothing is counted.
     const float sampled = id_is_known ? logit_at(part.row, id) : __uint_as_float(NO_NUMBER);
     CountAbove above(sampled);
     CountAbove unmasked(has_mask ? minus_infinity() : __uint_as_float(NO_NUMBER));
@@ -393,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
                                              running.weighted[0] + running.weighted[1], there});
     if (threadIdx.x == THREADS - 1) shared.log_of_sum = log_of_sum(totals.largest, totals.sum);
 #ifdef WITH_ALTERNATIVES
-    const Wish wish = EXTRAS ? wish_of(call, item) : Wish{};  // read now, so that it takes no registers before
+    const Wish wish = EXTRAS ? wish_of(call, item) : Wish{};  // read only now, so that it takes no registers earlier
     if (has_mask && totals.unmasked <= wish.mask_bound) {
         push_all(shared.room, part, shared.groups, of_thread, of_edge, LOWEST);
         const u64 mine = static_cast<u64>(item) * parts + blockIdx.x;

@@ -1,7 +1,7 @@
-// A block's part of one row: which logits it has, and how it goes through them.
+// One block's part of a row: its logits, and the passes over them.
 //
-// A row begins where it likes, so a few logits stand before the first sixteen aligned bytes and a few after the last:
-// its edges. All between them are vectors, which are shared out among the parts of the row.
+// A row may be unaligned. Then a few logits come before its first sixteen aligned bytes, and a few after the last: the
+// edges. The vectors between the edges are divided among the parts of the row.
 #pragma once
 
 #include "candidates.cuh"
@@ -10,7 +10,7 @@
 #define VECTORS_AT_ONCE 4
 #endif
 constexpr int STEP = THREADS * VECTORS_AT_ONCE;
-constexpr int MAX_STEPS = 20480 / STEP;  // of a part whose alternatives are wanted; split.py makes the parts small enough
+constexpr int MAX_STEPS = 20480 / STEP;  // in a part with alternatives; launch.py makes the parts small enough
 
 struct Part {
     const unsigned char* row;
@@ -37,7 +37,7 @@ struct Part {
     __device__ __forceinline__ const unsigned char* at(u32 vector) const { return vectors + 16ull * vector; }
     __device__ __forceinline__ u32 id_of(u32 vector) const { return head + vector * PER_VECTOR; }
 
-    // The logit at an edge that this thread looks after, if there is one.
+    // This thread's logit at an edge, if it has one.
     __device__ __forceinline__ bool edge(u32& id) const {
         if (first && threadIdx.x < head) {
             id = threadIdx.x;
@@ -49,10 +49,10 @@ struct Part {
     }
 };
 
-// The largest logit of each thread's step: where alternatives may be found again.
+// The largest logit of each step of each thread, which tells where to look for alternatives again.
 struct Groups {
     float largest[MAX_STEPS][THREADS];
-    unsigned short promising[ROOM];  // those that have something to look for: step and thread
+    unsigned short promising[ROOM];  // the groups to search: step and thread
     u32 count;
 };
 
@@ -95,8 +95,8 @@ __device__ __forceinline__ float absorb(Running& running, CountAbove& above, Cou
     return of_group;
 }
 
-// One pass over the part, whose first step is on its way. The next step's vectors are asked for before this one's are
-// waited for, so that two steps are under way all the time.
+// One pass over the part; the loads of its first step have been issued. The loads of the next step are issued before
+// this step's loads are waited for, so that two steps are always in flight.
 template <bool WITH_GROUPS, bool WITH_ENTROPY>
 __device__ __forceinline__ void stream(const Part& part, Running& running, CountAbove& above, CountAbove& unmasked,
                                        Groups* groups, uint4 (&vectors)[VECTORS_AT_ONCE]) {
@@ -127,7 +127,8 @@ __device__ __forceinline__ void push_vector(Candidates& room, const Part& part, 
     }
 }
 
-// Slow and always right: step by step, never more at a time than there is room for, dropping what is too small.
+// The slow path, which works for all inputs: step by step, never more candidates at a time than there is room for,
+// dropping those that are too small.
 __device__ __noinline__ void gather_in_steps(Candidates& room, const Part part, const Groups& groups, int wanted) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -139,7 +140,7 @@ __device__ __noinline__ void gather_in_steps(Candidates& room, const Part part, 
     const bool has_edge = part.edge(id);
     if (has_edge && id < part.head) push(room, ranked(order_of(logit_at(part.row, id)), id));
     for (int step = 0; step < part.steps(); ++step) {
-        // Ids ascend, so what only equals the floor comes too late.
+        // Ids ascend, so a logit that only equals the floor comes after the ones that are kept.
         const bool promising = room.floor == 0 || order_of(groups.largest[step][threadIdx.x]) > order_in(room.floor);
         if (!__syncthreads_or(promising)) continue;
         for (int each = 0; each < VECTORS_AT_ONCE; ++each) {
@@ -154,8 +155,8 @@ __device__ __noinline__ void gather_in_steps(Candidates& room, const Part part, 
     keep_largest(room, wanted);
 }
 
-// Push the part's logits that are at or above a bound. Returns in how many groups there are some: if there are more
-// than room for groups, none of theirs was pushed.
+// Push the logits of this part that are at or above a bound. Returns the number of groups with such logits; if there is
+// no room for so many groups, nothing from them was pushed.
 __device__ __forceinline__ u32 push_all(Candidates& room, const Part& part, Groups& groups, float of_thread,
                                         float of_edge, float bound) {
     if (of_thread >= bound) {
@@ -171,7 +172,7 @@ __device__ __forceinline__ u32 push_all(Candidates& room, const Part& part, Grou
     u32 id;
     if (part.edge(id) && of_edge >= bound) push(room, ranked(order_of(of_edge), id));
     __syncthreads();
-    // Every thread takes one vector at a time, so that all of them are on their way at once.
+    // Every thread loads one vector at a time, so that all loads are in flight at once.
     const u32 promising = groups.count;
     const u32 vectors = promising > ROOM ? 0 : promising * VECTORS_AT_ONCE;
     for (u32 at = threadIdx.x; at < vectors; at += THREADS) {
@@ -184,11 +185,12 @@ __device__ __forceinline__ u32 push_all(Candidates& room, const Part& part, Grou
     return promising;
 }
 
-// The part's largest logits, at least as many as wanted where it has as many, and few more. Returns the order of the
-// largest that was left out, or less; zero if none was. The bound was found before.
+// Find the largest logits of this part: at least as many as wanted, if it has as many, and few more. Returns the
+// integer of the largest one that was left out, or a smaller number; zero if none was left out. The bound was found
+// before.
 __device__ __forceinline__ u32 gather(Candidates& room, const Part& part, Groups& groups, float of_thread,
                                       float of_edge, int wanted) {
-    const u32 order = max(room.bound, ORDER_OF_MINUS_INFINITY);  // what was cut off may have led below it
+    const u32 order = max(room.bound, ORDER_OF_MINUS_INFINITY);  // the cut-off bits may have led below it
     const u32 promising = push_all(room, part, groups, of_thread, of_edge, in_order(order));
     const u32 count = room.count;
     if (promising <= ROOM && count <= FEW) return order_before(order);

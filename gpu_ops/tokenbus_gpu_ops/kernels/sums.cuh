@@ -1,4 +1,4 @@
-// The sum of exponentials of a row, taken in one pass: relative to the largest logit so far, in powers of two.
+// The sum of exponentials of a row, computed in one pass: relative to the largest logit so far, in powers of two.
 #pragma once
 
 #include "logits.cuh"
@@ -17,9 +17,9 @@ constexpr u32 EVERY_LANE = 0xffffffffu;
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr double LN_2 = 0.6931471805599453094;
-constexpr float FAR = 1e37f;  // beyond it, a logit times LOG2_E may leave the floats
+constexpr float FAR = 1e37f;  // beyond it, a logit times LOG2_E may overflow a float
 
-constexpr float NEGLIGIBLE = -150.0f;  // two to the power of it, or of less, is zero here
+constexpr float NEGLIGIBLE = -150.0f;  // two to the power of this, or of less, is zero here
 
 __device__ __forceinline__ float two_to_the(float exponent) {
     float power;
@@ -27,11 +27,11 @@ __device__ __forceinline__ float two_to_the(float exponent) {
     return power;
 }
 
-// What exponents are taken relative to. Masked rows have no largest number, so they are given one. Rounded here and
-// now: fused into a difference, the same product would be two different numbers.
+// The reference of the exponents. Masked rows have no largest number, so they get a fixed one. Rounded here: if the
+// compiler fused the product into a subtraction, it would have two different values.
 __device__ __forceinline__ float reference_for(float largest) { return __fmul_rn(fmaxf(largest, -FAR), LOG2_E); }
 
-// A sum of powers times their exponents, once the reference is another one by so much; `sum` is that of the powers.
+// Converts a sum of powers times exponents to a new reference, which differs by `by`; `sum` is the sum of the powers.
 __device__ __forceinline__ float moved(float weighted, float sum, float by) {
     return two_to_the(by) * fmaf(fmaxf(by, NEGLIGIBLE), sum, weighted);
 }
@@ -40,7 +40,7 @@ struct Running {
     float largest;
     float reference;
     float sums[2];
-    float weighted[2];  // powers times exponents: what an entropy is made of
+    float weighted[2];  // the sum of powers times exponents, for the entropy
 
     __device__ __forceinline__ Running()
         : largest(minus_infinity()), reference(-FAR * LOG2_E), sums{0.0f, 0.0f}, weighted{0.0f, 0.0f} {}
@@ -65,7 +65,7 @@ struct Running {
         const float exponent = fmaf(logit, LOG2_E, -reference);
         const float power = two_to_the(exponent);
         sums[which] += power;
-        // Of a masked logit the exponent is minus infinity, and its product no number.
+        // The exponent of a masked logit is minus infinity, and its product would be NaN.
         if (WITH_ENTROPY) weighted[which] = fmaf(power, fmaxf(exponent, NEGLIGIBLE), weighted[which]);
     }
 };
@@ -76,7 +76,7 @@ struct Totals {
     u32 above;
     u32 dropped;
     float weighted;
-    u32 unmasked;  // how many logits are above minus infinity, where that is asked for
+    u32 unmasked;  // the number of logits above minus infinity, if requested
 };
 
 struct TotalsOfWarps {
@@ -96,7 +96,7 @@ __device__ __forceinline__ float sum_of_warp(float value) {
     return value;
 }
 
-// What all threads of the block have together; every thread gets it.
+// The total of all threads of the block; every thread gets it.
 __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mine) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 order = __reduce_max_sync(EVERY_LANE, order_of(mine.largest));
@@ -105,7 +105,7 @@ __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mi
     const float sum = sum_of_warp(mine.sum * two_to_the(by));
     const u32 above = __reduce_add_sync(EVERY_LANE, mine.above);
     const u32 dropped = __reduce_max_sync(EVERY_LANE, mine.dropped);
-    __syncthreads();  // the room may have been read just now
+    __syncthreads();  // another thread may still be reading the shared memory
     if (lane == 0) {
         room.largest[warp] = order;
         room.sum[warp] = sum;
@@ -141,21 +141,21 @@ __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mi
     return all;
 }
 
-// A logarithm to the last bits of a float: the exponent is taken off first, so that the rest is small.
+// A logarithm with full float precision: the exponent is separated first, so that the rest is small.
 __device__ __forceinline__ double log_of(float sum, double rounding) {
-    const int bits = __float_as_int(sum) - 0x3f3504f3;  // so that the rest is between the roots of a half and of two
+    const int bits = __float_as_int(sum) - 0x3f3504f3;  // so that the rest is between sqrt(1/2) and sqrt(2)
     const int exponent = bits >> 23;
     const float rest = __int_as_float(__float_as_int(sum) - (exponent << 23));
     return (exponent + rounding) * LN_2 + static_cast<double>(logf(rest));
 }
 
-// The logarithm of a row's sum. The reference was rounded, and what it was rounded by is put back.
+// The logarithm of a row's sum. The reference was rounded; its rounding error is added back.
 __device__ __forceinline__ double log_of_sum(float largest, float sum) {
     const double rounding = static_cast<double>(reference_for(largest)) - static_cast<double>(largest) * LOG2_E;
     return static_cast<double>(largest) + log_of(sum, rounding);
 }
 
-// In nats; all exponents are of one reference, whichever.
+// In nats; all exponents must have the same reference.
 __device__ __forceinline__ float entropy_of(const Totals& totals) {
     const double mean = static_cast<double>(totals.weighted) / static_cast<double>(totals.sum);
     return static_cast<float>(fmax(log_of(totals.sum, 0.0) - mean * LN_2, 0.0));

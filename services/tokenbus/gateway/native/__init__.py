@@ -190,7 +190,7 @@ def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
         library = open_library(LIBRARY, SOURCE)
         render, stream = library.tokenbus_render, library.tokenbus_stream
     except (LibraryError, AttributeError) as error:
-        message = f"the gateway writes JSON in Python, which is slower: {error}; install tokenbus again to mend it"
+        message = f"the gateway writes JSON in Python, which is slower: {error}; install tokenbus again to fix this"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return None
     pointer = ctypes.c_void_p
