@@ -278,14 +278,12 @@ def _parameters(tree: nodes.Template, names: set[str]) -> set[str]:
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
     """Return whether an expression is a message's content, or part of it; `names` are variables that hold it."""
-    while isinstance(node, nodes.Filter | nodes.Test) or _is_slice(node):
-        node = node.node  # type: ignore[union-attr]
+    while isinstance(node, nodes.Filter | nodes.Test) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        node = node.node
     if isinstance(node, nodes.Name):
         return node.name in names
     if isinstance(node, nodes.Getattr):
         return node.attr == "content"
     return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-
-
-def _is_slice(node: nodes.Node | None) -> bool:
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)

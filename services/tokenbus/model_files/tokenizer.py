@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from tokenbus.model_files.chat_template import ChatTemplate, ModelFilesError, templates_in
 
@@ -15,6 +16,12 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 _SPACE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
 _DECODED_AT_ONCE = 8192
+_ALPHABET = sorted(map(ord, ByteLevel.alphabet()))
+_OTHERS = sorted({*range(256)}.difference(_ALPHABET))
+_BYTES_OF_CHARACTERS = dict.fromkeys(_OTHERS, sys.maxunicode) | dict(
+    zip(_ALPHABET[-len(_OTHERS) :], _OTHERS, strict=True)
+)
+"""Byte-level BPE's alphabet: printable bytes stand for themselves, characters above U+00FF for the others."""
 
 
 class ModelTokenizer:
@@ -104,10 +111,10 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
         raise ModelFilesError("its vocabulary has no token of letters")
     shown = [token_id for token_id in sorted(names) if token_id not in added or not added[token_id].special]
     for token_id, text in _decoded(tokenizer, before, shown):
+        piece, expected = pieces[token_id], pieces[token_id].decode(errors="ignore")
         if token_id in added:  # its text may differ from its name
             pieces[token_id] = text.encode()
-        elif _is_whole(pieces[token_id]) and text != pieces[token_id].decode():
-            expected = pieces[token_id].decode()
+        elif text != expected and piece == expected.encode():  # it splits no character
             raise ModelFilesError(f"token {token_id}: its text is {expected!r}, but it is decoded to {text!r}")
     return pieces
 
@@ -119,14 +126,6 @@ def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) ->
         some = token_ids[begin : begin + _DECODED_AT_ONCE]
         for token_id, text in zip(some, tokenizer.decode_batch([[before, each] for each in some]), strict=True):
             yield token_id, text[start:]
-
-
-def _is_whole(piece: bytes) -> bool:
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _decoding(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
@@ -155,20 +154,6 @@ def _with_spaces(name: str) -> bytes:
 def _with_byte_fallback(name: str) -> bytes:
     found = _BYTE.fullmatch(name)
     return bytes.fromhex(found[1]) if found else _with_spaces(name)
-
-
-def _byte_characters() -> dict[int, int]:
-    """Return byte-level BPE's alphabet: printable bytes stand for themselves, characters behind U+00FF for others."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return (
-        {byte: byte for byte in printable}
-        | dict.fromkeys(others, sys.maxunicode)  # these characters are not in the alphabet
-        | {256 + place: byte for place, byte in enumerate(others)}
-    )
-
-
-_BYTES_OF_CHARACTERS = _byte_characters()
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
