@@ -143,9 +143,6 @@ class BaseEngine(BatchEngine[_SampledBlock]):
             raise ValueError("logits: finite numbers, got infinity or NaN")
         return found
 
-    def _propose(self, block: _SampledBlock, result: Outcome) -> None:
-        """Propose no drafts."""
-
     def _scores(self, block: _SampledBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
         del counts, are_drafts  # each row has one token and no drafts
         found = token_logprobs(block.logits[rows], block.tokens[rows, 0], top_ks)

@@ -118,7 +118,6 @@ class BatchEngine(ABC, Generic[B]):
     continues_requests = True
     world_size = 1
     _method: ClassVar[SpeculativeMethod]
-    """The speculative method."""
 
     def __init__(self, options: EngineOptions, tokenizer: ModelTokenizer, requests: Requests) -> None:
         self._options = options
@@ -140,9 +139,10 @@ class BatchEngine(ABC, Generic[B]):
     def _compute(self, plan: Plan) -> B:
         """Compute the chunks of the plan, verify the drafts of decoding slots, and sample first tokens."""
 
-    @abstractmethod
     def _propose(self, block: B, result: Outcome) -> Proposed | None:
-        """Draft the next tokens; return the drafts to publish before verification."""
+        """Draft the next tokens, if the next step does not; return the drafts to publish before verification."""
+        del block, result
+        return None
 
     @abstractmethod
     def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
@@ -172,11 +172,9 @@ class BatchEngine(ABC, Generic[B]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
         return self._scheduler.has_work
 
     def admit(self, generate: Generate) -> int:
-        """Admit a request and return the number of its prompt's tokens; raises ValueError."""
         options = self._options
         if self._requests.slot(generate.request_id) is not None:
             raise ValueError(f"request_id: {generate.request_id} is in use already")
@@ -196,13 +194,11 @@ class BatchEngine(ABC, Generic[B]):
         return len(request.prompt)
 
     def abort(self, request_id: int) -> None:
-        """End a request at the next step, if it is open."""
         slot = self._requests.slot(request_id)
         if slot is not None:
             self._scheduler.abort(slot)
 
     def pause(self, *, running: bool) -> None:
-        """Start no new requests; with `running` compute nothing at all."""
         self._scheduler.pause(running=running)
 
     def resume(self) -> None:

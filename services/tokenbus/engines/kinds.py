@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,12 @@ _PADDLE = {
 """The options of each engine with their defaults, for --help; the engine sets the defaults."""
 
 
-def _declaring(engine: str, defaults: Mapping[str, object]) -> Callable[[argparse.ArgumentParser], None]:
-    def declare(parser: argparse.ArgumentParser) -> None:
-        group = parser.add_argument_group(f"engine {engine}")
-        for name, default in defaults.items():
-            kind, metavar, meaning = _OPTIONS[name]
-            option = "--" + name.replace("_", "-")
-            group.add_argument(option, type=kind, metavar=metavar, help=f"{meaning} ({default})")
-
-    return declare
+def _declare(engine: str, defaults: Mapping[str, object], parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(f"engine {engine}")
+    for name, default in defaults.items():
+        kind, metavar, meaning = _OPTIONS[name]
+        option = "--" + name.replace("_", "-")
+        group.add_argument(option, type=kind, metavar=metavar, help=f"{meaning} ({default})")
 
 
 def _given(options: argparse.Namespace, settings: Settings, names: Iterable[str]) -> dict[str, Any]:
@@ -138,13 +136,13 @@ def _vllm_name(given: Sequence[str]) -> str:
 
 NGRAM = EngineKind(
     "an n-gram language model in numpy, with speculative decoding: readable text on any machine",
-    _declaring("ngram", _NGRAM),
+    partial(_declare, "ngram", _NGRAM),
     _make_ngram,
     tokenizer="ngram",
 )
 PADDLE = EngineKind(
     "a small transformer over bytes with multi-token prediction, on CPU or GPU; needs the extra paddle or gpu",
-    _declaring("paddle", _PADDLE),
+    partial(_declare, "paddle", _PADDLE),
     _make_paddle,
     tokenizer="bytes",
 )

@@ -47,7 +47,6 @@ class Scheduler:
         """Whether it is paused for requests without a token, and for all requests."""
 
     def add(self, slot: int) -> None:
-        """Queue a request."""
         self._waiting.append(slot)
 
     def abort(self, slot: int) -> None:
@@ -63,7 +62,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
         if self._aborted or not self._starts_none:
             return bool(self._aborted or self._running.size or self._waiting)
         return not self._computes_none and bool(self._running.size or any(map(self._may_start, self._waiting)))

@@ -220,7 +220,6 @@ class SyntheticEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
         return bool(self._runnable())
 
     def _runnable(self) -> list[_Running]:
@@ -231,7 +230,6 @@ class SyntheticEngine:
         return [row for row in rows if row.is_aborted or (row.has_begun and not self._pauses_running)]
 
     def admit(self, generate: Generate) -> int:
-        """Admit a request and return the length of its prompt."""
         sampling = generate.sampling
         offered = OFFERED | {"lora_adapter"} if sampling.lora_adapter in self.lora_adapters else OFFERED
         check_offered(sampling, offered)  # accepted, although no parameter changes the tokens
@@ -254,7 +252,6 @@ class SyntheticEngine:
         return len(prompt)
 
     def abort(self, request_id: int) -> None:
-        """End a request at the next step, if it is open."""
         request = self._requests.get(request_id)
         if request is not None:
             request.is_aborted = True
@@ -295,7 +292,6 @@ class SyntheticEngine:
         return scored
 
     def pause(self, *, running: bool) -> None:
-        """Start no new requests; with `running` compute nothing at all."""
         self._pauses_new, self._pauses_running = True, running
 
     def resume(self) -> None:

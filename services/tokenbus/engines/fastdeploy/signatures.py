@@ -10,23 +10,8 @@ from tokenbus.engines.fastdeploy.environment import message_id
 from tokenbus.engines.fastdeploy.message import Kind, Lengths
 from tokenbus_contracts import ContractError, Rule
 
-
-class Role(IntEnum):
-    """The roles of an op's tensors: `enum role` in ops.c."""
-
-    TOKENS = 0
-    IDS = 1
-    SCORES = 2
-    RANKS = 3
-    COUNTS = 4
-    OFFSETS = 5
-    STOP = 6
-    DECODER = 7
-    PROMPT = 8
-    PREEMPTED = 9
-    STEP = 10
-
-
+Role = IntEnum("Role", "TOKENS IDS SCORES RANKS COUNTS OFFSETS STOP DECODER PROMPT PREEMPTED STEP", start=0)
+"""The roles of an op's tensors: `enum role` in ops.c."""
 _ARGUMENTS = {
     Role.TOKENS: ("i8", "sampled_token_ids accept_tokens base_model_draft_tokens"),
     Role.IDS: ("i8", "logprob_token_ids"),

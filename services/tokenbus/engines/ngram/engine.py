@@ -99,9 +99,6 @@ class NgramEngine(BatchEngine[NgramBlock]):
             after=model.next[contexts[every, last], columns[every, last]],
         )
 
-    def _propose(self, block: NgramBlock, result: Outcome) -> None:
-        """Propose nothing: the next step drafts and verifies."""
-
     def _scores(self, block: NgramBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
         model, contexts, columns = self._model, block.drafted.contexts, block.columns
         if are_drafts:

@@ -1,6 +1,5 @@
 """Model: lookup tables of the probabilities of tokens after contexts."""
 
-import io
 from functools import cache
 from typing import NamedTuple
 
@@ -120,8 +119,7 @@ def _ranks(logprobs: Logprobs) -> npt.NDArray[np.uint32]:
 
 @cache
 def default_model() -> Model:
-    data = COMMITTED.read_bytes()
-    with np.load(io.BytesIO(data)) as file:
+    with np.load(COMMITTED) as file:
         tables = Tables(*(file[name] for name in Tables._fields))
     tables = tables._replace(ids=tables.ids.astype(np.int64), parents=tables.parents.astype(np.int64))
     return Model(tables, default_tokenizer().vocabulary_size)

@@ -17,10 +17,8 @@ OLDEST, NEWEST = (0, 26), (0, 33)
 _RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 
 
-_REMEDIES = dict.fromkeys(
-    ("torchvision", "torchaudio", "torchcodec"), "; on a CPU: pip uninstall torchvision torchaudio torchcodec"
-)
-"""The remedy for each package that an import error names."""
+_UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
+"""Packages that may not fit PyTorch on a CPU."""
 
 
 class VersionError(ValueError):
@@ -148,7 +146,8 @@ def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
         return SimpleNamespace(**{name: getattr(import_module(module), name) for name, module in names.items()})
     except (ImportError, RuntimeError, OSError) as error:  # incompatible packages
         why = " ".join(str(error).split())
-        remedy = next((remedy for name, remedy in _REMEDIES.items() if name in why), "")
+        is_unneeded = any(name in why for name in _UNNEEDED)
+        remedy = f"; on a CPU: pip uninstall {' '.join(_UNNEEDED)}" if is_unneeded else ""
         raise ImportError(f"vLLM cannot be imported: {type(error).__name__}: {why}{remedy}", name="vllm") from error
 
 

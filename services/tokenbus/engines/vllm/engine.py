@@ -110,7 +110,6 @@ class VllmEngine(ControlledCore):
         return bool(self._core.scheduler.has_requests() or (self._requests and not self._is_paused))
 
     def admit(self, generate: Generate) -> int:
-        """Pass a request to vLLM and return the length of its prompt; raises ValueError."""
         name = f"{generate.request_id:016x}"
         if name in self._requests:
             raise ValueError(f"request_id: {generate.request_id} is in use already")
@@ -152,7 +151,6 @@ class VllmEngine(ControlledCore):
         return len(prompt)
 
     def abort(self, request_id: int) -> None:
-        """End a request at the next step, if it is open."""
         name = f"{request_id:016x}"
         if name in self._requests and name not in self._aborted:
             self._aborted.append(name)

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StorageType, StreamConfig, StreamInfo
-from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from tokenbus.bus import AddressError
 from tokenbus.logs import logger
@@ -18,7 +18,6 @@ from tokenbus.recordings.durable_log.server import (
     ASK_SECONDS,
     FAILURES,
     ServerConnection,
-    ServerError,
     Servers,
     end_tasks,
     parse,
@@ -255,8 +254,6 @@ def reason_of(error: BaseException) -> str:
         return f"jetstream: {error.description}"
     if isinstance(error, ServiceUnavailableError):
         return "the server has no JetStream, or this user may not use it"
-    if isinstance(error, (Error, ServerError)):
-        return str(error).removeprefix("nats: ")
     if isinstance(error, TimeoutError):
         return f"jetstream gave no answer within {ASK_SECONDS:g} s: it may lack a quorum or disk space"
     return str(error).removeprefix("nats: ") or type(error).__name__

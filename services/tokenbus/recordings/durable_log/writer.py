@@ -108,7 +108,8 @@ class LogWriter:
         self._settings = settings
         self._wait_seconds = wait_seconds
         self._queues: dict[tuple[str, int], _SubjectQueue] = {}
-        self._buffered = 0
+        self.buffered_bytes = 0
+        """The size of the unwritten items."""
         self._room = asyncio.Event()
         self._connected = asyncio.Event()
         self._server: ServerConnection | None = None
@@ -176,14 +177,9 @@ class LogWriter:
         return max(0.0, now - oldest)
 
     @property
-    def buffered_bytes(self) -> int:
-        """The size of the unwritten items."""
-        return self._buffered
-
-    @property
     def has_room(self) -> bool:
         """Whether the buffer has room for another item."""
-        return self._buffered < self._settings.durable_log.buffer_bytes
+        return self.buffered_bytes < self._settings.durable_log.buffer_bytes
 
     async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:
         """Enqueue an item when there is room, or when `stop` is set."""
@@ -198,7 +194,7 @@ class LogWriter:
         queue = self._queue(item)
         skipped = len(queue.skipped) if queue.skipped.stop == item.sequence else 0
         pending = _Pending(item, skipped, on_logged)
-        self._buffered += pending.size
+        self.buffered_bytes += pending.size
         queue.items.append(pending)
         if queue.task is None:
             queue.task = asyncio.create_task(self._write(queue))
@@ -366,6 +362,6 @@ class LogWriter:
 
     def _remove_first(self, queue: _SubjectQueue) -> None:
         pending = queue.items.popleft()
-        self._buffered -= pending.size
+        self.buffered_bytes -= pending.size
         self._room.set()
         pending.on_logged()
