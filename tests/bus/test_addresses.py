@@ -49,7 +49,7 @@ async def test_file_that_is_no_socket(ipc: Bus) -> None:
     for make in (Path.touch, Path.mkdir):
         address = ipc.address()
         make(path_of(address))
-        with pytest.raises(AddressError, match="something else than a socket"):
+        with pytest.raises(AddressError, match="a file that is not a socket"):
             await ipc.transport.listen(address)
         assert path_of(address).exists()
 

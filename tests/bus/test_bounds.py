@@ -220,7 +220,7 @@ async def test_flood_of_silent_connections() -> None:
         async with good_peer(victim) as late:
             await late.goes_on()
         await good.goes_on()
-        await victim.refused("cut off: at most .* connections at once, and it has not introduced itself")
+        await victim.refused("cut off: at most .* connections at once, and this peer has not introduced itself")
         assert victim.open_files < 256
         assert not any("descriptor" in line for line in victim.refusals)
 

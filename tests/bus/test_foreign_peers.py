@@ -53,7 +53,7 @@ async def test_peer_that_speaks_something_else(tcp: Bus, data: bytes) -> None:
     """Data that is not this protocol is refused, once, never received, and disturbs no other peer."""
     reason = await refusal_of(tcp, sending(data))
     assert re.match(r"(a peer|127\.0\.0\.1:\d+): ", reason)
-    assert re.search("what it sent is not this protocol|its handshake is not of this protocol", reason)
+    assert re.search("it did not speak this protocol|its handshake does not follow this protocol", reason)
 
 
 async def test_peer_that_leaves_at_once(tcp: Bus) -> None:

@@ -156,7 +156,7 @@ async def test_waiting_pause_lets_requests_end_and_begins_none(bus: tokenbus.tes
 async def test_pause_that_waits_can_be_overtaken(bus: tokenbus.testing.Bus, command: str) -> None:
     operator, generation, pausing = await waiting_pause(bus, 1_000_000)
     await bus.until(operator.resume() if command == "resume" else operator.pause("abort"))
-    with pytest.raises(ControlError, match=f"worker worker-[01]: {command} came before the engine had come to a halt"):
+    with pytest.raises(ControlError, match=f"worker worker-[01]: {command} came before the engine had halted"):
         await bus.until(pausing)
     await generation.aclose()
 
@@ -167,7 +167,7 @@ async def test_pause_that_waits_holds_up_no_question(bus: tokenbus.testing.Bus) 
     assert sorted(await bus.until(operator.describe())) == ["worker-0", "worker-1"]
     assert not pausing.done()
     await bus.until(asyncio.gather(operator.describe(), operator.resume()))
-    with pytest.raises(ControlError, match="resume came before the engine had come to a halt"):
+    with pytest.raises(ControlError, match="resume came before the engine had halted"):
         await bus.until(pausing)
     await generation.aclose()
 

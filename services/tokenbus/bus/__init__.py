@@ -34,7 +34,7 @@ def clock_for(address: str) -> Clock:
 
 
 def transport_for(settings: BusSettings, address: str) -> Transport:
-    """Return the transport of an address; raises AddressError for a memory address that no bus of a test has."""
+    """Return the transport of an address; raises AddressError for a memory address unless a test's bus has it."""
     if not address.startswith("memory://"):
         return ZeroMQTransport(settings)
     transport = shared(address)

@@ -1,4 +1,4 @@
-"""AcceptedConnection: the bytes that libzmq holds of one connection."""
+"""AcceptedConnection: the bytes that libzmq holds for one connection."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received
 _MUCH = 1_048_576
 _STUCK_BYTES, _STUCK_SECONDS = 65_536, 0.05
-"""Unread bytes of a connection, and their age, from which it is charged with the growth of the process."""
+"""From this many unread bytes, and this age of them, the growth of the process counts against a connection."""
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # a command's name, a nonce, a proof, and the flags
 _LIBC = ctypes.CDLL(None)
@@ -23,12 +23,12 @@ _NO_ADDRESS = bytes(16)  # an address of the family AF_UNSPEC: connecting to it 
 
 
 class AcceptedConnection:
-    """A connection that libzmq has accepted, by a duplicate of its descriptor.
+    """A connection that libzmq has accepted, observed through a duplicate of its descriptor.
 
-    libzmq holds an unfinished message of several parts without any bound, and does not report its size. For TCP, the
-    size follows from the kernel's count: the bytes that arrived, minus the bytes of whole messages that were read. The
+    libzmq keeps the parts of an unfinished message without any bound, and does not report its size. For TCP, the size
+    follows from the kernel's count: the bytes that arrived, minus the bytes of whole messages that were read. The
     kernel has no such count for a Unix socket, and libzmq needs thirty times the memory for tiny parts. So the growth
-    of the process counts too, since the connection last finished a message and while it sends more.
+    of the process counts too: from the last finished message of the connection, while it sends more.
     """
 
     report: Callable[["AcceptedConnection", str], None]
@@ -39,8 +39,8 @@ class AcceptedConnection:
     def __init__(self, descriptor: int, local_address: object, handshakes: int, now: float) -> None:
         """Duplicate a descriptor; `handshakes` is the number of handshakes that were answered before.
 
-        Raises OSError if the connection has ended. Its descriptor may belong to something else by now, which then has
-        another local address than the listening socket.
+        Raises OSError if the connection has ended. By now its descriptor may belong to something else, whose local
+        address then differs from the listening socket's.
         """
         duplicate = os.dup(descriptor)
         try:
@@ -55,11 +55,14 @@ class AcceptedConnection:
         self.accepted = self.moved = now
         self.peer = b""
         self.public = ""
-        """The key that the peer proved, in Z85; empty if the listener asks for none."""
+        """The peer's proven key, in Z85; empty if the listener asks for none."""
         self.delivered = 0
         """Bytes of the messages that were read, with their framing; only the event loop writes this."""
         self.held = self.grown = 0
-        """Bytes over TCP that were not read as whole messages; growth of the process during an unfinished one."""
+        """Bytes over TCP that are not yet read as whole messages.
+
+        Growth of the process during an unfinished message.
+        """
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None
         self._read_before = -1
@@ -89,7 +92,7 @@ class AcceptedConnection:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (received,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
         held = int(received) - self.delivered
-        if held > _MUCH:  # less may be in the kernel's buffer, which is not this process's memory
+        if held > _MUCH:  # this much may be in the kernel's buffer, which is not memory of this process
             held -= self._in_kernel()
         return max(0, held)
 
@@ -109,7 +112,7 @@ class AcceptedConnection:
 
     def was_closed_by_peer(self) -> bool:
         poll = select.poll()
-        poll.register(self.connection, select.POLLRDHUP)  # not a read: much may still be unread
+        poll.register(self.connection, select.POLLRDHUP)  # not SHUT_RD: much may still be unread
         return bool(poll.poll(0))
 
     def __str__(self) -> str:

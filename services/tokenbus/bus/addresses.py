@@ -73,7 +73,7 @@ def _tcp(address: str) -> TcpEndpoint:
 
 
 def _ipc(address: str, path: str) -> IpcEndpoint:
-    # To libzmq, @NAME and * are names without a file, which every user of the machine may bind.
+    # For libzmq, @NAME and * have no file, so every user of the machine may bind them.
     if not path or not path.isprintable() or path == "*" or path.startswith("@"):
         raise AddressError(address, "expected ipc://PATH")
     size = len(os.fsencode(path))

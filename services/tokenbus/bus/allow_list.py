@@ -43,7 +43,7 @@ def checked_name(name: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AllowedKey:
-    """One entry of the allow-list; a name may have several keys, as during a rotation."""
+    """One entry of the allow-list; a name may have several keys, for example during a rotation."""
 
     public: str  # in Z85
     identity: Identity

@@ -1,7 +1,7 @@
 """Listening sockets, bound here and not by libzmq.
 
 libzmq replaces the socket of another process that listens at a path, later deletes a path that may belong to another
-process, and hardly explains an unusable address.
+process, and gives little reason when an address cannot be used.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus.bus.errors import AddressError
 from tokenbus.printable import reason_of
 
-_BACKLOG = 4096  # peers that may connect at once, as after a restart; the kernel makes others wait for a second
+_BACKLOG = 4096  # peers that may connect at once, such as after a restart; others must wait for a second
 _LOCK_TRIES = 10
 _OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"
@@ -107,7 +107,7 @@ def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
     lock = _PathLock(endpoint.path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Before the socket has a path: others can never connect.
+        # Set before the socket has a path, so that others can never connect.
         os.fchmod(listening.fileno(), 0o600)
         _clear_path(endpoint.path)
         _listen(listening, str(endpoint.path))
@@ -141,10 +141,10 @@ def _make_private(folder: Path) -> None:
 
 
 def _clear_path(path: Path) -> None:
-    """Remove the socket file of a process that died, and nothing else."""
+    """Remove the socket file of a dead process, and nothing else."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(errno.EEXIST, "there is something else than a socket")
+            raise OSError(errno.EEXIST, "there is a file that is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
                 probe.connect(str(path))
@@ -155,7 +155,7 @@ def _clear_path(path: Path) -> None:
 
 
 class _PathLock:
-    """A lock on a file beside the path; it ends with its process."""
+    """A lock on a file next to the path; it ends with its process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -190,7 +190,7 @@ class _PathLock:
         os.fchmod(self._descriptor, 0o600)
 
     def _is_current(self) -> bool:
-        """Return whether the locked file is still in the folder: its last owner may have removed it."""
+        """Return whether the locked file is still in the folder: its previous owner may have removed it."""
         return _is_at(self._file, os.fstat(self._descriptor))
 
 

@@ -27,7 +27,7 @@ class ClosedError(BusError):
 
 
 class MessageError(BusError):
-    """No peer would accept a message: the caller's fault."""
+    """Peers would refuse this message: the caller's fault."""
 
     def __init__(self, limit: str, actual: int) -> None:
         super().__init__(limit, actual)

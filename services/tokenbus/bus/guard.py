@@ -1,4 +1,4 @@
-"""Guard: the bounds on the number, silence and memory of all connections to listening sockets.
+"""Guard: bounds the number, the silence and the memory of all connections to listening sockets.
 
 The guard has its own thread, which a busy event loop does not delay: connections can send a gigabyte in a second.
 """
@@ -27,9 +27,9 @@ _CHECK_SECONDS = 0.02
 _QUICK_SECONDS = 0.005
 _FULL_SECONDS = 0.25
 _MAX_SHARE = 0.05
-"""Largest share of the time for full checks of thousands of connections: no other Python code runs meanwhile."""
+"""Largest share of the time for full checks of all connections; no other Python code runs during a check."""
 _GROWTH = 8_388_608
-"""Growth of the process, in bytes, that makes a full check due: the bytes of connections are resident."""
+"""Growth of the process, in bytes, that makes a full check due: it may be bytes of connections."""
 _FAREWELL_SECONDS = 0.1  # time for a peer to read why its listener disconnects it
 _OTHER_FILES = 64
 _FREED = 8
@@ -50,7 +50,7 @@ class Guard:
     """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
-        """Start the thread; this process's limit of open files may lower the bound on connections."""
+        """Start the thread; the process's limit on open files may lower the bound on connections."""
         self.lock = threading.RLock()
         self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
         self.held_bytes = 0
@@ -111,7 +111,7 @@ class Guard:
     def make_room(self, at_least: int = 0) -> None:
         """Evict connections while there are too many: first those about to be cut off, then the oldest unadmitted ones.
 
-        If the newest were refused, a silent peer could keep others out.
+        If new ones were refused instead, silent peers could keep others out.
         """
         if not at_least and sum(len(each.connections) for each in self._watched) <= self.max_connections:
             return
@@ -119,7 +119,7 @@ class Guard:
         surplus = max(len(live) - self.max_connections, at_least)
         may_go = [each for each in live if each.cut_at is not None or not each.is_admitted]
         may_go.sort(key=lambda each: (each.cut_at is None, each.accepted))
-        reason = f"at most {self.max_connections} connections at once, and it has not introduced itself"
+        reason = f"at most {self.max_connections} connections at once, and this peer has not introduced itself"
         for connection in may_go[: max(0, surplus)]:
             if connection.cut_at is None:
                 self.cut(connection, "connections", reason)
@@ -130,7 +130,7 @@ class Guard:
         return [each for watched in self._watched for each in watched.connections.values() if not each.is_cut]
 
     def free_descriptors(self, listening: socket.socket) -> None:
-        """Make room after a connection found no descriptor, and refuse the connections that wait for one.
+        """Make room after no descriptor was left for a connection, and refuse the connections that wait for one.
 
         libzmq would try to accept them again and again, without a pause.
         """
@@ -158,7 +158,7 @@ class Guard:
             connection.shut_down(reset=True)
 
     def dismiss(self, connection: AcceptedConnection) -> None:
-        """Cut a connection off soon, after it could read the last messages to it."""
+        """Cut a connection off soon; until then it can read the last messages to it."""
         connection.cut_at = self._now() + _FAREWELL_SECONDS
 
     # The thread.
@@ -207,7 +207,7 @@ class Guard:
             self.cut(connection, "bytes", reason)
 
     def _check_growth(self, live: list[AcceptedConnection], now: float, resident: int) -> None:
-        """Cut off the peers during whose unfinished messages the process grew: of the admitted ones only the worst."""
+        """Cut off the peers whose unfinished messages made the process grow; of the admitted ones, only the worst."""
         settings, admitted = self._settings, []
         for connection in live:
             if connection.is_admitted and connection.grown > settings.max_pending_bytes:
@@ -235,9 +235,10 @@ class Guard:
             cut(connection, "silent", f"it has not introduced itself within {most} ms")
 
     def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
-        """Cut off the connections that hold the most, until the rest is within the bound.
+        """Cut off the connections that hold the most bytes, until the rest is within the bound.
 
-        The time for which they hold it decides only between equals: a flooder whose messages are read always looks new.
+        If two hold equally many, the time decides. It does not come first, because a flooder whose messages are read
+        always looks new.
         """
         self.held_bytes = sum(each.held for each in live)
         unadmitted = [each for each in live if not each.is_admitted]

@@ -79,7 +79,7 @@ def create_key(folder: Path, name: str) -> tuple[Path, Path]:
     """
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
-    # In a private folder first: the secret is never in a file that others may open.
+    # Written to a private folder first, so that the secret is never in a file that others may open.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as draft:
         made = [Path(path) for path in zmq.auth.create_certificates(draft, name, {"name": name})]
         made[0].chmod(_PUBLIC_MODE)
@@ -157,7 +157,7 @@ class ProcessKeys:
 
 
 def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes = b"") -> None:
-    """Make a socket prove its key to the listener with that public key; without one, the socket is a listener."""
+    """Make a socket prove its key to the listener with the given public key; without it, the socket is a listener."""
     if listener:
         socket.setsockopt(zmq.CURVE_SERVERKEY, listener)
     else:

@@ -66,14 +66,14 @@ class ReconnectingSession(ABC):
         self.home: int | None = None
         """Index of the processor that welcomed the session last."""
         self._leaves_at = inf
-        self._stays_until = -inf  # the time until which the session waits only for its home
+        self._stays_until = -inf  # until this time the session waits only for its home
         self._tries = 0  # processors that were left since the last welcome
         self._next_greeting = 0.0
         self._hellos = 0  # hellos since the last answer to one
         self._last_sent = 0.0
         self._last_heard = 0.0
         self._echo_ns = 0
-        self._is_news = False  # whether the next heartbeat has news for the processor, and is sent at once
+        self._is_news = False  # whether the next heartbeat has news for the processor, so that it is sent at once
         self.state = SessionState.GREETING
         self.processor_id = ""
         self.refusal: Refusal | None = None
@@ -104,7 +104,7 @@ class ReconnectingSession(ABC):
 
     @abstractmethod
     def _handle(self, frame: Any, body: str, parts: list[bytes], now: float) -> None:  # noqa: ANN401 - as `_decode` returns it
-        """Handle a frame of the connected processor, and the message's other parts."""
+        """Handle a frame of the connected processor, with the other parts of its message."""
 
     @abstractmethod
     def _next_data(self) -> list[bytes] | None:
@@ -141,7 +141,7 @@ class ReconnectingSession(ABC):
         self._last_heard = min(now, self._last_heard + seconds)
 
     def silence(self, now: float) -> float:
-        """Return how many seconds the processor has been silent or away; infinity: it was never heard."""
+        """Return for how many seconds the processor has been silent or away; infinity: it has never sent anything."""
         return now - self._last_heard if self.handshakes else inf
 
     def disconnected(self, now: float) -> None:
@@ -150,7 +150,7 @@ class ReconnectingSession(ABC):
             self._greet_again(now)
 
     def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next message to send; None: there is none, or no credit for it."""
+        """Return the next message to send; None: there is none, or there is no credit for it."""
         if self.state is SessionState.OPEN and now - self._last_heard > self.timeout:
             self.loss = f"silent for {round((now - self._last_heard) * 1000)} ms"
             self._greet_again(now)
@@ -182,7 +182,7 @@ class ReconnectingSession(ABC):
     # Moving to the next processor.
 
     def is_leaving(self, now: float) -> bool:
-        """Tell whether it is time to move; then nothing more is sent to the current processor."""
+        """Tell whether it is time to move; if so, nothing more is sent to the current processor."""
         return now >= self._leaves_at
 
     def move(self, now: float) -> None:
@@ -198,7 +198,10 @@ class ReconnectingSession(ABC):
 
     @property
     def _patience(self) -> float:
-        """Seconds for which each processor is tried; they double in each round, for a processor that is only slow."""
+        """Seconds for which each processor is tried.
+
+        They double in each round, because a processor may only be slow.
+        """
         rounds = min(self._tries // self._processors, _MAX_DOUBLINGS)
         return min(self.timeout, self.interval * 2.0**rounds)
 
@@ -254,7 +257,8 @@ class ReconnectingSession(ABC):
         self.refusal = refusal
         self._hellos = 0
         self._next_greeting = now + self.timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
-        # Another processor may have room. Any other refusal stays here, for the operator to see and correct.
+        # Another processor may have room. After any other refusal the session stays here: the operator must see and
+        # correct it.
         self._leaves_at = inf
         is_full = refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
         if self._processors > 1 and (is_full or self.asks_another):
@@ -281,7 +285,7 @@ class Link:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._sends_on: Connection | None = None  # the connection that `_send_now` may send on
         self._unsent: list[bytes] | None = None  # a message that the full connection did not accept
-        self._error: Exception | None = None  # an exception of `_send_now`, which the sending task raises
+        self._error: Exception | None = None  # an exception in `_send_now`, which the sending task raises
         self._wake = asyncio.Event()
         self._woken = False
         self._wakes_at = 0.0
@@ -295,8 +299,8 @@ class Link:
         self.refused_frames = 0
 
     def wake(self) -> None:
-        """Send soon; any thread may call this, with the lock held."""
-        # One call into the loop, however many items wait: each call costs a system call.
+        """Have the loop send soon; any thread may call this with the lock held."""
+        # One call into the loop for all items that wait: each call costs a system call.
         if not self._woken and self.loop is not None:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has closed
@@ -351,7 +355,7 @@ class Link:
         self._connections = number = self._connections + 1
 
         def lost() -> None:
-            if number == self._connections:  # else the session has moved
+            if number == self._connections:  # otherwise the session has moved
                 with self._lock:
                     self._session.disconnected(self._clock.now())
                 self._wake.set()
@@ -401,7 +405,7 @@ class Link:
                 self._log_state(after)
 
     async def _send(self, connection: Connection) -> None:
-        """Send the messages that time makes due, until the session moves; `_send_now` sends the others."""
+        """Send the messages that are due at a certain time, until the session moves; `_send_now` sends the others."""
         self._unsent, self._sends_on = None, connection
         try:
             while True:
@@ -415,7 +419,7 @@ class Link:
                         return
                     seconds = self._session.seconds_to_wait(self._clock.now())
                     self._wakes_at = self._clock.now() + seconds
-                # Nothing announces that a full connection has room again, so look again soon.
+                # A full connection does not signal that it has room again, so look again soon.
                 await self._clock.wait(self._wake, _FULL_WAIT if is_full else seconds)
         finally:
             self._sends_on = None
@@ -442,8 +446,8 @@ class Link:
     def _send_now(self) -> None:
         """Send at once, without a switch to the sending task.
 
-        Wake that task only if it has something to do: after an error, on a full connection, to move, or because a
-        message is due sooner than it wakes.
+        Wake that task only if it has something to do: after an error, if the connection is full, to move to another
+        processor, or if a message is due before it would wake.
         """
         connection = self._sends_on
         if connection is None:
@@ -469,7 +473,7 @@ class Link:
             self._warns_at = now + _STILL_UNANSWERED_SECONDS
             remedy = "start a processor there, or correct the setting"
             if self.refused_frames:
-                remedy = "what is there is no processor, or listens at its other address: correct the setting"
+                remedy = "the process there is not a processor, or this is its other address: correct the setting"
             self._log.warning("no processor answers", address=self._address, setting=self._setting, remedy=remedy)
 
     def _log_state(self, state: SessionState) -> None:

@@ -20,7 +20,7 @@ from tokenbus.bus.transport import (
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings
 
-_SHARED: dict[str, "MemoryTransport"] = {}  # by address, the transports that `transport_for` finds
+_SHARED: dict[str, "MemoryTransport"] = {}  # the transports that `transport_for` returns, by address
 _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 
@@ -60,7 +60,7 @@ class MemoryTransport:
 
 
 def share(transport: MemoryTransport, *addresses: str) -> None:
-    """Let `transport_for` find a transport by these addresses, until `unshare`."""
+    """Let `transport_for` return a transport for these addresses, until `unshare`."""
     _SHARED.update(dict.fromkeys(addresses, transport))
 
 
@@ -141,7 +141,7 @@ class MemoryListener:
         """Do nothing: no peer is cut off for silence."""
 
     def disconnect(self, peer: bytes) -> None:
-        """Cut a peer off; its connection becomes another peer at once."""
+        """Cut a peer off; its connection becomes a new peer at once."""
         connection = self.peers.pop(peer, None)
         if connection is not None:
             connection.outgoing.clear()
@@ -233,13 +233,13 @@ class MemoryConnection:
         return len(self.outgoing) + messages <= self.high_water_mark
 
     def cut(self) -> None:
-        """Break the connection and lose its messages; it becomes another peer of the listener at once."""
+        """Break the connection and lose its messages; it becomes a new peer of the listener at once."""
         self._incoming.clear()
         if self._meeting.listener is not None:
             self._meeting.listener.disconnect(self.peer)
 
     def deliver(self, parts: list[bytes]) -> bool:
-        """Queue a message of the listener; False if the queue is full."""
+        """Queue a message from the listener; False if the queue is full."""
         if len(self._incoming) >= self.high_water_mark:
             return False
         self._meeting.messages += 1

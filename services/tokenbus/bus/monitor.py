@@ -22,7 +22,7 @@ _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PR
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _FAILURES
 _BATCH = 1000
 _ACCEPTED_AT_ONCE = 32
-"""Events between two calls of `make_room`, each of which costs time: more connections might find no descriptor."""
+"""Events between two calls of `make_room`, which costs time; after more of them, descriptors might run out."""
 _MAX_CUT = 4096
 _ID_BYTES = 5
 _NO_RIGHTS = Identity("", frozenset(), ())
@@ -31,10 +31,10 @@ _NO_RIGHTS = Identity("", frozenset(), ())
 class Monitor:
     """Tracks each connection, counts the bytes that are read from it, and reports why it was refused or cut off.
 
-    libzmq reports that a connection ended, but not which side ended it. So a duplicate of each descriptor tells at the
-    end whether the peer closed the connection. The duplicate exists before the handshake is answered (see
-    Authenticator). Events are read on the guard's thread and, before each handshake's answer, on the event loop, both
-    with the guard's lock held.
+    libzmq reports that a connection ended, but not which side ended it. So a duplicate of each descriptor is kept,
+    which tells at the end whether the peer closed the connection. The duplicate exists before the handshake is answered
+    (see Authenticator). Events are read on the guard's thread and, before each handshake is answered, on the event
+    loop; both hold the guard's lock.
     """
 
     def __init__(  # noqa: PLR0913 - it connects them
@@ -79,7 +79,7 @@ class Monitor:
         guard.watch(self)
 
     def silence(self) -> None:
-        """Report nothing more: the owner closes the socket."""
+        """Report nothing more, because the owner closes the socket."""
         self._authenticator.before_answer.remove(self.catch_up)
         with self.guard.lock:
             self._silenced = True
@@ -113,7 +113,7 @@ class Monitor:
         return peer
 
     def identity(self, peer: bytes) -> Identity:
-        """Return a peer's identity, as the allow-list has it now."""
+        """Return a peer's identity according to the current allow-list."""
         if self._allowed is None:
             return ANONYMOUS
         connection = self._by_peer.get(peer)
@@ -142,14 +142,15 @@ class Monitor:
             connection.is_admitted = True
 
     def disconnect(self, peer: bytes) -> None:
-        """Drop the peer's further messages, and cut it off after it could read the last messages to it."""
+        """Drop the peer's further messages, and cut it off once it had time to read the last messages to it."""
         if (connection := self._by_peer.get(peer)) is not None and connection.cut_at is None:
             self.guard.dismiss(connection)
 
     def _identify(self, peer: bytes, frame: zmq.Frame) -> AcceptedConnection | None:
         with self.guard.lock:
             connection = self.connections.get(int(frame.get(zmq.SRCFD)))
-            # The message's connection may have ended, and its descriptor belong to one with a later handshake.
+            # The message's connection may have ended, and its descriptor may now belong to a connection with a later
+            # handshake.
             if connection is None or connection.peer or int(frame.get(HANDSHAKE)) <= connection.handshakes:
                 return None
             connection.peer = peer
@@ -159,7 +160,7 @@ class Monitor:
                 self.guard.cut(connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
             if self._allowed is not None:
                 connection.public = str(frame.get(USER))
-                self._check_key(connection)  # it was allowed at its handshake, and may have been revoked since
+                self._check_key(connection)  # it was allowed at its handshake, but may have been revoked since
             return connection
 
     # Events of libzmq.
@@ -179,7 +180,7 @@ class Monitor:
     def _handle(self, events: list[tuple[int, int]]) -> None:
         ends = {value: number for number, (event, value) in enumerate(events, 1) if event == zmq.EVENT_DISCONNECTED}
         for number, (event, value) in enumerate(events, 1):
-            # The descriptor of a connection that ends later in this batch may belong to another one by now.
+            # If a connection ends later in this batch, its descriptor may already belong to another one.
             self._handle_one(event, value, has_ended=ends.get(value, 0) > number)
             if number % _ACCEPTED_AT_ONCE == 0:
                 self.guard.make_room()
@@ -212,17 +213,17 @@ class Monitor:
         if connection is not None and (connection.is_cut or connection.cut_at is not None):
             return  # reported when it was cut
         if reason is None and connection is None:
-            reason = "what it sent is not this protocol"
+            reason = "it did not speak this protocol"
         elif reason is None and connection is not None and not connection.was_closed_by_peer():
             most = self._settings.max_part_bytes
-            reason = f"cut off: what it sent is not this protocol, or has a part above {most} bytes"
+            reason = f"cut off: it did not speak this protocol, or sent a part above {most} bytes"
         if reason is not None:
             self.report(connection, reason)
 
     def report(self, connection: AcceptedConnection | None, reason: str) -> None:
         if not self._silenced:
             name = "a peer" if connection is None else str(connection)
-            # On the loop, so that an error of the callback does not look like one of the monitor.
+            # Called on the loop, so that an error of the callback does not look like an error of the monitor.
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._refused, f"{name}: {reason}")
 
@@ -230,11 +231,11 @@ class Monitor:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return "its key is not allowed"
         if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-            return "its handshake is of another mechanism: one side has a key, and the other none"
+            return "its handshake uses another mechanism: one side has a key, and the other has none"
         if value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
             return "its handshake is for another key than this listener's"
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            return "its handshake is not of this protocol"
+            return "its handshake does not follow this protocol"
         if value == errno.EAGAIN:
             return "no handshake in time"
         return "it left before the handshake was done"

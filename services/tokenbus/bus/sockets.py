@@ -1,8 +1,8 @@
 """LoopSocket: a ZeroMQ socket on an event loop.
 
-zmq.asyncio makes a future for each message, and a send without waiting can hide an arrival from it. libzmq's descriptor
-is edge-triggered, and any call on the socket consumes the edge. So each wait here begins after a receive that found no
-message, and after each send the socket is checked again.
+It replaces zmq.asyncio, which makes a future for each message, and may miss an arrival after a send without waiting.
+libzmq's descriptor is edge-triggered, and any call on the socket consumes the edge. So each wait here begins after a
+receive that found no message, and after each send the socket is checked again.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import zmq
 from tokenbus.bus.errors import ClosedError
 from tokenbus.bus.transport import ReceiveBudget
 
-# Plain numbers: combining enums costs as much as a send.
+# Plain numbers, because combining enums costs as much as a send.
 _NOW = int(zmq.NOBLOCK)
 _NOW_WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _MORE, _EVENTS, _READABLE = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
@@ -26,7 +26,7 @@ class LoopSocket:
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
         self._socket = socket
-        # pyzmq's own wrappers double the cost.
+        # pyzmq's wrappers would double the cost.
         bare: Any = super(zmq.Socket, socket)
         self._send, self._recv, self._get = bare.send, bare.recv, bare.get
         self._name = name
@@ -58,7 +58,7 @@ class LoopSocket:
         return peer, parts
 
     def is_read_out(self) -> bool:
-        """Tell whether every message was received, and another receive found none."""
+        """Tell whether every message was received: the last receive found none."""
         self._check()
         return not self._readable.is_set()
 
@@ -102,7 +102,7 @@ class LoopSocket:
                     pass
 
     def connect_anew(self, address: str) -> None:
-        """Connect again, after removing the earlier connection: never two at once."""
+        """Connect again, after removing the earlier connection, so that there are never two."""
         self._check_soon()
         with contextlib.suppress(zmq.ZMQError):  # there was none
             self._socket.disconnect(address)

@@ -1,9 +1,9 @@
 """The interface of a transport: messages of several parts between one listener and many connections.
 
 A message arrives whole or not at all, at most once, and in order within its connection. Messages that are sent while a
-connection is broken may be lost, and so may the last messages of a peer that leaves with more than the high-water mark
-unread: the protocols above request them again.
-Only `receive`, `listen`, `connect` and `close` wait. A transport is used on one event loop.
+connection is broken may be lost, and so may the last messages of a peer that leaves while more than the high-water mark
+is unread: the protocols above request them again. Only `receive`, `listen`, `connect` and `close` wait. A transport is
+used on one event loop.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ ANONYMOUS = Identity("", frozenset(Role))
 
 
 class Outcome(Enum):
-    """The result of sending to one peer."""
+    """The outcome of a send to one peer."""
 
     SENT = auto()
     FULL = auto()
@@ -68,13 +68,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The use of a transport's bounds."""
+    """How far the bounds of a transport are used."""
 
     admitted: int = 0
     """Connections whose peers have introduced themselves."""
     unadmitted: int = 0
     pending_bytes: int = 0
-    """Bytes over tcp that were not read as whole messages, at the last check."""
+    """Bytes over tcp that were not yet read as whole messages, at the last check."""
     cut_off: Mapping[str, int] = field(default_factory=dict)
     """Number of connections that were cut off, by the bound that they exceeded."""
 
@@ -85,10 +85,10 @@ class Listener(Protocol):
     address: str
     """The address to connect to, with the port that the system chose if none was given."""
     budget: "ReceiveBudget"
-    """The bound on messages in a row; `receive` also calls its `before_pause` before it waits."""
+    """The bound on messages received in a row; `receive` also calls its `before_pause` before it waits."""
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
-        """Return the next message and its peer, an opaque id of one connection; reads busy peers in turn."""
+        """Return the next message and its peer (an opaque id of the connection); busy peers are read in turn."""
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:
         """Send to one peer without waiting. FULL: not sent, try again later. GONE: not sent, the peer has left."""
@@ -97,26 +97,26 @@ class Listener(Protocol):
         """Return the identity that the peer of a received message has proved."""
 
     def is_connected(self, peer: bytes) -> bool:
-        """Return whether the connection of a received message's peer still exists."""
+        """Return whether the connection on which a message was received still exists."""
 
     def admit(self, peer: bytes) -> None:
-        """Mark a peer as introduced: it is not cut off for silence or to make room for others."""
+        """Mark a peer as introduced, so that it is not cut off for silence or to make room for others."""
 
     def disconnect(self, peer: bytes) -> None:
-        """Cut a peer off; it may connect again, as another peer."""
+        """Cut a peer off; it may connect again, as a new peer."""
 
     def is_reachable(self) -> bool:
         """Return whether new connections can reach the listener."""
 
     def usage(self) -> Usage:
-        """Return how much of its bounds the transport's listeners use in total."""
+        """Return how far the transport's listeners together use its bounds."""
 
     async def close(self) -> None:
         """Close when all messages are sent, or after `linger_ms`; the address is free on return."""
 
 
 class Connection(Protocol):
-    """The side that connects; to a listener that comes back, it reconnects as another peer."""
+    """The side that connects; if its listener comes back, it reconnects as a new peer."""
 
     async def receive(self) -> list[bytes]:
         """Return the next message."""
@@ -138,10 +138,10 @@ class Transport(Protocol):
         """
 
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:
-        """Connect to an address, which needs no listener yet; raises AddressError for an invalid address.
+        """Connect to an address, even if nothing listens there yet; raises AddressError for an invalid address.
 
-        `lost` is called on the event loop each time that an accepted connection breaks, as when the listener's process
-        dies; not while that process hangs, nor after `close`.
+        `lost` is called on the event loop whenever an accepted connection breaks, for example because the listener's
+        process died; not while that process hangs, and not after `close`.
         """
 
 
@@ -161,7 +161,7 @@ class ReceiveBudget:
         self._left, self._bytes_left, self._seconds_left = _BURST, _BURST_BYTES, _BURST_SECONDS
 
     async def next(self) -> None:
-        """Start a receive; yield to the event loop if the budget is spent."""
+        """Begin a receive; if the budget is spent, yield to the event loop first."""
         self._seconds_left -= max(0.0, time.monotonic() - self._received_at)
         if not self._left or self._bytes_left <= 0 or self._seconds_left <= 0:
             self._renew()
@@ -176,7 +176,7 @@ class ReceiveBudget:
 
 
 def check_message(parts: Parts, max_part_bytes: int) -> None:
-    """Raise MessageError for a message that peers refuse by cutting the connection off."""
+    """Raise MessageError for a message for which peers would cut the connection off."""
     if not parts:
         raise MessageError("at least 1 part", 0)
     for part in parts:

@@ -23,12 +23,12 @@ class Authenticator:
     """Answers each handshake after all monitors have read their events.
 
     Otherwise a peer that is cut off right after its handshake would be gone before a monitor knows of it. Peers in the
-    open domain prove nothing, those in the domain of keys an allowed key.
+    open domain prove nothing; peers in the domain of keys prove an allowed key.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.before_answer: list[Callable[[], None]] = []
-        """Called before each answer: every monitor then knows of the connection."""
+        """Called before each answer, so that every monitor knows of the connection."""
         self.handshakes = 0
         self.allowed: AllowList | None = None
         """The keys of KEYS_DOMAIN; None: no key is allowed."""

@@ -21,14 +21,14 @@ from tokenbus.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.settings import BusSettings
 
-_KEYS_SECONDS = 1.0  # seconds between two checks whether the keys of a listener's peers are still allowed
+_KEYS_SECONDS = 1.0  # seconds between two checks of whether the keys of a listener's peers are still allowed
 _HANDSHAKE_MS = 60_000
-_MAX_UNREAD = 64  # unread messages of one peer at which backpressure begins, long before their bytes cut the peer off
+_MAX_UNREAD = 64  # unread messages of one peer at which backpressure begins, long before it is cut off
 _MAX_PROBES = 127  # largest number of keepalive probes on Linux: with more, libzmq would refuse every connection
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener asks for a key and this process shows none, or the reverse",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener asks for a key and this process has none, or the reverse",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it is not a processor, or its key is not the one of bus.server_key",
 }
 _EVENTS = _ALIVE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAILURES)
@@ -36,7 +36,7 @@ _log = logger("bus")
 
 
 class SharedContext:
-    """A ZeroMQ context that lasts while one of its sockets is open; close a socket, then call `leave`."""
+    """A ZeroMQ context that lasts as long as one of its sockets is open; close a socket, then call `leave`."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -81,7 +81,8 @@ class ZeroMQTransport:
         """Called with the descriptor of each connection that a listener has accepted."""
         self._settings = settings
         self._keys = ProcessKeys(settings)
-        # Two contexts: a connection's last messages would be lost if it closed in one that has an authenticator.
+        # Connections have a context without an authenticator: with one, their last messages would be lost when they
+        # close.
         self._listening = SharedContext(now)
         self._connecting = SharedContext(now)
 
@@ -150,24 +151,24 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.SNDHWM: settings.high_water_mark,
         zmq.RCVHWM: settings.high_water_mark,
         zmq.MAXMSGSIZE: settings.max_part_bytes,
-        # Long, because a listener is equally slow with all of a crowd: if each peer gave up and began again, no
-        # handshake would ever end. The guard bounds the time.
+        # Long, because a listener with many new peers is slow with all of them: if each peer gave up and began again,
+        # no handshake would ever end. The guard bounds the time.
         zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         zmq.CONNECT_TIMEOUT: silence,
-        # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when a heartbeat is due to a peer that left with more
-        # messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the heartbeats of the
-        # stream protocol find processes that hang.
+        # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when a heartbeat is due for a peer that left while more
+        # messages than the high-water mark were unread. TCP keepalive finds hosts that are gone, and the heartbeats of
+        # the stream protocol find processes that hang.
         zmq.TCP_KEEPALIVE: 1,
         zmq.TCP_KEEPALIVE_IDLE: interval,
         zmq.TCP_KEEPALIVE_INTVL: interval,
         zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MAX_PROBES)),
         zmq.TCP_MAXRT: silence,
-        # Random, because libzmq only doubles the first up to the second: all peers of a lost listener would retry at
-        # the same moments.
+        # Random, because libzmq only doubles the interval, from the first to the second: otherwise all peers of a lost
+        # listener would retry at the same moments.
         zmq.RECONNECT_IVL: random.randint(-(-settings.reconnect_ms // 2), settings.reconnect_ms),  # noqa: S311
         zmq.RECONNECT_IVL_MAX: random.randint(settings.reconnect_ms, settings.reconnect_max_ms),  # noqa: S311
         # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes arrived as a
-        # message, and a browser stayed connected for ever.
+        # message, and a browser stayed connected forever.
         zmq.ZAP_DOMAIN: OPEN_DOMAIN,
     }
     socket = context.socket(kind)
@@ -307,7 +308,7 @@ class ZeroMQConnection:
                 await self._events.wait()
 
     def _catch_up(self) -> None:
-        """Read the events of libzmq: if it retries a connection, that event follows the end at once."""
+        """Read libzmq's events: if it retries a connection, the event for that follows the event of the end at once."""
         while (parts := self._events.receive_now()) is not None:
             message = parse_monitor_message(parts)
             event = zmq.Event(message["event"])

@@ -1,4 +1,4 @@
-"""ActiveRequests: the requests that an engine has, with their deadlines."""
+"""ActiveRequests: the engine's current requests, with their deadlines."""
 
 import math
 import threading

@@ -56,8 +56,8 @@ class StepAssembler:
     def assemble(self, arrays: StepArrays) -> list[LogprobBatch]:
         """Return a step's batch, in as many parts as it needs.
 
-        Raises ContractError for arrays that contradict each other. An error within one row is found when the batch is
-        encoded.
+        Raises ContractError for arrays that contradict each other. Errors within a single row are found later, when the
+        batch is encoded.
         """
         request_ids = request_ids_of(arrays.request_ids)
         rows = request_ids.size
@@ -91,7 +91,7 @@ class StepAssembler:
         try:
             batch = LogprobBatch(header, **columns)
         except ContractError:
-            # A number that its column cannot hold: clipped, so that encoding blames only its row.
+            # Clip a number that its column cannot hold, so that the encoder blames only this row.
             clipped = {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW if name in columns}
             batch = LogprobBatch(header, **(columns | clipped))
         self._last_step = max(self._last_step, batch.header.step)
@@ -164,7 +164,7 @@ class StepAssembler:
         return wanted, ids.reshape(-1), _floored(arrays, values.reshape(-1))
 
     def _in_parts(self, batch: LogprobBatch, least: int) -> list[LogprobBatch]:
-        """Split the batch into at least `least` parts, and into as many as the bounds on rows and bytes need."""
+        """Split the batch into at least `least` parts, or more if the bounds on rows and bytes need more."""
         rows, limits = batch.row_count, self._limits
         room = max(1, limits.max_message_bytes - _HEADER_BYTES)
         if batch.nbytes <= room:

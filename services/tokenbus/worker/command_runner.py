@@ -16,11 +16,11 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
-_MAX_KNOWN = 256  # commands that are remembered with their answers: a client repeats a command until it sees the answer
+_MAX_KNOWN = 256  # commands to remember with their answers: a client repeats a command until it gets the answer
 _MAX_WAITING = 64
 _END_OF_VERSIONS = 2**63
-"""The first version that an operator may not choose; later ones are left for updates that choose none."""
-_MAX_ADAPTERS = 200  # adapters whose names fit into an answer and into a worker's hello
+"""Operators may choose versions below this; later ones are reserved for updates without a chosen version."""
+_MAX_ADAPTERS = 200  # the number of adapters whose names fit into an answer and into a worker's hello
 _MAX_RESULT_BYTES = bounds_in(ControlAnswer.DESCRIPTOR.fields_by_name["results"].GetOptions()).max_bytes
 _DROPS_WEIGHTS = 2  # the level of sleep that drops the weights
 _NEEDS_HALT = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
@@ -41,14 +41,14 @@ class CommandRunner:
         publish: Callable[[RequestEvent], None],
         unix_ms: Callable[[], int],
     ) -> None:
-        self._engine = cast("ControlledEngine", engine)  # it may lack any of these methods
+        self._engine = cast("ControlledEngine", engine)  # it may lack any of the methods
         self._end_all = end_all
         self._publish = publish
         self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()
         """The latest commands with their answers; None: not answered yet."""
         self._waiting: deque[Control] = deque()
-        self._begun: Control | None = None  # the command that runs when the engine has no work left
-        self._is_paused = False  # whether the engine computes nothing, or stops when it has no work left
+        self._begun: Control | None = None  # the command to run once the engine has no work left
+        self._is_paused = False  # whether the engine computes nothing, or will stop when its work is done
         self._operator_paused = False
         self._paused_by, self._paused_since = "", 0
         """The client that paused the engine last, and the time, in milliseconds since 1970-01-01 UTC."""
@@ -71,7 +71,7 @@ class CommandRunner:
         return self._begun is not None
 
     def take(self, controls: Iterable[Control]) -> None:
-        """Queue commands; for a command that came before, publish its answer again."""
+        """Queue commands; for a repeated command, publish its answer again."""
         for control in controls:
             if control.control_key in self._known:
                 if (answer := self._known[control.control_key]) is not None:
@@ -81,7 +81,7 @@ class CommandRunner:
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
             if len(self._waiting) >= _MAX_WAITING:
-                self._refuse(control, f"at most {_MAX_WAITING} commands that wait, got one more")
+                self._refuse(control, f"at most {_MAX_WAITING} waiting commands, got one more")
             else:
                 self._waiting.append(control)
 
@@ -95,7 +95,7 @@ class CommandRunner:
                 self._begin(describe)
             overtaking = next((each for each in self._waiting if _name(each) in {"pause", "resume"}), None)
             if self._begun is not None and _pauses(self._begun) and overtaking is not None and self._engine.has_work:
-                self._refuse(self._begun, f"{_name(overtaking)} came before the engine had come to a halt")
+                self._refuse(self._begun, f"{_name(overtaking)} came before the engine had halted")
                 self._begun = None
             if self._begun is not None and not self._engine.has_work:
                 begun, self._begun = self._begun, None
@@ -114,7 +114,7 @@ class CommandRunner:
     def _begin(self, control: Control) -> None:
         name = _name(control)
         if not name:
-            self._refuse(control, "command: one that this worker knows, got another")
+            self._refuse(control, "command: a kind that this worker knows, got another")
             return
         if name not in _NEEDS_HALT:
             self._finish(control, _raised_by(getattr(self, f"_{name}"), control))
@@ -124,7 +124,7 @@ class CommandRunner:
             self._begun = control
 
     def _pause_for(self, control: Control) -> None:
-        """Begin to halt the engine for a command, after checking that it can run then."""
+        """Begin to halt the engine for a command, after checking that the command can run then."""
         name = _name(control)
         pause = self._method("pause", name)
         if name in ("load_weights", "transfer_weights"):
@@ -150,7 +150,7 @@ class CommandRunner:
         return found
 
     def _do_without_work(self, control: Control) -> None:
-        # A pause that waited for running requests holds later ones, too.
+        # A pause that waited for running requests also holds back the later ones.
         error = _raised_by(self._method("pause"), running=True)
         error = error or _raised_by(getattr(self, f"_{_name(control)}"), control)
         not_resumed = _raised_by(self._resume_engine)
@@ -164,7 +164,7 @@ class CommandRunner:
             self._is_paused = False
 
     def _describe(self, _: Control) -> None:
-        """Do nothing: each answer has the engine's state."""
+        """Do nothing: each answer contains the engine's state."""
 
     def _pause(self, control: Control) -> None:
         lease, now = control.pause.lease_ms, self._unix_ms()
@@ -183,7 +183,7 @@ class CommandRunner:
         if self._is_damaged:
             raise ValueError("resume: the engine's weights must be known, but its last update failed half-way")
         if self._is_updating:
-            raise ValueError("resume: the engine's update must be finished, but it still takes weights")
+            raise ValueError("resume: the engine's update must be finished, but it still receives weights")
         if self._is_sleeping:
             raise ValueError("resume: the engine must be awake, but it is asleep")
         self._operator_paused = False
@@ -219,7 +219,7 @@ class CommandRunner:
     def _changing(
         self, change: Callable[[], object], *, is_damage: bool, harmless: type[Exception] = EngineBrokenError
     ) -> None:
-        """Change weights; a failure damages them, unless it is an error of type `harmless`."""
+        """Change the weights; a failure damages them, unless it is an error of the type `harmless`."""
         try:
             change()
         except (EngineBrokenError, harmless):

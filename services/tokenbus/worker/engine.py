@@ -20,8 +20,8 @@ class EngineBrokenError(RuntimeError):
 class EngineStepError(RuntimeError):
     """A step failed without tokens, and changed only the requests that the error names.
 
-    The named requests end. If none is named, the requests end that were admitted since the last successful step; if
-    there are none, all end. The next step computes the others.
+    The named requests end. If none is named, the requests admitted since the last successful step end; if there are
+    none, all end. The next step computes the others.
     """
 
     def __init__(self, message: str, request_ids: Iterable[int] = ()) -> None:
@@ -30,7 +30,7 @@ class EngineStepError(RuntimeError):
 
 
 class Engine(Protocol):
-    """Computes steps for the requests that it admitted. One thread uses it.
+    """Admits requests, and computes steps for them. One thread uses it.
 
     An exception of any method ends requests; only an EngineBrokenError ends the worker.
 
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute anything."""
+        """Whether a step would have anything to compute."""
 
     def admit(self, generate: Generate) -> int:
         """Admit a request, and return the length of its prompt in tokens.
@@ -91,7 +91,10 @@ def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
 
 @runtime_checkable
 class ScoresTokens(Protocol):
-    """An engine that computes more than logprobs, ranks and alternatives; others get no `token_scoring`."""
+    """An engine that computes more than logprobs, ranks and alternatives.
+
+    Other engines get no requests with `token_scoring`.
+    """
 
     @property
     def token_scores(self) -> Collection[str]:
@@ -114,9 +117,9 @@ class ContinuesRequests(Protocol):
     Its first token has the position after them. `max_tokens`, `min_tokens` and stops count them as its own. `admit`
     raises ValueError for parameters with which it cannot continue.
 
-    Workers of the role decode need such an engine. There, `continuation.transfer_state` is the value of the prefill
-    worker's `StepArrays.transfer_states`, if any. It came over the network: an engine that cannot use it computes the
-    tokens again.
+    Workers of the role decode need such an engine. In a decode worker, `continuation.transfer_state` is the value from
+    the prefill worker's `StepArrays.transfer_states`, if any. It came over the network: an engine that cannot use it
+    computes the tokens again.
     """
 
     continues_requests: bool
@@ -145,7 +148,7 @@ class DescribesModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """The facts of an engine that a worker's handshake tells, by the fields of the hello."""
+    """The facts about an engine in a worker's handshake, named as the fields of the hello."""
 
     max_model_tokens: int = 0
     tokenizer_digest: int = 0
@@ -175,7 +178,7 @@ class ControlledEngine(Engine, Protocol):
     """Further fields of `EngineState` for trainers: `dtype`, `value_kind`."""
 
     def pause(self, *, running: bool) -> None:
-        """Begin no new requests, and if `running` stop the running ones too.
+        """Begin no new requests; with `running`, stop the running ones too.
 
         Requests are still admitted and aborted. With `running`, the engine is idle once the launched steps are done;
         otherwise once the running requests are done too.
@@ -193,14 +196,14 @@ class ControlledEngine(Engine, Protocol):
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
         """Run one stage of a trainer's update; after the first stage any exception damages the weights.
 
-        The arguments are for all processes, or a list has the arguments of each process.
+        `arguments` are for all processes, or are a list with the arguments of each process.
         """
 
     def sleep(self, level: int) -> None:
         """Free memory of its device; called only without work."""
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Allocate the tagged parts of the memory again, without tags all parts; return whether all are allocated."""
+        """Allocate the tagged parts of the memory again (without tags, all parts); return whether all are allocated."""
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
         """Clear the prefix cache; `also_running` makes running requests compute their prefixes again."""
@@ -236,7 +239,7 @@ class EngineKind:
     summary: str
     """Description in one line."""
     declare: Callable[[argparse.ArgumentParser], None]
-    """Adds the engine's options to the command's parser; the command's own names are taken."""
+    """Adds the engine's options to the command's parser; the names of the command's own options are taken."""
     make: Callable[[argparse.Namespace, Settings], Engine]
     """Makes the engine, on the engine's thread.
 

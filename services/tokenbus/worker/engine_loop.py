@@ -71,7 +71,7 @@ class EngineLoop:
         self._is_finishing = False
         self._failed_in_a_row = 0
         self._failed: dict[int, None] = {}
-        """The requests that ended with an error here, oldest first, until the engine's last row of each."""
+        """The requests that ended here with an error, oldest first; each until its last row from the engine."""
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
         """Admit requests, and compute and publish steps, until `stop` is set; call `pace` before each step.
@@ -169,7 +169,7 @@ class EngineLoop:
             return
         try:
             if generate.continuation.token_ids and not isinstance(self._engine, ContinuesRequests):
-                raise ValueError("continuation: none with this engine, which cannot go on from tokens")  # noqa: TRY301
+                raise ValueError("continuation: none with this engine, which cannot continue from tokens")  # noqa: TRY301
             self._check_weights(generate)
             self._check_token_scoring(generate)
             prompt_tokens = int(self._engine.admit(generate))
@@ -238,10 +238,10 @@ class EngineLoop:
         self._end(overdue, ErrorCode.ERROR_CODE_DEADLINE, "its deadline came before its last token")
 
     def _step_failed(self, error: Exception) -> None:
-        """End the requests that may have made a step fail; raise EngineBrokenError after too many failures.
+        """End the requests that may have made a step fail.
 
-        These are the requests that the error names, or else the requests that were in no successful step. A step that
-        fails without any such request counts towards a broken engine.
+        The error names them; otherwise they are the requests that were in no successful step. If there are none, the
+        failure counts, and too many such failures raise EngineBrokenError.
         """
         self._client.counts.failed_steps += 1
         self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)

@@ -28,7 +28,7 @@ _EMPTY_ROW = {
     "scorings": Scoring.NONE,
     "top_ks": 0,
 }
-"""The columns of a row that replaces an invalid one, so that every other row keeps its batch index."""
+"""The columns of the empty row that replaces an invalid one, so that all other rows keep their batch indices."""
 
 
 class EnginePublisher(EngineOutput):
@@ -60,7 +60,10 @@ class EnginePublisher(EngineOutput):
         return aborts
 
     def publish_event(self, event: RequestEvent) -> None:
-        """Publish an event. Without room its request ends; an operator's call without its answer times out."""
+        """Publish an event.
+
+        Without room for a request's event, the request ends; without room for an operator's answer, the call times out.
+        """
         if event.HasField("error"):
             self.active.end([event.error.request_id])
         try:
@@ -70,7 +73,7 @@ class EnginePublisher(EngineOutput):
                 self._end_unpublished(full)
 
     def emit(self, arrays: StepArrays) -> None:
-        """Publish one batch of a step; a row that cannot be published ends its own request and no other."""
+        """Publish one batch of a step; a row that cannot be published ends only its own request."""
         try:
             batches = self._assembler.assemble(arrays)
         except ContractError as error:
@@ -102,7 +105,7 @@ class EnginePublisher(EngineOutput):
             valid, faults = isolate(self.publisher.addressed(batch), self._limits, error)
             self.publisher.publish(valid)
         except ContractError:
-            # Without this part the step would never be complete, and end the requests of its other parts.
+            # Without this part the step would never be complete, and the requests of its other parts would fail.
             if batch.header.part_count > 1:
                 with contextlib.suppress(ContractError, RetentionFullError):
                     self.publisher.publish(_with_empty_rows(batch, np.ones(batch.row_count, np.bool_)))
@@ -118,7 +121,7 @@ class EnginePublisher(EngineOutput):
             self.active.end(batch.request_ids[leaving].tolist())
 
     def _end_invalid(self, request_ids: Iterable[int], error: ContractError) -> None:
-        # One line, however many requests make an engine break the contract.
+        # At most one line at a time, even if many requests make an engine break the contract.
         self._repeated_log.begin(
             "contract", _log.error, "requests ended: their batch breaks the contract", reason=str(error)
         )
@@ -128,16 +131,16 @@ class EnginePublisher(EngineOutput):
 
     def _end_unpublished(self, full: RetentionFullError) -> None:
         """End the requests of an item that found no room; the gap in the stream names them."""
-        # One line, however long nothing is acknowledged: new requests may come all the while.
+        # One line as long as nothing is acknowledged: new requests may arrive all the time.
         self._repeated_log.begin("room", _log.error, "requests ended: no room", requests_ended=len(full.request_ids))
         self.active.end(full.request_ids)
         self._aborts.extend(full.request_ids)
 
 
 def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[LogprobBatch, dict[int, ContractError]]:
-    """Return a batch with empty rows in place of the invalid ones, and the errors of those by request id.
+    """Return a batch with empty rows in place of invalid rows, and the errors of the invalid rows by request id.
 
-    Raises the given error if single rows are not to blame for it.
+    Raises the given error if it is not the fault of single rows.
     """
     if not batch.has_consistent_lengths():
         raise error

@@ -16,7 +16,7 @@ class WouldWaitError(PublishError):
 
 
 class RetentionFullError(PublishError):
-    """Retention stayed full for as long as the policy waits: the batch's requests end with an error."""
+    """Retention was full for longer than the policy waits: the batch's requests end with an error."""
 
     def __init__(self, request_ids: Iterable[int], items: int, size: int, why: str) -> None:
         self.request_ids = frozenset(request_ids)

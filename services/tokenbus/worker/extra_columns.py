@@ -1,4 +1,4 @@
-"""Extra columns: the values that some rows of a step asked for beyond their logprobs."""
+"""The extra columns: values besides logprobs that the requests of some rows asked for."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tokenbus_contracts.extras import Extra
 
 
 def extra_columns(arrays: StepArrays, ragged: Ragged, scored: Host | None) -> dict[str, Host]:
-    """Return the columns that some scored row asked for, of the kept tokens."""
+    """Return the columns that at least one scored row asked for, with the elements of the kept tokens."""
     if scored is None or (arrays.extras is arrays.given_counts is arrays.mask_bounds is None):
         return {}
     return _of_kinds(arrays, ragged, scored) | _of_given(arrays, ragged, scored) | _of_masks(arrays, ragged, scored)

@@ -37,7 +37,7 @@ _SHED = (
     *("given_counts", "given_token_ids", "given_logprobs", "mask_bounds", "mask_sizes", "mask_token_ids"),
     *_ALTERNATIVES,
 )
-"""The columns that a shed row has no values in."""
+"""The columns in which a shed row has no values."""
 _MAX_STALLED_MS = 2**32 - 1
 
 
@@ -46,9 +46,9 @@ class WorkerCounts:
     """Counters of the engine's loop, for heartbeats and metrics."""
 
     signs: int = 0
-    """Calls of the engine's loop to the publisher: the engine makes progress while this number grows."""
+    """Number of calls by the engine's loop to the publisher: while it grows, the engine makes progress."""
     commands: int = 0
-    """1 while the engine runs an operator's command, which may take any time; else 0."""
+    """1 while the engine runs an operator's command, which may take long; else 0."""
     kv_cache: int = 0
     """Used share of the engine's KV cache in thousandths, plus one; 0: unknown."""
     failed_steps: int = 0
@@ -101,7 +101,7 @@ class Publisher:
         self._publishing = threading.Lock()  # held while waiting for room, to keep the batches' order
         self._room = threading.Condition()
         addresses = listed_addresses(bus.workers_address)
-        # By a hash of both, so that workers spread over the processors.
+        # Chosen by a hash of both, so that workers spread over the processors.
         self._addresses = sorted(
             addresses, key=lambda address: blake2b(f"{self.worker_id} {address}".encode(), digest_size=8).digest()
         )
@@ -139,7 +139,7 @@ class Publisher:
         self.shed = 0
         """Batches that lost their alternatives because retention was full."""
         self.starts = 1
-        """Number of publishers that this stream has had, if each has its own process."""
+        """Number of publisher processes that this stream has had."""
         self.failed = 0
         """Rows whose requests ended because retention was full."""
         self.blocked = 0
@@ -177,7 +177,7 @@ class Publisher:
         transport = self._transport or transport_for(self.settings.bus, self.settings.bus.workers_address)
         running = await self.link.start(transport, self._addresses)
         self.begin()
-        running.add_done_callback(lambda _: self.end())  # nothing that is published from now on would be sent
+        running.add_done_callback(lambda _: self.end())  # items published from now on would not be sent
         return running
 
     def begin(self) -> None:
@@ -208,7 +208,7 @@ class Publisher:
     def _stalled_ms(self, now: float) -> int:
         """Return how long the engine has had requests and made no progress.
 
-        An engine whose requests come from its own server, such as a tap's, may rest at any time.
+        If the engine's requests come from its own server, as with vLLM's scheduler, it may pause at any time.
         """
         counts = self.counts
         has_work = self.settings.worker.max_requests and self.session.requests and not counts.commands
@@ -233,11 +233,11 @@ class Publisher:
             self._check_running()
             epoch = self.epoch
             payload = encode(self.addressed(batch), self._limits)
-            with self._room:  # both at once, so that a hello that counts the item names its requests
+            with self._room:  # both at once, so that a hello that includes the item also names its requests
                 sequence = self._retain(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_ids, epoch)
                 if not sequence:
                     self.session.ended(_leaving(batch), self.clock.now())
-                # A draft batch may follow the row that ended its request: it must not add the request again.
+                # A draft batch may follow the row that ended its request, so it must not add the request again.
                 elif batch.header.kind is BatchKind.TARGET:
                     self._update_requests(batch)
             self._last_step = max(self._last_step, batch.header.step)
@@ -263,7 +263,7 @@ class Publisher:
     def admitted(self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> int:
         """Publish that the engine admitted a request; returns and raises as `publish` does.
 
-        An engine that learns later how much of the prompt was cached publishes this again before the first row.
+        If an engine learns only later how much of the prompt was cached, it publishes this again before the first row.
         """
         return self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
 
@@ -295,9 +295,11 @@ class Publisher:
             )
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
-        """Return a batch with this worker's id and epoch and the next sequence; the policy may shed its alternatives.
+        """Return the batch with this worker's id, its epoch and the next sequence.
 
-        Raises ContractError for a step that is so old that a processor would discard it as a duplicate.
+        The policy may shed its alternatives.
+
+        Raises ContractError if the step is so old that a processor would discard it as a duplicate.
         """
         oldest = self._last_step - self.settings.processor.max_open_steps
         if batch.header.step < oldest:
@@ -329,7 +331,7 @@ class Publisher:
                 worker = self.settings.worker
                 why = "policy fail" if worker.policy == "fail" else f"waited {worker.block_timeout_ms} ms"
                 raise RetentionFullError(ids, len(self.retention), self.retention.bytes, why)
-            # The engine gets no new requests until it has ended the given up ones.
+            # The engine gets no new requests until it has ended the requests that were given up.
             if epoch != self.epoch or (request_ids.size and self.session.given_up):
                 return 0
             sequence = self.retention.keep(kind, payload).sequence
@@ -341,13 +343,13 @@ class Publisher:
         with self._room:
             if request_ids:  # a gap that names no request ends all of the stream's
                 self.retention.drop(request_ids)
-                # The rows may be the requests' last ones: no later batch would remove them.
+                # The lost rows may be the requests' last ones; then no later batch would remove the requests.
                 self._end_requests(request_ids)
             self.failed += len(request_ids)
             self.link.wake()
 
     def lose_all(self) -> None:
-        """Leave a gap in the stream that ends all of its requests: it is unknown which of them lost rows."""
+        """Leave a gap in the stream that ends all its requests, because it is unknown which of them lost rows."""
         with self._room:
             self.retention.drop(())
             self._end_requests(self.session.requests | self.session.given_up)

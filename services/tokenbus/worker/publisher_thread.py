@@ -30,13 +30,13 @@ class PublisherThread(EngineOutput):
 
     def __init__(self, publisher: EnginePublisher, most: int) -> None:
         self._publisher = publisher
-        # Not queue.Queue with its bound: that costs the engine's thread several times as much for each step.
+        # Not a bounded queue.Queue, which costs the engine's thread several times as much for each step.
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._most = most
         self._room = threading.Condition()
         self._engine_waits = False
         self._error: Exception | None = None
-        # A daemon, so that a process may end without leaving `with`.
+        # A daemon thread, so that the process may end without leaving `with`.
         self._thread = threading.Thread(target=self._run, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherThread":

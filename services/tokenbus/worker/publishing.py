@@ -1,4 +1,4 @@
-"""Starts the publisher of an engine that runs in another server, in this process or in another one."""
+"""Starts a publisher, in this process or another one, for an engine that runs in another server."""
 
 import sys
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.publisher_thread import PublisherThread
 
 PublisherClient = EnginePublisher | SharedMemoryPublisher
-"""The publisher of one engine, which also brings the engine's requests."""
+"""The publisher of one engine, which also delivers the engine's requests."""
 
 
 def publishing(

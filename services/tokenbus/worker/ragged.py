@@ -1,4 +1,4 @@
-"""Ragged: an engine's arrays on the host, and the elements of the tokens that rows keep."""
+"""Ragged: an engine's arrays on the host, and the selection of the tokens that rows keep."""
 
 from operator import index
 from typing import Any
@@ -22,7 +22,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
     elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
         array = array.get()
     if name == "request_ids" and isinstance(array, (list, tuple)):
-        return np.array(array, object)  # from ids on both sides of 2**63 numpy makes floats
+        return np.array(array, object)  # numpy makes floats from ids below and above 2**63
     try:
         return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -30,7 +30,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
 
 
 def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
-    """Return request ids as unsigned numbers; negative ones come from a framework without unsigned types."""
+    """Return request ids as unsigned numbers; frameworks without unsigned types give negative ones."""
     host = on_host("request_ids", array).reshape(-1)
     if host.dtype == np.int64:
         return host.view(np.uint64)
@@ -75,7 +75,7 @@ class Ragged:
         self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
 
     def of(self, rows: Host) -> "Ragged":
-        """Return the same selection with `rows` as the scored ones."""
+        """Return the same selection with `rows` as the scored rows."""
         return Ragged(self.given, self.counts, rows)
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's

@@ -8,7 +8,7 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 
-_MAX_CONTROLS = 64  # as many commands as a processor lets wait for one worker
+_MAX_CONTROLS = 64  # the number of commands that a processor lets wait for one worker
 
 
 class RequestQueue:
@@ -42,7 +42,7 @@ class RequestQueue:
             most = 2 * self._max_requests  # each open request may be aborted
             limit = f"at most {most} requests that the engine has not taken yet"
             if len(self) >= most:
-                # A processor keeps to max_requests, and fails a request that is not admitted in time.
+                # A processor respects max_requests, and fails a request that is not admitted in time.
                 raise ContractError("generate", limit, len(self) + 1)
             self._append(request, limit)
             self._arrived.notify_all()

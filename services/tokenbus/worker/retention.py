@@ -27,22 +27,22 @@ class Retained:
 
     @property
     def last_sequence(self) -> int:
-        """The same sequence: one item is not a run."""
+        """The same as `sequence`: an item is not a run."""
         return self.sequence
 
 
 @dataclass(slots=True)
 class Dropped:
-    """A run of items that found no room; the requests of these items end with an error."""
+    """A run of items for which there was no room; their requests end with an error."""
 
     sequence: int
     last_sequence: int
     request_ids: frozenset[int]
-    """The requests that lost rows; empty: too many to name."""
+    """The requests that lost rows; empty: there are too many to name."""
 
 
 class Retention:
-    """The items that are published and not acknowledged. Not thread-safe: its owner holds a lock."""
+    """The published items that are not yet acknowledged. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool) -> None:
         self._entries: deque[Retained | Dropped] = deque()
@@ -60,7 +60,7 @@ class Retention:
 
     @property
     def first_sequence(self) -> int:
-        """The oldest retained sequence; without any, the next one."""
+        """The oldest retained sequence or, if nothing is retained, the next sequence."""
         return self._entries[0].sequence if self._entries else self.next_sequence
 
     def has_room(self, size: int, items: int = 1) -> bool:
@@ -102,7 +102,7 @@ class Retention:
         return len(self._entries) < before
 
     def restart(self) -> None:
-        """Remove all entries, and count from one again."""
+        """Remove all entries, and number items from one again."""
         self._entries.clear()
         self.bytes, self.next_sequence = 0, 1
 

@@ -52,9 +52,9 @@ def run_engine(
 ) -> None:
     """Run an engine as a worker: take requests, publish every step, serve metrics. Blocks until it has stopped.
 
-    The processor need not be running yet. After SIGTERM or SIGINT the worker takes no new requests, finishes the open
-    ones, and waits for all acknowledgements, each of the two for at most `worker.drain_timeout_ms`. A second signal
-    ends the process, as does a first signal while the engine is made. One thread, which is not the caller's, calls all
+    The processor need not be running yet. After SIGTERM or SIGINT the worker takes no new requests. It finishes the
+    open ones and then waits for all acknowledgements; each may take `worker.drain_timeout_ms`. A second signal ends the
+    process, and so does a first signal while the engine is being made. One thread, which is not the caller's, calls all
     methods of the engine; the last one is `close`.
 
     Args:
@@ -123,7 +123,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         looping: list[asyncio.Future[None]] = []
-        # After the publisher's end, which wakes a thread that waits for room.
+        # Only after the publisher's end, which wakes a thread that waits for room.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
         out: PublisherThread | PublisherProcess
         client: PublisherClient
@@ -156,7 +156,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
 
 
 def _settings_for(engine: Engine, settings: Settings) -> Settings:
-    """Return the settings with the engine's rank; raises SettingsError for the role of another engine."""
+    """Return the settings with the engine's rank; raises SettingsError for a role that the engine does not have."""
     if (role := getattr(engine, "role", settings.worker.role)) != settings.worker.role:
         raise SettingsError("worker.role", f"{role}, the role of the engine", settings.worker.role)
     if isinstance(engine, DataParallelRank):
@@ -193,15 +193,15 @@ def _description_of(engine: Engine) -> EngineDescription:
 class EngineThread:
     """Makes an engine, runs its loop, and closes it when `with` ends, all on one thread.
 
-    An engine often belongs to the thread that made it: its CUDA device, OpenMP's threads and their cores. The thread is
-    a daemon, so that an interrupted process need not wait until the engine is made.
+    An engine is often bound to the thread that made it, by its CUDA device or by OpenMP's threads and their cores. It
+    is a daemon thread, so that an interrupted process need not wait until the engine is made.
     """
 
     def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._closed: Future[None] | None = None
         self.made: Future[Engine] = self.run(lambda: engine_of(engine))
-        """The engine, or the exception of the function that makes it."""
+        """The engine, or the exception raised by the function that makes it."""
 
     def __enter__(self) -> "EngineThread":
         threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
@@ -249,7 +249,7 @@ class Pace:
         now = self._now()
         if now < self._due:
             self._wait(self._due - now)
-        # One late step is made up for. After a longer pause this would cause a burst of steps.
+        # One late step is caught up. After a longer pause, catching up would cause a burst of steps.
         self._due = max(self._due, now - self._period) + self._period
 
 

@@ -1,7 +1,7 @@
 """WorkerSession: a worker's side of the stream protocol, without sockets or clocks.
 
-`receive` handles frames, and `next_message` returns the next one to send. One thread at a time uses a session, and
-passes the time.
+`receive` handles frames, and `next_message` returns the next one to send. Only one thread at a time may use a session;
+callers pass the current time.
 """
 
 import secrets
@@ -71,9 +71,9 @@ class WorkerSession(ReconnectingSession):
         self.on_epoch: Callable[[int], None] = lambda _: None
         """Called with each new epoch, before the retained items are dropped."""
         self.on_control: Callable[[Control], None] = lambda _: None
-        """Called with each operator's command; a command without an answer comes again."""
+        """Called with each operator's command; the processor sends an unanswered command again."""
         self.stalled_ms: Callable[[float], int] = lambda _: 0
-        """Returns how long, at a time, the engine has had requests and made no progress."""
+        """Returns how long the engine, at the given time, has had requests and made no progress."""
         self.kv_cache: Callable[[], int] = lambda: 0
         self._was_stalled = False
         self._replays: deque[tuple[int, int]] = deque()
@@ -82,18 +82,18 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
-        self._later_turns: dict[int, Admitted] = {}  # the turn of each request that is not a client's first turn
+        self._later_turns: dict[int, Admitted] = {}  # the turn of each request, if it is not the first
         self._received: dict[int, tuple[int, int]] = {}
-        """The number and deadline of the latest requests, oldest first: they differ if an id is used again."""
+        """The number and the deadline of the latest requests, oldest first; they tell whether an id is used again."""
         self._count = self._count_at_hello = 0
-        """Number of requests received, and their number at the last hello, which lists them."""
+        """Number of requests received, and the same number at the last hello, which listed them."""
         self._unlisted = range(0)
-        """Numbers of the requests received after the last answered hello: the processor may repeat them."""
+        """Numbers of the requests received since the last answered hello; the processor may repeat them."""
         self.requests: set[int] = set()
-        """The ids of all requests of the worker, also of the ones that wait for the engine."""
+        """The ids of all the worker's requests, including the ones that wait for the engine."""
         self.given_up: set[int] = set()
         """Requests of the abandoned processor that the engine has not ended yet."""
-        self._held: list[ProcessorFrame] = []  # frames of the new processor that wait until `given_up` is empty
+        self._held: list[ProcessorFrame] = []  # frames from the new processor that wait until `given_up` is empty
         self._takes_no_more = False
         self.replayed = 0
 
@@ -107,7 +107,7 @@ class WorkerSession(ReconnectingSession):
         return len(self._retention)
 
     def take_no_more(self) -> None:
-        """Tell processors to send no new requests; a request that still comes is accepted."""
+        """Tell processors to send no new requests; requests that still arrive are accepted."""
         self._takes_no_more = self._is_news = True
 
     def add_request(self, generate: Generate) -> None:
@@ -214,7 +214,7 @@ class WorkerSession(ReconnectingSession):
             given_up, self.requests = self.requests, set()
             self.given_up |= given_up
             for request_id in given_up:
-                with suppress(ContractError):  # without room for its abort it ends by itself
+                with suppress(ContractError):  # if there is no room for its abort, it ends by itself
                     self._on_request(Abort(request_id=request_id))
 
     def ended(self, request_ids: Iterable[int], now: float) -> None:
@@ -244,7 +244,7 @@ class WorkerSession(ReconnectingSession):
         if not first <= last < self._next_sequence:
             limit = f"a range within what was sent, up to {self._next_sequence - 1}"
             raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
-        if len(self._replays) < _MAX_REPLAYS:  # beyond that the processor asks again
+        if len(self._replays) < _MAX_REPLAYS:  # the processor asks again for items beyond that
             self._replays.append((first, last))
 
     # Outgoing frames.
@@ -269,7 +269,7 @@ class WorkerSession(ReconnectingSession):
         return beat
 
     def _greeting(self, now: float) -> list[bytes] | None:
-        """Say hello, unless the engine is stalled: the processor would lose the worker at once."""
+        """Send a hello, unless the engine is stalled: then the processor would declare the worker lost at once."""
         if now >= self._next_greeting:
             most = 1000 * self.timeout + self._introduction.longest_step_ms
             if self.stalled_ms(now) > most:
@@ -312,7 +312,7 @@ class WorkerSession(ReconnectingSession):
         if entry is None:
             return None
         size = len(entry.payload) if isinstance(entry, Retained) else 0
-        # Only the first item of a dropped run needs credit: the run may be longer than any grant.
+        # Only the first item of a dropped run needs credit, because the run may be longer than any grant.
         if sequence > self._granted_sequence or self._sent_bytes + size > self._granted_bytes:
             return None
         self._next_sequence = entry.last_sequence + 1

@@ -14,8 +14,8 @@ Array = Any
 class StepArrays:
     """One batch of a step, of the target or the draft model, from which StepAssembler makes messages.
 
-    An array "of tokens" is flat, with `token_counts` as the lengths of its rows, or padded: one line for each row, its
-    tokens first.
+    An array "of tokens" is either flat, with the rows' lengths in `token_counts`, or padded: one line for each row,
+    with its tokens first.
 
     Example:
         import numpy as np
@@ -36,9 +36,9 @@ class StepArrays:
     statuses: Array | None = None
     """Of rows: RowStatus; if absent, ACTIVE with tokens and IDLE without."""
     stops: Array | None = None
-    """Of rows: the stop of the request that ended a row with FINISHED_STOP; if absent, unknown.
+    """Of rows: which of the request's stops ended a row with FINISHED_STOP; if absent, unknown.
 
-    1: a stop token, its last one; from 2 on, the index in `sampling.stop` plus two; 0: no stop of the request.
+    0: none of the request's stops; 1: a stop token, the row's last; from 2 on, the index in `sampling.stop` plus two.
     """
     kept_counts: Array | None = None
     """Of rows: the number of kept tokens, if a stop lies inside an accepted block; if absent, all are kept.
@@ -46,35 +46,35 @@ class StepArrays:
     Ids, logprobs, ranks and alternatives of the others are cut off together.
     """
     logprobs: Array | None = None
-    """Of tokens, or flat, of the tokens of scored rows; if absent, no row is scored."""
+    """Of tokens, or flat and only of the tokens of scored rows; if absent, no row is scored."""
     ranks: Array | None = None
     """As logprobs."""
     alternative_token_ids: Array | None = None
-    """As logprobs, with one dimension more, the most probable first; or flat, as `top_ks` says."""
+    """As logprobs, with one more dimension, the most probable first; or flat, with the counts in `top_ks`."""
     alternative_logprobs: Array | None = None
     """As alternative_token_ids."""
     scored: Array | None = None
-    """Of rows: whether the request wants logprobs; if absent, all do, provided that there are logprobs."""
+    """Of rows: whether the request wants logprobs; if absent, all requests do if there are logprobs."""
     top_ks: Array | None = None
     """Of rows: the number of alternatives that the request wants; if absent, all given ones."""
     extras: Array | None = None
     """Of rows: a sum of `Extra` values, if the request wants `other_logprobs` or `entropies`."""
     other_logprobs: Array | None = None
-    """Of tokens, or flat, of the tokens of rows that want it: the token's value in the other distribution."""
+    """Of tokens, or flat and only of the tokens of rows that want it: the token's value in the other distribution."""
     entropies: Array | None = None
-    """As other_logprobs, of rows that want it: the entropy of the distribution of the logprobs."""
+    """Laid out as other_logprobs, for rows that want it: the entropy of the distribution of the logprobs."""
     given_counts: Array | None = None
     """Of rows: the number of token ids whose values the request wants at each position."""
     given_token_ids: Array | None = None
-    """Flat: these ids of each row."""
+    """Flat: those ids, row after row."""
     given_logprobs: Array | None = None
-    """Flat: for each token, the values of its row's given ids."""
+    """Flat: for each token, the values of those ids."""
     mask_bounds: Array | None = None
     """Of rows: the size of the largest mask whose ids the request wants; 0: none."""
     mask_sizes: Array | None = None
-    """As other_logprobs, of rows with a bound: the number of tokens that sampling could have chosen."""
+    """Laid out as other_logprobs, for rows with a bound: the number of tokens that sampling could have chosen."""
     mask_token_ids: Array | None = None
-    """Flat: for each token with a mask within its row's bound, the ids of the mask, in order."""
+    """Flat: for each token whose mask is within its row's bound, the ids of the mask, in order."""
     draft_token_counts: Array | None = None
     """Of rows: the number of draft tokens that were verified in this step; if absent, none."""
     proposal_token_ids: Array | None = None
@@ -98,16 +98,16 @@ class StepArrays:
     weight_version: int = 0
     """The version of the weights that computed the step; 0: unknown."""
     parts: int = 1
-    """The smallest number of messages for this batch; its size may need more."""
+    """The minimum number of messages for this batch; its size may need more."""
     transfer_states: Mapping[int, bytes] = field(default_factory=dict)
-    """By the ids of HANDED_OFF requests, at most 48 KiB each: with it a decode worker need not compute tokens again.
+    """By the ids of HANDED_OFF requests, at most 48 KiB each, published before the batch.
 
-    They are published before the batch.
+    With it, a decode worker need not compute the tokens again.
     """
     prompt_scores: Sequence[PromptScores] = ()
     """Scores for requests that asked for them, published before the batch with the request's first row."""
     cached_prompts: Sequence[tuple[int, int, int]] = ()
-    """Of requests with first tokens in this batch: the id, the prompt's length, and the tokens that were cached.
+    """For requests whose first tokens are in this batch: the id, the prompt's length, and the number of cached tokens.
 
     Requests without cached tokens may be left out. They are published before the batch.
     """

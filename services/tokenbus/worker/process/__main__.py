@@ -20,7 +20,7 @@ def main(file: int, bell: int, keeper: int) -> None:
         signal.signal(each, signal.SIG_IGN)
     given = Introduction.of(
         json.loads(sys.stdin.readline())
-    )  # not to the end: a child of the engine's may hold the pipe open
+    )  # read only this much, not to the end: a child of the engine's process may hold the pipe open
     configure(given.settings.log)
     engine = socket.socket(fileno=bell)
     engine.settimeout(0)

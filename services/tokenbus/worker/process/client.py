@@ -47,7 +47,7 @@ class PublisherProcess(SharedMemoryPublisher):
         *,
         in_background: bool = False,
     ) -> None:
-        """Map the memory, before `with` starts the publisher.
+        """Map the memory; `with` then starts the publisher.
 
         `with` waits until the publisher has started. It raises AddressError if an address cannot be used, and
         NotRunningError if the process fails to start repeatedly. With `in_background` it does not wait: steps wait in
@@ -71,9 +71,12 @@ class PublisherProcess(SharedMemoryPublisher):
         self._next_bell: socket.socket | None = None
         self._keeper: socket.socket | None = None  # receives a duplicate of each of the publisher's connections
         self._held_connection = -1
-        """The last duplicate: the connection closes when both processes died, and not while a new publisher starts."""
+        """The last duplicate keeps the connection open while a new publisher starts.
+
+        It closes when both processes have died.
+        """
         self._hold_until = inf
-        self._given_up = threading.Event()  # set when a publisher that dies is not replaced any more
+        self._given_up = threading.Event()  # set once a publisher that dies is no longer replaced
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherProcess":
@@ -99,7 +102,7 @@ class PublisherProcess(SharedMemoryPublisher):
         else:
             self.is_running = False
             self._given_up.set()
-            _close(self.bell)  # as if the engine's process had died
+            _close(self.bell)  # to the publisher, as if the engine's process had died
         self._watching.join(seconds)
         self._given_up.set()
         self._kill()
@@ -149,7 +152,7 @@ class PublisherProcess(SharedMemoryPublisher):
                     [sys.executable, "-m", "tokenbus.worker.process", *map(str, files)],
                     stdin=subprocess.PIPE,
                     pass_fds=files,
-                    start_new_session=True,  # signals to the engine's process group are for the engine
+                    start_new_session=True,  # signals to the engine's process group are meant for the engine
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
                 )
             with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
@@ -202,7 +205,7 @@ class PublisherProcess(SharedMemoryPublisher):
             worker = self.settings.worker.id
             _log.error("the publisher's process died; a new one takes over", status=status, worker=worker)
             if self._steps.taken > taken:
-                pause = 0.0  # it published: the next one starts within a heartbeat's timeout
+                pause = 0.0  # it had published, so the next one must start within the heartbeat timeout
             pause = self._start_if_none(pause)
 
     def _start_if_none(self, pause: float) -> float:
@@ -246,7 +249,7 @@ def _close(bell: socket.socket | None) -> None:
 
 
 _started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
-_forking = threading.Lock()  # held during a start: a fork at that time would keep the other ends of its pipes open
+_forking = threading.Lock()  # held during a start: a fork in that time would keep the pipes' other ends open
 
 
 def _after_fork_in_child() -> None:

@@ -12,14 +12,16 @@ from tokenbus.worker.retention import Dropped, Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _ENTRY = struct.Struct("<QQQQ")
-"""First sequence; last sequence and the number of ids that follow; number of the engine's record; index in the record.
+"""An entry: first sequence.
 
-A run that grows changes one word, so that a publisher that dies leaves the old entry or the new one.
+Last sequence, with the number of ids that follow; number of the engine's record; index in that record.
+
+When a run grows, only one word changes, so that a publisher that dies leaves either the old entry or the new one.
 """
 JOURNAL_BYTES = _ENTRY.size
 DROPPED_BYTES = 2**20
-"""Bytes for runs of lost items with the ids of their requests; beyond it the requests are not named."""
-_DROPPED = 255  # the kind of a run of lost items; that of other entries is their PayloadKind
+"""Bytes for runs of lost items with the ids of their requests; beyond this, requests are not named."""
+_DROPPED = 255  # the kind of a run of lost items; the kind of any other entry is its PayloadKind
 _LAST = slice(8, 16)
 _COUNT_BITS = 20  # the lower bits of a word hold a count, the upper bits a larger number
 
@@ -27,15 +29,15 @@ _COUNT_BITS = 20  # the lower bits of a word hold a count, the upper bits a larg
 class JournaledRetention(Retention):
     """Retention that a new publisher takes over, with the stream's sequence.
 
-    A publisher that dies may have retained only some items of the engine's record. The next publisher makes all items
-    of that record again, and skips the retained ones.
+    A publisher that dies may have retained only some items of the engine's record. Then the next publisher makes all
+    items of that record again, and skips the retained ones.
     """
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool, journal: Ring, words: memoryview) -> None:
         super().__init__(max_items, max_bytes, checksum=checksum)
         self._journal, self._words = journal, words
         self._record = self._made = self._known = 0
-        """The current record, the items made of it, and the number of these that are retained already."""
+        """The current record, the number of items made from it, and how many of them were retained before."""
         self._run: Record | None = None  # the last entry, if it is a run that may grow
         self._dropped_bytes = 0  # bytes of all runs
         made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
@@ -67,7 +69,7 @@ class JournaledRetention(Retention):
         self.bytes += len(rest)
 
     def begin(self, record: int) -> None:
-        """Begin a record of the engine; 0: the next items belong to no record."""
+        """Begin a record of the engine; 0: the next items do not belong to a record."""
         number, made = self._made_before
         self._record, self._made = record, 0
         self._known = made if record and record == number else 0

@@ -1,4 +1,4 @@
-"""SharedMemory: the memory of an engine's process and its publisher's, which lasts while one of the two lives."""
+"""SharedMemory: memory that an engine's process and its publisher's process share; it lasts while one of them lives."""
 
 import contextlib
 import mmap
@@ -14,7 +14,7 @@ _JOURNAL = 2  # index of the journal's ring
 
 
 class SharedMemory:
-    """The file of `shared_file`, mapped by one of the two processes."""
+    """The file from `shared_file`, mapped in one of the two processes."""
 
     def __init__(self, file: int, settings: Settings) -> None:
         self._settings = settings
@@ -23,8 +23,8 @@ class SharedMemory:
         self.words = memory[: 8 * len(Word)].cast("Q")
         rings: list[Ring] = []
         for size, items in _rings(settings):
-            # The ring of steps keeps its pages: a new page costs the engine's thread as much as many arrays. A new
-            # publisher reads requests that the engine has taken already.
+            # The ring of steps keeps its pages: a new page costs the engine's thread as much as many arrays. The ring
+            # of requests keeps them, because a new publisher reads requests that the engine has already taken.
             free = partial(_free, self._mapped, begin) if len(rings) == _JOURNAL else None
             rings.append(Ring(memory[begin : begin + size], items, free))
             begin += size
@@ -39,12 +39,12 @@ class SharedMemory:
 
 def _free(mapped: mmap.mmap, ring: int, begin: int, size: int) -> None:
     """Return empty pages of a ring to the system; a later write gets zeroed pages."""
-    with contextlib.suppress(OSError):  # some kernels cannot: the pages stay
+    with contextlib.suppress(OSError):  # some kernels cannot do this: the pages stay
         mapped.madvise(mmap.MADV_REMOVE, ring + begin, size)
 
 
 def shared_file(settings: Settings) -> int:
-    """Return a new file in memory, which ends with the last process that has it open."""
+    """Return a new file in memory, which disappears when the last process that has it open ends."""
     file = os.memfd_create("tokenbus-publisher", os.MFD_CLOEXEC)
     os.ftruncate(file, _size(settings))
     return file

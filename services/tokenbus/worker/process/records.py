@@ -17,7 +17,7 @@ class Word(IntEnum):
     NEXT_SEQUENCE = 0
     """Sequence of the stream's next item."""
     EMITTED = 1
-    """The record that is being published, and the number of items it has made."""
+    """The record that is being published, and the number of items made from it."""
     FAILED_STEPS = 2
     ENGINE_ERRORS = 3
     """As in `WorkerCounts`; written by the engine's process."""
@@ -28,7 +28,7 @@ class Word(IntEnum):
     KV_CACHE = 7
     """As in `WorkerCounts`; written by the engine's process."""
     EPOCH = 8
-    """The stream's epoch, once a publisher has begun another one; else 0."""
+    """The stream's epoch, if a publisher has begun a new one; else 0."""
 
 
 class EngineRecord(IntEnum):
@@ -40,7 +40,7 @@ class EngineRecord(IntEnum):
     REFUSED = 3
     """The requests of a step with invalid arrays, and the reason."""
     LOST = 4
-    """The requests of steps that found no room; none: all requests."""
+    """The requests of steps for which there was no room; none: all requests."""
     NO_MORE = 5
     """The worker takes no new requests."""
     LEAVE = 6

@@ -1,7 +1,7 @@
 """Ring: a queue of records in shared memory, from a process that writes them to one that takes them.
 
-A record stays until it is taken, whichever process dies meanwhile. It exists as soon as the writer has stored one word,
-its new position.
+A record stays until it is taken, whichever process dies meanwhile. A record becomes visible when the writer stores one
+word, its new position.
 """
 
 import struct
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 def ring_bytes(size: int, items: int, largest: int) -> int:
-    """Return the bytes, in whole pages, of a ring for `items` records of `size` bytes in all, wherever it wraps."""
+    """Return the size, in whole pages, of a ring for `items` records of `size` bytes in all, wherever it wraps."""
     needed = _padded(size) + _padded(largest) + (items + 1) * (RECORD_BYTES + 8) + _FREED_BYTES
     return PAGE_BYTES * (2 + needed // PAGE_BYTES)
 
@@ -41,7 +41,7 @@ class Ring:
     def __init__(self, memory: memoryview, most: int, free: Callable[[int, int], None] | None = None) -> None:
         """Open a ring in memory that was zeroed at first, for at most `most` records.
 
-        The reader's side calls `free` with the begin and the length of memory that is empty again.
+        The reader's side calls `free` with the start and the length of memory that is empty again.
         """
         self._words = memory[: 5 * 8].cast("Q")
         self._data = memory[PAGE_BYTES:]
@@ -52,7 +52,7 @@ class Ring:
         self._fence.acquire()
         self._begin = 0
         self._position = self._words[_HEAD]
-        # In this order: the other side may take records meanwhile.
+        # Read in this order, because the other side may take records meanwhile.
         self._written = max([*(record.number for record in self.waiting()), self.taken])
 
     # The writer's side.
@@ -108,7 +108,7 @@ class Ring:
 
     @property
     def taken(self) -> int:
-        """Number of records taken, which is the number of the last of them."""
+        """Number of records taken, which is also the number of the last taken record."""
         return self._words[_TAKEN]
 
     @property
@@ -125,11 +125,11 @@ class Ring:
         return self._words[_WRITTEN] - self._words[_TAKEN]
 
     def next(self) -> Record | None:
-        """Return the oldest record that waits, or None."""
+        """Return the oldest waiting record, or None."""
         return next(self.waiting(), None)
 
     def waiting(self, since: int | None = None) -> Iterator[Record]:
-        """Return the records that wait, oldest first; or all records after an earlier position of the reader."""
+        """Return the waiting records, oldest first; or all records after an earlier position of the reader."""
         position, head, taken = self.tail if since is None else since, self._words[_HEAD], self.taken
         self._order()
         while position < head:

@@ -30,13 +30,13 @@ from tokenbus_contracts.generated.control_pb2 import Control, EngineState
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
 
 _log = logger("worker")
-_RECORDS_AT_ONCE = 8  # records that are published before the event loop sends and receives
+_RECORDS_AT_ONCE = 8  # records to publish before the event loop sends and receives again
 _HEADER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """The facts that the engine's process gives to a publisher that it starts."""
+    """The facts that the engine's process passes to a publisher when it starts it."""
 
     settings: Settings
     vocabulary_size: int
@@ -44,12 +44,12 @@ class Introduction:
     epoch: int
     proof: bytes
     requests: list[tuple[int, int]]
-    """The ids and owners of the worker's requests, without the ones in the ring."""
+    """The ids and owners of the worker's requests, except for those in the ring."""
     requests_tail: int
     """The reader's position in the ring of requests at that time."""
     takes_no_more: bool
     leaves: bool
-    """Whether the engine writes no more records."""
+    """Whether the engine has stopped writing records."""
     engine: int = 0
     """The id of the engine's process; 0: this process."""
     engine_state: str = ""
@@ -107,7 +107,7 @@ class _RequestRing(RequestQueue):
 
 
 class _SharedPublisher(Publisher):
-    """A publisher whose state is in shared memory, and that never blocks its event loop for room."""
+    """A publisher whose state is in shared memory, and that never blocks its event loop to wait for room."""
 
     def __init__(self, memory: SharedMemory, incoming: RequestQueue, given: Introduction, **others: Any) -> None:  # noqa: ANN401
         worker = given.settings.worker
@@ -152,7 +152,7 @@ class _SharedPublisher(Publisher):
         return not self._steps.is_empty
 
     def _begin_epoch(self, epoch: int) -> None:
-        self._words[Word.EPOCH] = epoch  # before the journal is empty: its items do not belong to the next epoch
+        self._words[Word.EPOCH] = epoch  # while the journal is not empty: its items do not belong to the next epoch
         super()._begin_epoch(epoch)
 
     def _made_room(self) -> None:
@@ -189,7 +189,7 @@ class PublisherServer:
     async def run(self) -> None:
         """Publish until the engine's process leaves or dies, and everything is acknowledged."""
         publisher = self.publisher
-        # The first hello then has the records that wait already, as far as retention has room.
+        # So the first hello covers the records that already wait, as far as retention has room.
         publisher.begin()
         while self._publish_some() == 0:
             pass
@@ -209,8 +209,8 @@ class PublisherServer:
         while True:
             wake.clear()
             if not self.publisher.is_running:
-                return  # its connection failed; the end of `async with` raises the error
-            # The bell says it at once, unless a child of the engine's holds its other end.
+                return  # the connection failed; the end of `async with` raises the error
+            # The socket tells it at once, unless a child of the engine's process holds the other end.
             if self._engine and os.getppid() != self._engine:
                 self._requests.engine_is_gone = True
             seconds = self._publish_some()
@@ -265,7 +265,7 @@ class PublisherServer:
         return seconds
 
     def _seconds_for_room(self, record: Record) -> float:
-        """Return how long a record may still wait for room in retention; 0: it is published now."""
+        """Return how long a record may still wait for room in retention; 0: publish it now."""
         retention, worker, data = self.publisher.retention, self._settings.worker, record.data
         messages = self._messages_of(record)
         if not messages:
@@ -283,7 +283,7 @@ class PublisherServer:
         return max(0.0, self._waits_since + worker.block_timeout_ms / 1000 - now)
 
     def _messages_of(self, record: Record) -> int:
-        """Estimate the number of messages that a record becomes."""
+        """Estimate the number of messages that a record will need."""
         match record.kind:
             case EngineRecord.STEP:
                 step, limits = arrays.read(record.data), self._settings.limits

@@ -27,8 +27,8 @@ from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestEvent
 
 _CHANGED = (b"", b"")
-_MAX_LOST = 65_536  # as many requests as a gap may name
-_POLL_SECONDS = 0.05  # pause between two looks for room: the publisher, which would wake the engine, may have died
+_MAX_LOST = 65_536  # the number of requests that a gap may name
+_POLL_SECONDS = 0.05  # seconds between two checks for room: the publisher, which would wake the engine, may have died
 
 
 class SharedMemoryPublisher(EngineOutput):
@@ -45,24 +45,24 @@ class SharedMemoryPublisher(EngineOutput):
         self.has_publisher = threading.Event()
         self.is_running = False
         self._steps, self._requests = memory.steps, memory.requests
-        self._lock = threading.Lock()  # guards writes to the ring, and the requests that the next publisher must know
+        self._lock = threading.Lock()  # guards writes to the ring, and the requests for the next publisher
         self._open: dict[int, list[int]] = {}
-        """The owners of the requests that the next publisher must know: until the publisher has read their end."""
+        """The owners of the requests for the next publisher: each until the publisher has read its end."""
         self._ending: deque[tuple[int, list[tuple[int, list[int]]]]] = deque()
-        """The requests that ended, with the number of the record that ends them."""
+        """The ended requests, with the number of the record that ended each."""
         self._last_step = 0
         self._last_rows = _CHANGED  # the ids and statuses of the last step, if none of its requests ended
         self._arrived: list[Generate | Abort] = []
         self._controls: list[Control] = []
         self._aborts: list[int] = []
-        self._lost: set[int] = set()  # the requests that lost rows, until a record names them
-        self._has_lost_all = False  # whether too many requests lost rows to name them: all requests end
+        self._lost: set[int] = set()  # the requests that lost rows and are not yet named in a record
+        self._has_lost_all = False  # whether too many requests lost rows to name them, so that all requests end
         self._engine_state = ""
         self._takes_no_more = self._leaves = False
         self._owes_no_more = False  # whether the record NO_MORE still waits for room
 
     def state(self) -> dict[str, object]:
-        """Return the facts that a new publisher needs and that are not in the memory."""
+        """Return the facts that a new publisher needs and that are not in the shared memory."""
         with self._lock:
             self._forget_ended()
             return {
@@ -76,7 +76,7 @@ class SharedMemoryPublisher(EngineOutput):
     # From the engine to the publisher.
 
     def publish_event(self, event: RequestEvent) -> None:
-        """Write an event; without room its request ends, and an operator's answer is dropped."""
+        """Write an event; without room for it, its request ends, or an operator's answer is dropped."""
         request_ids: tuple[int, ...] = ()
         if event.HasField("control_answer"):
             if event.control_answer.HasField("state"):
@@ -97,7 +97,7 @@ class SharedMemoryPublisher(EngineOutput):
             self._refuse(step, error)
             return
         request_ids = request_ids_of(hosted.arrays[0][1])
-        if not self._has_room(hosted.size + RECORD_BYTES):  # also for a NO_MORE that another thread writes before it
+        if not self._has_room(hosted.size + RECORD_BYTES):  # also room for a NO_MORE that another thread writes first
             self._lose(request_ids.tolist())
             return
         with self._lock:
@@ -108,7 +108,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def _number(self, step: StepArrays) -> int:
-        """Number a step as an assembler does, but here, where the count outlives each publisher."""
+        """Number a step as an assembler does; here the count outlives each publisher."""
         number = step.step or self._last_step + (step.kind is BatchKind.TARGET) or 1
         self._last_step = max(self._last_step, number)
         return number
@@ -131,7 +131,7 @@ class SharedMemoryPublisher(EngineOutput):
     def leave(self, seconds: float) -> None:
         """Accept no more steps, and write LEAVE as soon as there is room; wait at most `seconds` for that.
 
-        Without room, the next publisher learns it from `state`.
+        If there is never room, the next publisher learns it from `state`.
         """
         with self._lock:
             self.is_running, self._leaves = False, True
@@ -184,7 +184,7 @@ class SharedMemoryPublisher(EngineOutput):
         return bool(self._lost or self._has_lost_all or self._owes_no_more)
 
     def _lose(self, request_ids: Collection[int]) -> None:
-        """End the requests of a record that found no room; the next LOST record names them."""
+        """End the requests of a record for which there was no room; the next LOST record names them."""
         with self._lock:
             self._lost.update(request_ids)
             if len(self._lost) > _MAX_LOST:
@@ -263,10 +263,10 @@ class SharedMemoryPublisher(EngineOutput):
         taken, self._controls = self._controls, []
         return taken
 
-    # The requests that a new publisher must know.
+    # The requests that a new publisher must know about.
 
     def _note_rows(self, number: int, request_ids: npt.NDArray[np.uint64], statuses: Host | None) -> None:
-        """Note which requests a batch has and which it ends, as the publisher does when it publishes the batch."""
+        """Note the requests that a batch has and ends, as the publisher does when it publishes the batch."""
         rows = request_ids.tobytes(), b"" if statuses is None else statuses.tobytes()
         if rows == self._last_rows:  # as in most steps
             return
@@ -286,7 +286,7 @@ class SharedMemoryPublisher(EngineOutput):
         taken = self._steps.taken
         while self._ending and self._ending[0][0] <= taken:
             for request_id, request in self._ending.popleft()[1]:
-                if self._open.get(request_id) is request:  # and not a later one of the same id
+                if self._open.get(request_id) is request:  # but not a later one with the same id
                     del self._open[request_id]
 
     def _note_ended(self, number: int, request_ids: Collection[int]) -> None:
@@ -311,7 +311,7 @@ class SharedMemoryPublisher(EngineOutput):
             if not bell.recv(4096):
                 self.has_publisher.wait(seconds)  # it died
         except BlockingIOError:
-            poll = select.poll()  # and not select, which refuses descriptors above 1,023
+            poll = select.poll()  # not select, which refuses descriptors above 1,023
             poll.register(bell, select.POLLIN)
             poll.poll(1000 * seconds)
         except OSError:
