@@ -315,12 +315,12 @@ class Link:
         self.thread_id = threading.get_ident()
         self._addresses = addresses
         self._connection = await self._connect(transport)
-        return asyncio.create_task(self._run(transport, self._connection))
+        return asyncio.create_task(self._run(transport))
 
-    async def _run(self, transport: Transport, connection: Connection) -> None:
+    async def _run(self, transport: Transport) -> None:
         try:
             async with TaskGroup() as tasks:
-                carrying = tasks.create_task(self._carry(transport, connection))
+                carrying = tasks.create_task(self._carry(transport))
                 await self._stopping.wait()
                 await self._drain()
                 carrying.cancel()
@@ -330,21 +330,18 @@ class Link:
             self._connection.send(farewell)
             await self._connection.close()
 
-    async def _carry(self, transport: Transport, connection: Connection) -> None:
+    async def _carry(self, transport: Transport) -> None:
         while True:
+            connection = self._connection
             async with TaskGroup() as tasks:
                 receiving = tasks.create_task(self._receive(connection))
                 await self._send(connection)
                 receiving.cancel()
-            connection = await self._move(transport, connection)
-
-    async def _move(self, transport: Transport, left: Connection) -> Connection:
-        with self._lock:
-            self._session.move(self._clock.now())
-        self._log.info("asking another processor", address=self._address)
-        connection = self._connection = await self._connect(transport)
-        await left.close()
-        return connection
+            with self._lock:
+                self._session.move(self._clock.now())
+            self._log.info("asking another processor", address=self._address)
+            self._connection = await self._connect(transport)
+            await connection.close()
 
     @property
     def _address(self) -> str:
