@@ -189,7 +189,7 @@ async def test_what_a_revoked_key_sends_is_dropped(meeting: Meeting, keyring: Ke
             await until(lambda: bool(monitor.poll(0)))
             keyring.allow(keyring.entry("witness"))
             assert isinstance(meeting.listener, ZeroMQListener)
-            allowed = meeting.listener._monitor._allowed
+            allowed = meeting.listener._monitor.allowed
             assert allowed is not None
             await until(lambda: allowed.version > 1)  # the listener has read it again
             assert not any("revoked" in line for line in meeting.reasons)

@@ -14,12 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tokenbus.bus.accepted import AcceptedConnection
 from tokenbus.bus.transport import Usage
 from tokenbus.logs import logger
 from tokenbus.settings import BusSettings
+
+if TYPE_CHECKING:
+    from tokenbus.bus.monitor import Monitor
 
 _log = logger("bus")
 BOUNDS = ("bytes", "connections", "silent", "id", "key", "accept")
@@ -35,17 +38,6 @@ _OTHER_FILES = 64
 _FREED = 8
 
 
-class WatchedSocket(Protocol):
-    """A listening socket whose connections a guard bounds."""
-
-    connections: dict[int, AcceptedConnection]
-    descriptor: int
-    """Readable when `catch_up` has something to read."""
-
-    def catch_up(self) -> None:
-        """Update `connections`."""
-
-
 class Guard:
     """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
 
@@ -57,7 +49,7 @@ class Guard:
         self._settings = settings
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._watched: list[WatchedSocket] = []
+        self._watched: list[Monitor] = []
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.POLLIN)
@@ -81,13 +73,13 @@ class Guard:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def watch(self, watched: WatchedSocket) -> None:
+    def watch(self, watched: "Monitor") -> None:
         with self.lock:
             self._watched.append(watched)
             self._poll.register(watched.descriptor, select.POLLIN)
         os.eventfd_write(self._wake, 1)
 
-    def release(self, watched: WatchedSocket) -> None:
+    def release(self, watched: "Monitor") -> None:
         with self.lock:
             self._watched.remove(watched)
             self._poll.unregister(watched.descriptor)

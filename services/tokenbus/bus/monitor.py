@@ -54,7 +54,7 @@ class Monitor:
         `refused` is called with one line for each peer that is refused or cut off. `is_read_out` returns whether every
         message was read. A listener that asks for keys has an allow-list.
         """
-        self._allowed = allowed
+        self.allowed = allowed
         self._allowed_version = 0 if allowed is None else allowed.version
         self.connections: dict[int, AcceptedConnection] = {}
         """The connections by libzmq's descriptors."""
@@ -63,6 +63,7 @@ class Monitor:
         self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
+        """Readable when `catch_up` has something to read."""
         self._listening = sockets.socket(fileno=os.dup(listening))
         self._local_address = local_address_of(self._listening)
         self._with_curve = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
@@ -114,27 +115,27 @@ class Monitor:
 
     def identity(self, peer: bytes) -> Identity:
         """Return a peer's identity according to the current allow-list."""
-        if self._allowed is None:
+        if self.allowed is None:
             return ANONYMOUS
         connection = self._by_peer.get(peer)
-        return (connection and self._allowed.find(connection.public)) or _NO_RIGHTS
+        return (connection and self.allowed.find(connection.public)) or _NO_RIGHTS
 
     def is_connected(self, peer: bytes) -> bool:
         return peer in self._by_peer
 
     def cut_revoked(self) -> None:
-        if self._allowed is None:
+        if self.allowed is None:
             return
-        self._allowed.refresh()
-        if self._allowed.version == self._allowed_version:
+        self.allowed.refresh()
+        if self.allowed.version == self._allowed_version:
             return
-        self._allowed_version = self._allowed.version
+        self._allowed_version = self.allowed.version
         with self.guard.lock:
             for connection in self._by_peer.values():
                 self._check_key(connection)
 
     def _check_key(self, connection: AcceptedConnection) -> None:
-        if self._allowed is not None and self._allowed.find(connection.public) is None:
+        if self.allowed is not None and self.allowed.find(connection.public) is None:
             self.guard.cut(connection, "key", "its key was revoked")
 
     def admit(self, peer: bytes) -> None:
@@ -158,7 +159,7 @@ class Monitor:
             if len(peer) != _ID_BYTES or peer[0]:
                 # libzmq lets a peer choose its id: megabytes for each message, or the id of a peer that just left.
                 self.guard.cut(connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
-            if self._allowed is not None:
+            if self.allowed is not None:
                 connection.public = str(frame.get(USER))
                 self._check_key(connection)  # it was allowed at its handshake, but may have been revoked since
             return connection

@@ -123,9 +123,7 @@ class ZeroMQTransport:
             await self._listening.leave()
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
         binding.hand_over()
-        return ZeroMQListener(
-            listening, binding, monitor, has_keys=keys is not None, settings=self._settings, context=self._listening
-        )
+        return ZeroMQListener(listening, binding, monitor, self._settings, self._listening)
 
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> "ZeroMQConnection":
         endpoint = parse_remote(address)
@@ -180,15 +178,8 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
 class ZeroMQListener:
     """A listening ROUTER; a peer's id is libzmq's routing id of its connection."""
 
-    def __init__(  # noqa: PLR0913 - `listen` makes them
-        self,
-        socket: LoopSocket,
-        binding: Binding,
-        monitor: Monitor,
-        *,
-        has_keys: bool,
-        settings: BusSettings,
-        context: SharedContext,
+    def __init__(
+        self, socket: LoopSocket, binding: Binding, monitor: Monitor, settings: BusSettings, context: SharedContext
     ) -> None:
         self.address = binding.address
         self.budget = socket.budget
@@ -202,7 +193,7 @@ class ZeroMQListener:
         self._context = context
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        if has_keys:
+        if monitor.allowed is not None:
             self._check_keys()
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
