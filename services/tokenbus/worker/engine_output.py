@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 
-from tokenbus.delivery.errors import brief
+from tokenbus.delivery.errors import request_error
 from tokenbus.worker.step import StepArrays
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
 
 
 class EngineOutput(ABC):
@@ -28,15 +28,10 @@ class EngineOutput(ABC):
 
 def admitted_event(request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> RequestEvent:
     """Return the event of an admission; the publisher sets the worker and the turn."""
-    return RequestEvent(
-        admitted=Admitted(request_id=request_id, prompt_tokens=max(1, prompt_tokens), cached_tokens=cached_tokens)
-    )
+    admitted = Admitted(request_id=request_id, prompt_tokens=max(1, prompt_tokens), cached_tokens=cached_tokens)
+    return RequestEvent(admitted=admitted)
 
 
 def error_event(request_id: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> RequestEvent:
     """Return the event of a request that ended with an error; a long message is cut."""
-    return RequestEvent(
-        error=RequestError(
-            request_id=request_id, code=code, message=brief(message, code), emitted_tokens=emitted_tokens
-        )
-    )
+    return RequestEvent(error=request_error(request_id, code, message, emitted_tokens=emitted_tokens))

@@ -18,9 +18,8 @@ def main(file: int, bell: int, keeper: int) -> None:
     # The engine's process decides when this one ends; a service manager may send its signals to both.
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    given = Introduction.of(
-        json.loads(sys.stdin.readline())
-    )  # read only this much, not to the end: a child of the engine's process may hold the pipe open
+    # One line, not to the end: a child of the engine's process may hold the pipe open.
+    given = Introduction.of(json.loads(sys.stdin.readline()))
     configure(given.settings.log)
     engine = socket.socket(fileno=bell)
     engine.settimeout(0)
