@@ -72,11 +72,7 @@ def output_frames(
     """Return a client's rows of a step as one frame, or as several if a message would exceed the limits."""
     frames = []
     ends = [target.row_count]
-    if (
-        target.row_count > limits.max_rows
-        or _may_exceed(target, limits)
-        or (draft is not None and _may_exceed(draft, limits))
-    ):
+    if target.row_count > limits.max_rows or _may_exceed(target, limits) or (draft and _may_exceed(draft, limits)):
         ends = target.runs(limits.max_rows, room_in(limits), None if draft is None else _beside(target, draft))
     for begin, end in pairwise([0, *ends] if target.row_count else []):
         rows = target

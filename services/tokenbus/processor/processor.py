@@ -4,7 +4,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tokenbus.bus import ClosedError, Listener, Transport, Usage, transport_for
@@ -163,9 +162,7 @@ class Processor:
         _log.info("listening", processor=self.id, workers=self.workers_address, clients=self.clients_address)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             await self.drain()
         await self._close()

@@ -222,15 +222,8 @@ class RequestRegistry:
         self.counts.failed[name if code in CODE_NAMES else "other"] += 1
         if tell_worker:
             self._abort_at_worker(request)
-        self._repeated_log.begin(
-            name,
-            _log.warning,
-            "request ended with an error",
-            code=name,
-            reason=message,
-            request=request.id,
-            emitted_tokens=emitted,
-        )
+        ended = {"code": name, "reason": message, "request": request.id, "emitted_tokens": emitted}
+        self._repeated_log.begin(name, _log.warning, "request ended with an error", **ended)
         if (consumer := self.consumer_of(request)) is not None:
             consumer.fail(request, error)
         if request.is_claimed or self.table.state_of(request) is State.ENDED:

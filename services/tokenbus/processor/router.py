@@ -90,19 +90,18 @@ class Router:
         )
         if settled.all():
             return slots
-        keep = settled.copy()
         skip = np.zeros(slots.size, np.intp)
         for row in self._openable(step, np.flatnonzero(~settled), slots, source):
             known_tokens = self._known_tokens(step, row, source, now)
             if known_tokens is not None:
-                keep[row] = True
+                settled[row] = True
                 skip[row] = known_tokens
         draft = step.draft_rows
         if skip.any():
             target = target.between(skip, target.token_counts)
             draft = None  # it is about tokens that are partly known
-        if not keep.all():
-            target = target.select(np.flatnonzero(keep))
+        if not settled.all():
+            target = target.select(np.flatnonzero(settled))
             if draft is not None:
                 draft = draft.select(np.flatnonzero(np.isin(draft.request_ids, target.request_ids)))
         step.keep(target, draft)
