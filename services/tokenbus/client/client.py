@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, Unpack
 from weakref import ref
 
@@ -166,9 +165,7 @@ class Client:
         self._watching_over = asyncio.create_task(self._watch_over())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         try:
             await self._close(0 if error else self.settings.client.drain_timeout_ms / 1000)
         finally:

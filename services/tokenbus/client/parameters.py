@@ -218,7 +218,7 @@ def _set(generate: Generate, name: str, value: object) -> None:
         return
     owner, field = _FIELDS[name]
     message = getattr(generate, owner) if owner else generate
-    read = _READERS[field.type]
+    read = _json if name == "engine_arguments" else _READERS[field.type]
     if field.is_repeated:
         getattr(message, field.name).extend(_each(name, value, read))
     elif (found := read(name, value)) or owner != "token_scoring":  # a flag that is False asks for no scoring
@@ -264,10 +264,6 @@ def _set_structured_output(generate: Generate, value: object) -> None:
             raise ContractError(name, "at least 1 text", "none", rule=Rule.LENGTH)
 
 
-def _set_engine_arguments(generate: Generate, value: object) -> None:
-    generate.sampling.engine_arguments = _json("engine_arguments", value)
-
-
 def _set_continuation(generate: Generate, value: object) -> None:
     policy = CONTINUATIONS.get(value) if isinstance(value, str) else None
     if policy is None:
@@ -279,7 +275,6 @@ _WRITERS: dict[str, Callable[[Generate, object], None]] = {
     "continuation": _set_continuation,
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
-    "engine_arguments": _set_engine_arguments,
 }
 """The arguments that are neither plain values nor lists of them."""
 

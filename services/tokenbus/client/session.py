@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenbus.bus.link import ReconnectingSession, SessionState
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
+from tokenbus_contracts import ContractError, Limits, Rule, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
@@ -184,12 +184,14 @@ class ClientSession(ReconnectingSession):
 
     def _receive_outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
         try:
-            target, draft = _decoded(parts, self._limits, has_draft=has_draft)
+            if len(parts) != 1 + has_draft:
+                raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)  # noqa: TRY301
+            target, *drafts = [decode(part, self._limits) for part in parts]
         except ContractError as error:
             # A repeated frame would have the same bytes, and any request may have tokens in them.
             self._requests.end_all(ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be read: {error}", self)
             raise
-        self._requests.receive_step(self, target, draft)
+        self._requests.receive_step(self, target, drafts[0] if drafts else None)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
         # After an outage several hellos may be answered at once: only the first answer is news.
@@ -259,9 +261,3 @@ class ClientSession(ReconnectingSession):
 def _settle(future: "asyncio.Future[T] | None", answer: T) -> None:
     if future is not None and not future.done():
         future.set_result(answer)
-
-
-def _decoded(parts: list[bytes], limits: Limits, *, has_draft: bool) -> tuple[LogprobBatch, LogprobBatch | None]:
-    if len(parts) != 1 + has_draft:
-        raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)
-    return decode(parts[0], limits), decode(parts[1], limits) if has_draft else None
