@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tokenbus.delivery.errors import brief
 from tokenbus.logs import logger
-from tokenbus.worker.engine import ControlledEngine, Engine, EngineBrokenError
+from tokenbus.worker.engine import Engine, EngineBrokenError, FullEngine
 from tokenbus_contracts.generated.control_pb2 import Control, ControlAnswer, EngineState, PauseMode, WeightTransferStage
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.schema import bounds_in
@@ -41,7 +41,7 @@ class CommandRunner:
         publish: Callable[[RequestEvent], None],
         unix_ms: Callable[[], int],
     ) -> None:
-        self._engine = cast("ControlledEngine", engine)  # it may lack any of the methods
+        self._engine = cast("FullEngine", engine)  # it may lack any of the methods
         self._end_all = end_all
         self._publish = publish
         self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()

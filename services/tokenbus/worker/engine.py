@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from tokenbus import plugins
 from tokenbus.settings import Settings
@@ -89,63 +89,6 @@ def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
     raise TypeError(f"{expected}, got {type(made).__name__}, which lacks {lacking or 'an instance'}")
 
 
-@runtime_checkable
-class ScoresTokens(Protocol):
-    """An engine that computes more than logprobs, ranks and alternatives.
-
-    Other engines get no requests with `token_scoring`.
-    """
-
-    @property
-    def token_scores(self) -> Collection[str]:
-        """The fields of a request's `token_scoring` for which the engine fills arrays of `StepArrays`."""
-
-
-@runtime_checkable
-class CachesPrompts(Protocol):
-    """An engine with a prefix cache; it lists requests with cached tokens in `StepArrays.cached_prompts`."""
-
-    @property
-    def kv_cache_usage(self) -> float:
-        """Used share of the cache, from 0 to 1."""
-
-
-@runtime_checkable
-class ContinuesRequests(Protocol):
-    """An engine that continues a request after the tokens of `Generate.continuation`.
-
-    Its first token has the position after them. `max_tokens`, `min_tokens` and stops count them as its own. `admit`
-    raises ValueError for parameters with which it cannot continue.
-
-    Workers of the role decode need such an engine. In a decode worker, `continuation.transfer_state` is the value from
-    the prefill worker's `StepArrays.transfer_states`, if any. It came over the network: an engine that cannot use it
-    computes the tokens again.
-    """
-
-    continues_requests: bool
-    """True."""
-
-
-@runtime_checkable
-class DescribesModel(Protocol):
-    """An engine that describes its model to clients, as `EngineDescription` does.
-
-    It may also have `tokenizer_probes`.
-    """
-
-    @property
-    def max_model_tokens(self) -> int:
-        """The largest sum of a request's prompt and output, in tokens."""
-
-    @property
-    def tokenizer_digest(self) -> int:
-        """The result of `tokenizer_probes.digest_of` for its tokenizer; 0: unknown."""
-
-    @property
-    def lora_adapters(self) -> Sequence[str]:
-        """The LoRA adapters that requests may name."""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
     """The facts about an engine in a worker's handshake, named as the fields of the hello."""
@@ -153,7 +96,6 @@ class EngineDescription:
     max_model_tokens: int = 0
     tokenizer_digest: int = 0
     tokenizer_probes: Sequence[int] = ()
-    """The result of `tokenizer_probes.probed` for its tokenizer."""
     lora_adapters: Sequence[str] = ()
     takes_control: bool = False
     continues_requests: bool = False
@@ -163,13 +105,37 @@ class EngineDescription:
 NO_DESCRIPTION = EngineDescription()
 
 
-class ControlledEngine(Engine, Protocol):
-    """An engine that operators may control while it runs; a command for a missing method is refused.
+class FullEngine(Engine, Protocol):
+    """An engine with all optional members; an engine may lack any of them.
 
-    The methods are called between two steps, on the engine's thread. An exception refuses the command; its message is
-    one line for the operator.
+    Operators control an engine by its methods, which are called between two steps, on the engine's thread; a command
+    for a missing method is refused. An exception refuses the command; its message is one line for the operator.
     """
 
+    dp_rank: int
+    """The data-parallel rank in the worker's handshake and batches."""
+    max_model_tokens: int
+    """The largest sum of a request's prompt and output, in tokens."""
+    tokenizer_digest: int
+    """The result of `tokenizer_probes.digest_of` for its tokenizer; 0: unknown."""
+    tokenizer_probes: Sequence[int]
+    """The result of `tokenizer_probes.probed` for its tokenizer."""
+    lora_adapters: Sequence[str]
+    """The LoRA adapters that requests may name."""
+    token_scores: Collection[str]
+    """The fields of a request's `token_scoring` for which it fills arrays of `StepArrays`; others are refused."""
+    continues_requests: bool
+    """Whether it continues a request after the tokens of `Generate.continuation`.
+
+    Its first token has the position after them. `max_tokens`, `min_tokens` and stops count them as its own. `admit`
+    raises ValueError for parameters with which it cannot continue.
+
+    Workers of the role decode need such an engine. In a decode worker, `continuation.transfer_state` is the value from
+    the prefill worker's `StepArrays.transfer_states`, if any. It came over the network: an engine that cannot use it
+    computes the tokens again.
+    """
+    kv_cache_usage: float
+    """Used share of its prefix cache, from 0 to 1; `StepArrays.cached_prompts` lists requests with cached tokens."""
     weight_version: int
     """Version of its weights, which its batches carry; 0: unknown. CommandRunner sets it after each change."""
     world_size: int
@@ -218,15 +184,6 @@ class ControlledEngine(Engine, Protocol):
 
     def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter."""
-
-
-@runtime_checkable
-class DataParallelRank(Protocol):
-    """An engine with a data-parallel rank; any other has rank 0."""
-
-    @property
-    def dp_rank(self) -> int:
-        """The rank in the worker's handshake and batches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,14 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import numpy as np
 
 from tokenbus.clock import SystemClock
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.worker.command_runner import CommandRunner
-from tokenbus.worker.engine import (
-    CachesPrompts,
-    ContinuesRequests,
-    Engine,
-    EngineBrokenError,
-    EngineStepError,
-    ScoresTokens,
-)
+from tokenbus.worker.engine import Engine, EngineBrokenError, EngineStepError, FullEngine
 from tokenbus.worker.engine_output import EngineOutput
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.publishing import PublisherClient
@@ -59,11 +53,11 @@ class EngineLoop:
 
         Steps go to `out`, by default the publisher. `unix_ms` is the clock of deadlines, by default the system's.
         """
-        self._engine = engine
+        self._engine = cast("FullEngine", engine)  # it may lack any of these members
         self._client = client
         self._out = out or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
-        self._cache = engine if isinstance(engine, CachesPrompts) else None
+        self._has_cache = hasattr(engine, "kv_cache_usage")
         self._note_cache()
         self._commands = CommandRunner(engine, self._abort_all, self._out.publish_event, self._unix_ms)
         self._repeated_log = DeduplicatedLog()
@@ -137,8 +131,8 @@ class EngineLoop:
         self._end_aborted_and_overdue()
 
     def _note_cache(self) -> None:
-        if self._cache is not None:
-            self._client.counts.kv_cache = 1 + min(1000, round(1000 * self._cache.kv_cache_usage))
+        if self._has_cache:
+            self._client.counts.kv_cache = 1 + min(1000, round(1000 * self._engine.kv_cache_usage))
 
     def _run_commands(self) -> None:
         self._commands.take(self._client.take_controls())
@@ -168,7 +162,7 @@ class EngineLoop:
             self._out.failed(request_id, ErrorCode.ERROR_CODE_DEADLINE, message)
             return
         try:
-            if generate.continuation.token_ids and not isinstance(self._engine, ContinuesRequests):
+            if generate.continuation.token_ids and not getattr(self._engine, "continues_requests", False):
                 raise ValueError("continuation: none with this engine, which cannot continue from tokens")  # noqa: TRY301
             self._check_weights(generate)
             self._check_token_scoring(generate)
@@ -186,7 +180,7 @@ class EngineLoop:
             self._client.active.add(generate)
             self._untried.append(request_id)
             prompt_tokens = min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
-            self._out.admitted(request_id, prompt_tokens, None if self._cache is None else 0)
+            self._out.admitted(request_id, prompt_tokens, 0 if self._has_cache else None)
 
     def _check_weights(self, generate: Generate) -> None:
         continuation, version = generate.continuation, getattr(self._engine, "weight_version", 0)
@@ -200,7 +194,7 @@ class EngineLoop:
             return
         if not generate.HasField("top_logprobs"):
             raise ValueError("token_scoring: only together with top_logprobs, got none")
-        offered = self._engine.token_scores if isinstance(self._engine, ScoresTokens) else ()
+        offered = getattr(self._engine, "token_scores", ())
         for field, _ in generate.token_scoring.ListFields():
             if field.name not in offered:
                 raise ValueError(f"token_scoring.{field.name}: none with this engine")

@@ -20,13 +20,9 @@ from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings, SettingsError
 from tokenbus.signals import stop_on_signals
 from tokenbus.worker.engine import (
-    ContinuesRequests,
-    DataParallelRank,
-    DescribesModel,
     Engine,
     EngineBrokenError,
     EngineDescription,
-    ScoresTokens,
     engine_of,
 )
 from tokenbus.worker.engine_loop import EngineLoop
@@ -159,9 +155,8 @@ def _settings_for(engine: Engine, settings: Settings) -> Settings:
     """Return the settings with the engine's rank; raises SettingsError for a role that the engine does not have."""
     if (role := getattr(engine, "role", settings.worker.role)) != settings.worker.role:
         raise SettingsError("worker.role", f"{role}, the role of the engine", settings.worker.role)
-    if isinstance(engine, DataParallelRank):
-        return replace(settings, worker=replace(settings.worker, dp_rank=engine.dp_rank))
-    return settings
+    rank = getattr(engine, "dp_rank", settings.worker.dp_rank)
+    return replace(settings, worker=replace(settings.worker, dp_rank=rank))
 
 
 def engine_publisher(
@@ -174,19 +169,14 @@ def engine_publisher(
 
 
 def _description_of(engine: Engine) -> EngineDescription:
-    description = EngineDescription(
-        takes_control=True,
-        continues_requests=isinstance(engine, ContinuesRequests),
-        token_scores=sorted(engine.token_scores) if isinstance(engine, ScoresTokens) else (),
-    )
-    if not isinstance(engine, DescribesModel):
-        return description
-    return replace(
-        description,
-        max_model_tokens=engine.max_model_tokens,
-        tokenizer_digest=engine.tokenizer_digest,
+    return EngineDescription(
+        max_model_tokens=getattr(engine, "max_model_tokens", 0),
+        tokenizer_digest=getattr(engine, "tokenizer_digest", 0),
         tokenizer_probes=tuple(getattr(engine, "tokenizer_probes", ())),
-        lora_adapters=tuple(engine.lora_adapters),
+        lora_adapters=tuple(getattr(engine, "lora_adapters", ())),
+        takes_control=True,
+        continues_requests=getattr(engine, "continues_requests", False),
+        token_scores=sorted(getattr(engine, "token_scores", ())),
     )
 
 

@@ -24,7 +24,7 @@ _OF_STAGE = {
 
 
 class ControlledCore:
-    """An EngineCore of vLLM under operator control; `ControlledEngine` documents the methods."""
+    """An EngineCore of vLLM under operator control; `FullEngine` documents the methods."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any, core: Any, model: Path) -> None:  # noqa: ANN401 - vLLM's
         self._vllm, self._config, self._core = vllm, config, core
