@@ -1,18 +1,12 @@
 """Speculation: how many draft tokens were verified and accepted."""
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenbus_contracts import Limits, LogprobBatch
 
 _SCHEMA = Limits.schema()
 MOST_HEADS = _SCHEMA.max_draft_tokens_per_row
 _TOKENS = _SCHEMA.max_tokens_per_row + 1
-_CELLS = (MOST_HEADS + 1) * _TOKENS
-# The numbers of verified draft tokens and of emitted tokens that each cell of the table counts rows of.
-_DRAFTED, _EMITTED = np.divmod(np.arange(_CELLS), _TOKENS)
-_COUNTS = (_DRAFTED > 0) & (_EMITTED > 0)
-_ACCEPTED = np.minimum(_EMITTED - 1, _DRAFTED)
 
 
 class Speculation:
@@ -23,23 +17,24 @@ class Speculation:
     """
 
     def __init__(self) -> None:
-        self._cells: npt.NDArray[np.int64] = np.zeros(_CELLS, np.int64)
+        self._cells = np.zeros((MOST_HEADS + 1, _TOKENS), np.int64)
+        """The number of rows by verified draft tokens and by emitted tokens."""
 
     def add(self, rows: LogprobBatch) -> None:
         # One table of (drafted, emitted): counting a step takes microseconds, and the sums are computed when read.
         codes = np.multiply(rows.draft_token_counts, _TOKENS, dtype=np.uint16)
         codes += rows.token_counts
-        self._cells += np.bincount(codes, minlength=_CELLS)
+        self._cells += np.bincount(codes, minlength=self._cells.size).reshape(self._cells.shape)
 
     @property
     def rows(self) -> int:
         """Rows that verified draft tokens."""
-        return self._sum(np.int64(1))
+        return int(self._cells[1:, 1:].sum())
 
     def heads(self) -> list[tuple[int, int, int]]:
         """Return for each active head, from 1, the head with its verified and its accepted tokens."""
-        found = ((head, self._sum(head <= _DRAFTED), self._sum(head <= _ACCEPTED)) for head in range(1, MOST_HEADS + 1))
+        found = (
+            (head, int(self._cells[head:, 1:].sum()), int(self._cells[head:, head + 1 :].sum()))
+            for head in range(1, MOST_HEADS + 1)
+        )
         return [each for each in found if each[1]]
-
-    def _sum(self, weights: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | np.int64) -> int:
-        return int((self._cells * (_COUNTS * weights)).sum())
