@@ -6,7 +6,7 @@ from collections import deque
 class PendingAck:
     """The pending ack of a step's items, which are acknowledged once the last consumer has released it."""
 
-    __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "stream", "unlogged")
+    __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "ordinal", "stream", "unlogged")
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
@@ -16,6 +16,8 @@ class PendingAck:
         self.stream: AckTracker | None = None
         """The tracker of its stream, once it has an item."""
         self.last_sequence = 0
+        self.ordinal = 0
+        """The number of its step in the order of delivery, over all streams."""
         self.arrived_at = 0.0
         """The arrival of its last item."""
         self.items = 0

@@ -305,6 +305,7 @@ class Intake:
 
     def _check_drafts(self, worker: Worker, step: Step) -> None:
         self.steps += 1
+        step.pending_ack.ordinal = self.steps
         if (unpaired := worker.assembler.unpaired) is not None:
             worker.assembler.unpaired = None
             self.refused_parts += 1

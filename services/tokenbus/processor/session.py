@@ -1,9 +1,7 @@
 """Session: one life of a client, and the consumer of the rows of its requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
-from heapq import heappop, heappush
 
 import numpy as np
 
@@ -23,44 +21,6 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk
 _KEEPS_UP = 64
 """Unacknowledged frames with tokens up to which a client keeps up."""
 _Piece = tuple[LogprobBatch, LogprobBatch | None]
-
-
-class _Gathered:
-    """Rows of many requests by step, and errors after them."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[PendingAck, list[_Piece]] = {}
-        self._order: TopologicalSorter[PendingAck] = TopologicalSorter()
-        self._latest: dict[int, PendingAck] = {}
-        self.errors: list[RequestError] = []
-
-    def add(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
-        """Add rows, the rows of each request in their order. The step stays unacknowledged until they are sent."""
-        if pending_ack not in self._pieces:
-            pending_ack.keep()
-            self._pieces[pending_ack] = []
-            self._order.add(pending_ack)
-        self._pieces[pending_ack].append((target, draft))
-        for request_id in target.request_ids.tolist():
-            before = self._latest.get(request_id)
-            if before is not None and before is not pending_ack:
-                self._order.add(pending_ack, before)
-            self._latest[request_id] = pending_ack
-
-    def in_order(self) -> Iterator[tuple[PendingAck, list[_Piece]]]:
-        """Yield the rows of each step: each request's in their order, and the steps of one stream in theirs.
-
-        A request has rows of two streams if it moved from a prefill to a decode worker. Their step numbers say nothing
-        about the order, so the steps are sorted topologically.
-        """
-        self._order.prepare()
-        ready: list[tuple[int, int, PendingAck]] = []
-        while self._order.is_active():
-            for pending_ack in self._order.get_ready():
-                heappush(ready, (pending_ack.last_sequence, id(pending_ack), pending_ack))
-            _, _, first = heappop(ready)
-            yield first, self._pieces[first]
-            self._order.done(first)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -93,7 +53,10 @@ class Session(KnownPeer):
     room_at: float = 0.0
     arrivals: int = 0
     requests: set[int] = field(default_factory=set)
-    _gathered: "_Gathered | None" = None
+    _gathered: dict[PendingAck, list[_Piece]] | None = None
+    """Gathered rows of many requests, by step."""
+    _gathered_errors: list[RequestError] = field(default_factory=list)
+    """Errors that follow the gathered rows."""
 
     @property
     def keeps_up(self) -> bool:
@@ -116,21 +79,26 @@ class Session(KnownPeer):
     def gather(self) -> None:
         """Gather rows from now on, so that many requests that are resumed together share one frame a step."""
         if self._gathered is None:
-            self._gathered = _Gathered()
+            self._gathered = {}
 
     def send_gathered(self) -> None:
-        gathered, self._gathered = self._gathered or _Gathered(), None
-        for pending_ack, pieces in gathered.in_order():
+        gathered, errors = self._gathered or {}, self._gathered_errors
+        self._gathered, self._gathered_errors = None, []
+        # A request that went from a prefill to a decode worker has rows of two streams, and their step numbers say
+        # nothing about the order.
+        for pending_ack, pieces in sorted(gathered.items(), key=lambda each: each[0].ordinal):
             drafts = [draft for _, draft in pieces if draft is not None]
             target = LogprobBatch.joined([target for target, _ in pieces])
             self.put_outputs(target, LogprobBatch.joined(drafts) if drafts else None, pending_ack)
             pending_ack.release()
-        for error in gathered.errors:
+        for error in errors:
             self.put_error(error)
 
     def put_outputs(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
         if self._gathered is not None:
-            self._gathered.add(target, draft, pending_ack)
+            if pending_ack not in self._gathered:
+                pending_ack.keep()
+            self._gathered.setdefault(pending_ack, []).append((target, draft))
             return
         for frame in output_frames(target, draft, pending_ack, self.limits):
             self.put(frame)
@@ -142,7 +110,7 @@ class Session(KnownPeer):
     def put_error(self, error: RequestError) -> None:
         """Send the error of a request, after the gathered rows."""
         if self._gathered is not None:
-            self._gathered.errors.append(error)
+            self._gathered_errors.append(error)
             return
         self.put(Frame(write_frame(ServerFrame(error=error))))
 
