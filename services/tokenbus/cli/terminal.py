@@ -4,10 +4,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from shutil import get_terminal_size
 from typing import TextIO
 
 _CODES = {"green": "32", "red": "31", "bold": "1"}
 _PERIOD = 0.1
+_ERASE = "\r\x1b[K"
 
 
 def styled(text: str, style: str) -> str:
@@ -25,33 +27,18 @@ class Progress:
         self._stream = stream if is_shown else None
         self._now = now
         self._next = 0.0
-        self._width = 0
 
     def show(self, text: Callable[[], str]) -> None:
         """Show the result of `text`, which is called at most ten times a second."""
-        if self._stream is None or (now := self._now()) < self._next:
-            return
-        self._next = now + _PERIOD
-        self._put(text())
+        if self._stream is not None and (now := self._now()) >= self._next:
+            self._next = now + _PERIOD
+            line = text()[: get_terminal_size().columns - 1]  # a wrapped line could not be overwritten
+            self._stream.write(_ERASE + line)
+            self._stream.flush()
 
     def clear(self) -> None:
         """Erase the line."""
-        if self._stream is not None and self._width:
-            self._put("")
-            self._stream.write("\r")
+        if self._stream is not None and self._next:
+            self._stream.write(_ERASE)
             self._stream.flush()
-            self._width = 0
-
-    def _put(self, line: str) -> None:
-        if self._stream is not None:
-            shown = line[: _columns(self._stream) - 1]  # a wrapped line could not be overwritten
-            self._stream.write("\r" + shown.ljust(self._width))
-            self._stream.flush()
-            self._width = len(shown)
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or sys.maxsize
-    except OSError:
-        return sys.maxsize
+            self._next = 0.0
