@@ -105,7 +105,7 @@ def test_people_are_told_where_to_look(folder: Path) -> None:
 
 @pytest.mark.nightly
 def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
-    """On a terminal a line says how the system does; when the terminal dies nothing lives on."""
+    """On a terminal the lines have styles; when the terminal dies nothing lives on."""
     ours, theirs = os.openpty()
     program = python(
         "import os, signal, sys; os.setsid()\n"
@@ -117,7 +117,7 @@ def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
     variables = environment(folder) | {"TERM": "xterm", "NO_COLOR": ""}
     with Command([os.ttyname(theirs), str(COMMAND), "up", *FEW], variables, program) as command:
         seen = b""
-        while b"open requests" not in seen:
+        while b"stop    Ctrl-C" not in seen:
             assert select.select([ours], [], [], MOST)[0], seen
             seen += os.read(ours, 65_536)
         children = {words: pid for pid, words in children_of(command.pid)}

@@ -5,9 +5,7 @@ import asyncio
 import json
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,9 @@ from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.supervisor import START_SECONDS, Child, ServiceEvent, Supervisor
 from tokenbus.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
 from tokenbus.cli.terminal import Progress, styled
-from tokenbus.client import Client
 from tokenbus.printable import printable
 from tokenbus.settings import Settings
 from tokenbus.worker import engine_kind
-from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 
 _DESCRIPTION = """\
 Start a processor, workers and gateways on this machine, each in its own process, and print how to use them. A service
@@ -51,7 +47,6 @@ _MOST_WORKERS = 1_000_000
 _MOST_GATEWAYS = 64
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
-_LOOK_SECONDS = 1.0
 _READY_SECONDS, _SOON = 0.25, 8
 """The interval of checks whether a request would be answered, and the check from which on the reason is shown."""
 
@@ -129,11 +124,10 @@ async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
         raise
     finally:
         watching.cancel()
-        screen.progress.clear()
 
 
 async def _show(plan: Plan, system: Supervisor, screen: "Screen") -> None:
-    """Wait until a request would be answered and print that the system is up; then show its status line."""
+    """Wait until a request would be answered, and print that the system is up."""
     gateway = _gateway(system.children)
     last_shown, checks = "", 0
     while (problem := await asyncio.to_thread(_problem, gateway)) is not None:
@@ -142,12 +136,10 @@ async def _show(plan: Plan, system: Supervisor, screen: "Screen") -> None:
             last_shown = problem
             screen.tell("waiting", f"waiting: {printable(problem)}")
         await asyncio.sleep(_READY_SECONDS)
-    screen.put(
-        json.dumps(_up_event(plan, system.children, gateway))
-        if screen.as_json
-        else "\n".join(_up_lines(plan, system.children, gateway))
-    )
-    await _show_status(plan, screen)
+    if screen.as_json:
+        screen.put(json.dumps(_up_event(plan, system.children, gateway)))
+    else:
+        screen.put("\n".join(_up_lines(plan, system.children, gateway)))
 
 
 def _problem(gateway: str) -> str | None:
@@ -166,21 +158,6 @@ def _problem(gateway: str) -> str | None:
 
 def _gateway(children: Sequence[Child]) -> str:
     return next((child.address for child in children if child.service.arguments[0] == "gateway"), "")
-
-
-async def _show_status(plan: Plan, screen: "Screen") -> None:
-    if screen.as_json or not sys.stderr or not sys.stderr.isatty():
-        return
-    async with Client(plan.settings) as client:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            with suppress(TimeoutError):
-                screen.progress.show(partial(_status_line, await client.status()))
-
-
-def _status_line(status: ProcessorStatus) -> str:
-    counts = f"{status.open_requests} open requests, {status.finished_requests:,} finished"
-    return f"{counts}, {status.failed_requests:,} failed, {status.tokens:,} tokens, {status.gaps} gaps"
 
 
 class Screen:
