@@ -11,14 +11,12 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO
 
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Values, batch_values, row_values, rows_text, tokens_text
+from tokenbus.cli.values import Values, batch_values, rows_text
 from tokenbus.printable import printable, reason_of
 from tokenbus.recordings.items import RecordingError, StreamItem, read_items
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, Rule, decode
-from tokenbus_contracts.codec import parse
+from tokenbus_contracts import ContractError, Limits, Rule, decode
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.malformed import place_of
-from tokenbus_contracts.validate import check_batch
 
 _DESCRIPTION = """\
 Validate files that hold one encoded LogprobBatch or a recording. Each file gets one line: `ok` and a summary, or
@@ -27,7 +25,6 @@ else 1.
 
 examples:
   tokenbus check step-41.binpb                 with the default limits of a deployment
-  tokenbus check --rows refused/*.binpb        a verdict for each row of a message
   tokenbus check --limits schema recorded/*    each item of recordings, with the schema's own bounds
 """
 
@@ -45,7 +42,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a message or a recording; -: a message from standard input"
     )
-    parser.add_argument("--rows", action="store_true", help="also check each row of a message by itself")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     parser.add_argument(
         "--limits",
@@ -57,16 +53,14 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     limits = Limits.schema() if options.limits == "schema" else Limits.default()
-    reports = (report_of(name, limits, rows=options.rows) for name in options.files)
+    files = []
+    for name in options.files:
+        files.append(report_of(name, limits))
+        if not options.json:
+            _show(files[-1])
+    ok = all(report["ok"] for report in files)
     if options.json:
-        files = list(reports)
-        ok = all(report["ok"] for report in files)
         print(json.dumps({"ok": ok, "limits": options.limits, "files": files}, indent=2, allow_nan=False))
-        return 0 if ok else 1
-    ok = True
-    for report in reports:
-        _show(report)
-        ok &= report["ok"]
     return 0 if ok else 1
 
 
@@ -85,18 +79,7 @@ def _show(report: Values) -> None:
         step = f"sequence {holds['sequence']} step {holds['step']} part {holds['part']} {holds['kind']}"
         counts = f"{rows_text(holds['rows'], holds)}, {holds['alternatives']} alternatives"
         print(_verdict("ok", f"{name}: {holds['worker_id']}/{holds['epoch']} {step}, {counts}"))
-    for row in report.get("rows", ()):
-        _show_row(row)
     sys.stdout.flush()  # the next file may be a pipe that stays silent for hours
-
-
-def _show_row(row: Values) -> None:
-    where = f"row {row['row']} request {row['request_id']}"
-    if not row["ok"]:
-        print(f"  {_verdict('refused', f'{where}: ' + row['error'])}")
-        return
-    place = f"index {row['batch_index']} position {row['position']} {row['status']} top-k {row['top_k']}"
-    print(f"  {_verdict('ok', f'{where} {place}')}: {tokens_text(row)}")
 
 
 def _verdict(verdict: str, text: str) -> str:
@@ -104,15 +87,15 @@ def _verdict(verdict: str, text: str) -> str:
     return f"{styled(verdict, _STYLES[verdict])}{padding}{printable(text)}"
 
 
-def report_of(name: str, limits: Limits, *, rows: bool) -> Values:
-    """Return the verdict on a file, with a summary or the fault; with `rows` also for each row of a message."""
+def report_of(name: str, limits: Limits) -> Values:
+    """Return the verdict on a file, with a summary or the fault."""
     report: Values = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
     try:
         with _opened(name) as file:
             head = file.read(_HEAD)
             if _begins_recording(head):
                 return report | _recording_report(_from_the_start(file), limits)
-            return report | _message_report(head + _rest(file, limits), limits, rows=rows)
+            return report | _message_report(head + _rest(file, limits), limits)
     except ContractError as error:
         return report | _refusal(error, 0)
     except OSError as error:
@@ -152,22 +135,14 @@ def _rest(file: BinaryIO, limits: Limits) -> bytes:
     return file.read(most + 1 - _HEAD)
 
 
-def _message_report(data: bytes, limits: Limits, *, rows: bool) -> Values:
-    batch = None
-    report: Values = {"ok": True}
+def _message_report(data: bytes, limits: Limits) -> Values:
     try:
         batch = decode(data, limits)
-        header = batch.header
-        stream = {"worker_id": header.worker_id, "epoch": str(header.epoch), "sequence": str(header.sequence)}
-        report["holds"] = stream | {"rows": batch.row_count} | batch_values(batch)
     except ContractError as error:
-        report = {"ok": False} | _refusal(error, place_of(data, error.field))
-    if rows:
-        with contextlib.suppress(ContractError):
-            batch = batch or parse(data, limits)
-            if batch.has_consistent_lengths():
-                report["rows"] = [_row_report(batch, row, limits) for row in range(batch.row_count)]
-    return report
+        return _refusal(error, place_of(data, error.field))
+    header = batch.header
+    stream = {"worker_id": header.worker_id, "epoch": str(header.epoch), "sequence": str(header.sequence)}
+    return {"ok": True, "holds": stream | {"rows": batch.row_count} | batch_values(batch)}
 
 
 def _recording_report(file: BinaryIO, limits: Limits) -> Values:
@@ -199,26 +174,9 @@ def _counts(item: StreamItem, limits: Limits) -> dict[str, int]:
     return {"batches": 1, "rows": batch.row_count, "tokens": batch.token_ids.size}
 
 
-def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> Values:
-    report: Values = {"row": row, "request_id": f"{batch.request_ids[row]:016x}", "ok": False}
-    try:
-        alone = batch.select([row])
-        check_batch(alone, limits)
-    except ContractError as error:
-        return report | _refusal(error)
-    found = alone.row(0)
-    return report | {
-        "ok": True,
-        **row_values(found),
-        "top_k": int(batch.top_ks[row]),
-        "proposal_token_ids": found.proposal_token_ids.tolist(),
-        "stop": found.stop,
-    }
-
-
-def _refusal(error: ContractError, offset: int | None = None) -> Values:
-    place = {} if offset is None else {"offset": offset}
-    return place | {
+def _refusal(error: ContractError, offset: int) -> Values:
+    return {
+        "offset": offset,
         "error": str(error),
         "field": error.field,
         "rule": str(error.rule),
