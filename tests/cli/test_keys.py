@@ -118,18 +118,10 @@ def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("make",), "make: NAME, got nothing"),
-        (("make", "w0", "--role", "worker"), "--role: only with add, got make"),
-        (("add",), "add: NAME PUBLIC, got nothing"),
-        (("add", "w0"), "add: NAME PUBLIC, got 'w0'"),
-        (("add", "w0", "keys/w0.key"), "add: --role is missing: one or more of worker, client, observer, operator"),
         (("add", "w0", "none.key", "--role", "worker"), "add: PUBLIC: a public key of 40 characters, or the path"),
         (("add", "w 0", "keys/w0.key", "--role", "worker"), "add: name: 1 to 64 letters"),
         (("add", "w0", "keys/w0.key", "--role", "worker", "--names", ""), "add: names: patterns of 1 to 64 bytes"),
-        (("revoke",), "revoke: NAME or PUBLIC, got nothing"),
-        (("revoke", "w0", "w1"), "revoke: NAME or PUBLIC, got 'w0' 'w1'"),
         (("revoke", "w0"), "revoke: no such key: 'w0'"),
-        (("list", "w0"), "list: no names, got 'w0'"),
         (("list",), f"{FILE}: no such file or directory"),
         (("list", "--file", "broken.toml"), "broken.toml: "),
         (("add", "w0", "keys/w0.key", "--role", "worker", "--file", "broken.toml"), "broken.toml: "),
@@ -145,6 +137,24 @@ def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], arguments
     assert err.startswith(f"tokenbus: {line}")
     assert Path("broken.toml").read_text() == "[[key]"
     assert not Path(FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("make",), "keys make: error: the following arguments are required: NAME"),
+        (("make", "w0", "--role", "worker"), "error: unrecognized arguments: --role worker"),
+        (("add", "w0"), "keys add: error: the following arguments are required: PUBLIC, --role"),
+        (("revoke", "w0", "w1"), "error: unrecognized arguments: w1"),
+        (("list", "w0"), "error: unrecognized arguments: w0"),
+    ],
+)
+def test_actions_have_arguments_of_their_own(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
+) -> None:
+    status, out, err = said(capsys, "keys", *arguments)
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1].endswith(line)
 
 
 def _complaint(line: str) -> str:

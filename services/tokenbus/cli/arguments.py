@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
 
     declare_later: Callable[[Sequence[str]], None] | None = None
     """Called before parsing, to declare options that depend on the value of another option."""
+    _has_actions = False
     keeps_rest = False
     """Whether everything after `--` is returned unparsed, as `options.rest`."""
 
@@ -28,6 +29,8 @@ class Parser(argparse.ArgumentParser):
         """Parse the command line. After `--` everything is positional, or `options.rest` if the command keeps it."""
         if self.declare_later is not None:
             self.declare_later(given)
+        if self._has_actions:
+            return self.parse_args(given)
         cut = given.index("--") if "--" in given else len(given)
         names = given[cut + 1 :]
         if self.keeps_rest:
@@ -38,6 +41,12 @@ class Parser(argparse.ArgumentParser):
         if names:
             getattr(options, self.positional)[-len(names) :] = names
         return options
+
+    def actions(self, **summaries: str) -> "tuple[Parser, ...]":
+        """Add actions by name, each with options of its own; `options.action` is the chosen one."""
+        self._has_actions = True
+        added = self.add_subparsers(dest="action", metavar="ACTION", required=True)
+        return tuple(added.add_parser(name, help=summary, description=summary) for name, summary in summaries.items())
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))  # the message may quote anything that was typed

@@ -8,20 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus.bus import Role
-from tokenbus.bus.allow_list import AllowedKey, AllowListError, checked_name, new_key, read_keys, write_keys
+from tokenbus.bus.allow_list import AllowListError, checked_name, new_key, read_keys, write_keys
 from tokenbus.bus.keys import create_key, public_key
 from tokenbus.bus.watched_files import locked
+from tokenbus.cli.arguments import Parser
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.printable import printable, reason_of
 
 _DESCRIPTION = """\
 Create the keys of processes that communicate over TCP, and manage the allow-list, the file of keys that may connect to
 the processor. The processor applies a change within a second, without a restart, and disconnects revoked keys.
-
-  make NAME            create a process's key: NAME.key_secret and NAME.key in a folder; existing files stay
-  add NAME PUBLIC      allow a key, with each given --role
-  list                 show the allow-list
-  revoke NAME|PUBLIC   revoke a key and disconnect it
 
 Each process needs its own secret key, as bus.key_file: only its owner may read the file, and the key is never printed.
 All processes but the processor need the processor's public key, as bus.server_key. PUBLIC is the path of a public key,
@@ -43,52 +39,44 @@ examples:
 """
 _VARIABLE = "TOKENBUS_BUS_ALLOWED_KEYS"
 _DEFAULT = "keys/allowed.toml"
-_BELONGS_TO = {"role": "add", "names": "add", "folder": "make", "json": "list"}
-"""The action of each option."""
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
+def declare(parser: Parser) -> None:
     parser.description = _DESCRIPTION
-    parser.usage = f"{parser.prog} {{make,add,list,revoke}} [NAME] [PUBLIC] [options]"
-    parser.add_argument("action", choices=("make", "add", "list", "revoke"), help="what to do")
-    parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="the key's name; for add also its public part")
-    parser.add_argument(
-        "--role", action="append", choices=[role.value for role in Role], help="add: a role of the key; may be repeated"
+    make, add, listing, revoke = parser.actions(
+        make="create a process's key: NAME.key_secret and NAME.key in a folder; existing files stay",
+        add="allow a key, with each given --role",
+        list="show the allow-list",
+        revoke="revoke a key and disconnect it",
     )
-    parser.add_argument(
-        "--names",
-        action="append",
-        metavar="PATTERN",
-        help="add: allowed worker ids or client names, with * and ?; may be repeated (default: NAME)",
-    )
-    parser.add_argument("--folder", metavar="DIR", help="make: the folder for both files (keys)")
-    parser.add_argument("--file", metavar="PATH", help=f"the allow-list (${_VARIABLE}, else {_DEFAULT})")
-    parser.add_argument("--json", action="store_true", help="list: print one JSON document")
+    make.add_argument("name", metavar="NAME", help="the name of both files")
+    make.add_argument("--folder", type=Path, default=Path("keys"), metavar="DIR", help="the folder (keys)")
+    add.add_argument("name", metavar="NAME", help="the key's name")
+    add.add_argument("public", metavar="PUBLIC", help="the path of its public key, or the key's 40 characters")
+    roles = [role.value for role in Role]
+    add.add_argument("--role", action="append", required=True, choices=roles, help="a role; may be repeated")
+    pattern = "allowed worker ids or client names, with * and ?; may be repeated (default: NAME)"
+    add.add_argument("--names", action="append", metavar="PATTERN", help=pattern)
+    listing.add_argument("--json", action="store_true", help="print one JSON document")
+    revoke.add_argument("key", metavar="NAME|PUBLIC", help="the key's name, or its public key")
+    for each in (add, listing, revoke):
+        default = os.environ.get(_VARIABLE) or _DEFAULT
+        where = f"the allow-list (${_VARIABLE}, else {_DEFAULT})"
+        each.add_argument("--file", type=Path, default=Path(default), metavar="PATH", help=where)
 
 
 def run(options: argparse.Namespace) -> int:
-    path = Path(options.file or os.environ.get(_VARIABLE) or _DEFAULT)
-    for name, action in _BELONGS_TO.items():
-        if getattr(options, name) and options.action != action:
-            raise CommandError(f"--{name}: only with {action}, got {options.action}", WRONG_USE)
+    actions = {"make": _make, "add": _add, "list": _list, "revoke": _revoke}
     try:
-        if options.action == "make":
-            _make(Path(options.folder or "keys"), options)
-        elif options.action == "list":
-            _expect(options, 0, "list: no names")
-            _show(path, read_keys(path), as_json=options.json)
-        else:
-            done = _add(path, options) if options.action == "add" else _revoke(path, options)
-            print(printable(f"{done} in {path}"))
+        actions[options.action](options)
     except OSError as error:
-        raise CommandError(f"{error.filename or path}: {reason_of(error)}", WRONG_USE) from None
+        raise CommandError(f"{error.filename or options.file}: {reason_of(error)}", WRONG_USE) from None
     return 0
 
 
-def _make(folder: Path, options: argparse.Namespace) -> None:
-    (name,) = _expect(options, 1, "make: NAME")
+def _make(options: argparse.Namespace) -> None:
     try:
-        public, secret = create_key(folder, checked_name(name))
+        public, secret = create_key(options.folder, checked_name(options.name))
     except ValueError as error:
         raise CommandError(f"make: {error}", WRONG_USE) from None
     except FileExistsError as error:
@@ -99,14 +87,12 @@ def _make(folder: Path, options: argparse.Namespace) -> None:
     print(f"key     {public_key(str(public)).decode()}")
 
 
-def _add(path: Path, options: argparse.Namespace) -> str:
-    name, given = _expect(options, 2, "add: NAME PUBLIC")
-    if not options.role:
-        raise CommandError(f"add: --role is missing: one or more of {', '.join(Role)}", WRONG_USE)
+def _add(options: argparse.Namespace) -> None:
+    name, path = options.name, options.file
     try:
-        public = public_key(given).decode()
+        public = public_key(options.public).decode()
     except ValueError as error:
-        raise CommandError(f"add: PUBLIC: {error}, got {given!r}", WRONG_USE) from None
+        raise CommandError(f"add: PUBLIC: {error}, got {options.public!r}", WRONG_USE) from None
     try:
         key = new_key(name, public, dict.fromkeys(options.role), dict.fromkeys(options.names or [name]))
     except ValueError as error:
@@ -118,11 +104,12 @@ def _add(path: Path, options: argparse.Namespace) -> str:
             why = "was revoked: make a new one" if known.revoked else "is in the list already: revoke it first"
             raise AllowListError(f"add: this key {why}, as {known.identity.name}")
         write_keys(path, [*keys, key])
-    return f"added {name}: {', '.join(sorted(key.identity.roles))} as {', '.join(key.identity.names)}"
+    added = f"{', '.join(sorted(key.identity.roles))} as {', '.join(key.identity.names)}"
+    print(printable(f"added {name}: {added} in {path}"))
 
 
-def _revoke(path: Path, options: argparse.Namespace) -> str:
-    (given,) = _expect(options, 1, "revoke: NAME or PUBLIC")
+def _revoke(options: argparse.Namespace) -> None:
+    given, path = options.key, options.file
     try:
         public = public_key(given).decode()
     except ValueError:
@@ -135,30 +122,25 @@ def _revoke(path: Path, options: argparse.Namespace) -> str:
         if not live:
             raise AllowListError(f"revoke: {'revoked already' if found else 'no such key'}: {given!r}")
         write_keys(path, [replace(key, revoked=now) if key in live else key for key in keys])
-    return f"revoked {live[0].identity.name}: {len(live)} {'key' if len(live) == 1 else 'keys'}"
+    count = f"{len(live)} {'key' if len(live) == 1 else 'keys'}"
+    print(printable(f"revoked {live[0].identity.name}: {count} in {path}"))
 
 
-def _expect(options: argparse.Namespace, count: int, usage: str) -> list[str]:
-    given: list[str] = options.files
-    if len(given) != count:
-        raise CommandError(f"{usage}, got {' '.join(map(repr, given)) or 'nothing'}", WRONG_USE)
-    return given
-
-
-def _show(path: Path, keys: list[AllowedKey], *, as_json: bool) -> None:
-    rows = [
-        {
-            "name": key.identity.name,
-            "public": key.public,
-            "roles": sorted(key.identity.roles),
-            "names": list(key.identity.names),
-            "added": key.added.isoformat(),
-            "revoked": None if key.revoked is None else key.revoked.isoformat(),
-        }
-        for key in keys
-    ]
-    if as_json:
-        print(json.dumps({"file": str(path), "keys": rows}, indent=2))
+def _list(options: argparse.Namespace) -> None:
+    keys = read_keys(options.file)
+    if options.json:
+        rows = [
+            {
+                "name": key.identity.name,
+                "public": key.public,
+                "roles": sorted(key.identity.roles),
+                "names": list(key.identity.names),
+                "added": key.added.isoformat(),
+                "revoked": None if key.revoked is None else key.revoked.isoformat(),
+            }
+            for key in keys
+        ]
+        print(json.dumps({"file": str(options.file), "keys": rows}, indent=2))
         return
     for key in keys:
         may = f"{','.join(sorted(key.identity.roles))}  {','.join(key.identity.names)}"
