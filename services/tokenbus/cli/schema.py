@@ -16,6 +16,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
+from tokenbus.cli.arguments import Parser
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
 from tokenbus.printable import printable, reason_of
@@ -26,12 +27,6 @@ from tokenbus_contracts.published.json_schema import json_schema
 
 _DESCRIPTION = """\
 Print the schema in another format, or compare two schemas.
-
-  proto [FILE]        the .proto files, or one of them; with --output into a folder
-  descriptor          a FileDescriptorSet with comments and imports
-  json [MESSAGE]      the JSON Schema of a message in protobuf's JSON form (default: LogprobBatch)
-  asyncapi            an AsyncAPI 3 document: channels, messages, bounds, examples
-  diff OLD [NEW]      show what a change breaks, and for whom; status 1 if it breaks something
 
 OLD and NEW are a FileDescriptorSet (from `tokenbus schema descriptor` or `buf build`), a folder of .proto files, or
 `installed`, the schema of this version, which is the default of NEW.
@@ -44,33 +39,41 @@ examples:
 _MOST_BYTES = 16_777_216
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
+def declare(parser: Parser) -> None:
     parser.description = _DESCRIPTION
-    parser.add_argument("form", choices=("proto", "descriptor", "json", "asyncapi", "diff"), help="what to print")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a file, a message, or the schemas to compare")
-    parser.add_argument("--output", type=Path, metavar="PATH", help="the file to write, for proto a folder")
-    parser.add_argument("--json", action="store_true", help="diff: print one JSON document")
+    proto, descriptor, message, channels, diff = parser.actions(
+        proto="the .proto files, or one of them",
+        descriptor="a FileDescriptorSet with comments and imports",
+        json="the JSON Schema of a message in protobuf's JSON form",
+        asyncapi="an AsyncAPI 3 document: channels, messages, bounds, examples",
+        diff="show what a change breaks, and for whom; status 1 if it breaks something",
+    )
+    proto.add_argument("name", nargs="?", metavar="FILE", help="one file; by default all")
+    message.add_argument("name", nargs="?", default="LogprobBatch", metavar="MESSAGE", help="LogprobBatch by default")
+    diff.add_argument("old", metavar="OLD", help="the schema to compare with")
+    diff.add_argument("new", nargs="?", default="installed", metavar="NEW", help="the new schema")
+    diff.add_argument("--json", action="store_true", help="print one JSON document")
+    proto.add_argument("--output", type=Path, metavar="FOLDER", help="the folder to write the files into")
+    for each in (descriptor, message, channels):
+        each.add_argument("--output", type=Path, metavar="PATH", help="the file to write")
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.json and options.form != "diff":
-        raise CommandError("--json: only with diff", WRONG_USE)
-    if options.output and options.form == "diff":
-        raise CommandError("--output: not with diff, which prints its result", WRONG_USE)
-    most = {"proto": 1, "json": 1, "diff": 2}.get(options.form, 0)
-    if len(options.names) > most:
-        raise CommandError(f"{options.form}: at most {most} names, got {len(options.names)}", WRONG_USE)
-    match options.form:
+    schema = Schema.installed()
+    match options.action:
         case "proto":
-            _write_protos(options.names, options.output)
+            _write_protos(options.name, options.output)
         case "descriptor":
-            _write(Schema.installed().descriptor_set().SerializeToString(deterministic=True), options.output)
+            _write(schema.descriptor_set().SerializeToString(deterministic=True), options.output)
         case "json":
-            _write(_json(json_schema(Schema.installed(), _message(options.names))), options.output)
+            name = options.name.removeprefix("tokenbus.v1.")
+            if name not in schema.messages:
+                raise CommandError(f"json: a message of the schema, got {name}", WRONG_USE)
+            _write(_json(json_schema(schema, name)), options.output)
         case "asyncapi":
-            _write(_json(asyncapi(Schema.installed())), options.output)
+            _write(_json(asyncapi(schema)), options.output)
         case _:
-            return _diff(options.names, as_json=options.json)
+            return _diff(_schema(options.old), _schema(options.new), as_json=options.json)
     return 0
 
 
@@ -86,14 +89,11 @@ def _json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def _write_protos(names: list[str], output: Path | None) -> None:
-    files = proto_files()
-    if names:
-        chosen = {path: text for path, text in files.items() if path == names[0] or path.endswith(f"/{names[0]}")}
-        if not chosen:
-            short = ", ".join(path.rpartition("/")[2] for path in files)
-            raise CommandError(f"proto: one of {short}, got {names[0]}", WRONG_USE)
-        files = chosen
+def _write_protos(name: str | None, output: Path | None) -> None:
+    files = {path: text for path, text in proto_files().items() if not name or f"/{path}".endswith(f"/{name}")}
+    if not files:
+        short = ", ".join(path.rpartition("/")[2] for path in proto_files())
+        raise CommandError(f"proto: one of {short}, got {name}", WRONG_USE)
     if output is None:
         _write("\n".join(files.values()).encode(), None)
         return
@@ -103,17 +103,7 @@ def _write_protos(names: list[str], output: Path | None) -> None:
         target.write_text(text)
 
 
-def _message(names: list[str]) -> str:
-    name = names[0].removeprefix("tokenbus.v1.") if names else "LogprobBatch"
-    if name not in Schema.installed().messages:
-        raise CommandError(f"json: a message of the schema, got {name}", WRONG_USE)
-    return name
-
-
-def _diff(names: list[str], *, as_json: bool) -> int:
-    if not names:
-        raise CommandError("diff: OLD is missing: the schema to compare with", WRONG_USE)
-    old, new = (_schema(name) for name in (names[0], names[1] if len(names) > 1 else "installed"))
+def _diff(old: Schema, new: Schema, *, as_json: bool) -> int:
     found = changes(old, new)
     breaks = any(change.breaks for change in found)
     if as_json:
