@@ -2,12 +2,11 @@
 
 import importlib.util
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenbus.cli.errors import WRONG_USE, CommandError
@@ -58,10 +57,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     `model` is a model's folder, whose tokenizer the gateways use too. `ranks` holds the engine's options of each
     data-parallel rank; workers take the ranks in turn. `steps_per_second` limits the workers; 0 means no limit.
     """
-    shared = _with_addresses(settings, folder)
-    if _is_default("gateway.tokenizer", shared):
-        tokenizer = engine_kind(engine).tokenizer if model is None else str(model.resolve())
-        shared = replace(shared, gateway=replace(shared.gateway, tokenizer=tokenizer))
+    shared = _shared(settings, folder, engine_kind(engine).tokenizer if model is None else str(model.resolve()))
 
     def service(  # noqa: PLR0913, PLR0917 - local
         name: str, command: Sequence[str], drain_ms: int, starts: int, stops: int, given: Mapping[str, object]
@@ -118,15 +114,17 @@ def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str,
     return ours
 
 
-def _with_addresses(settings: Settings, folder: Path) -> Settings:
-    bus = settings.bus
-    if _is_default("bus.workers_address", settings):
-        bus = replace(bus, workers_address=f"ipc://{folder}/workers")
-    if _is_default("bus.clients_address", settings):
-        bus = replace(bus, clients_address=f"ipc://{folder}/clients")
-    processor = replace(settings.processor, metrics_address=_usable("processor.metrics_address", settings))
-    log = replace(settings.log, format="json", level="info")  # the supervisor parses the services' log lines
-    return replace(settings, bus=bus, processor=processor, log=log)
+def _shared(settings: Settings, folder: Path, tokenizer: str) -> Settings:
+    """Return the settings of all services: addresses in the folder and the tokenizer, where they are defaults."""
+    own = {
+        "bus.workers_address": f"ipc://{folder}/workers",
+        "bus.clients_address": f"ipc://{folder}/clients",
+        "gateway.tokenizer": tokenizer,
+    }
+    given = {key: value for key, value in own.items() if _is_default(key, settings)}
+    given["processor.metrics_address"] = _usable("processor.metrics_address", settings)
+    given |= {"log.format": "json", "log.level": "info"}  # the supervisor parses the services' log lines
+    return Settings.load(environment=environment_of(settings, given))
 
 
 def _is_default(key: str, settings: Settings) -> bool:
@@ -166,17 +164,15 @@ def runtime_folder() -> Iterator[Path]:
 
     If this process is killed, its services remove the folder.
     """
-    named = [Path(name).absolute() for each in ("XDG_RUNTIME_DIR", "TMPDIR") if (name := os.environ.get(each))]
+    named = [str(Path(name).absolute()) for each in ("XDG_RUNTIME_DIR", "TMPDIR") if (name := os.environ.get(each))]
     refusals = []
-    for base in [*(path for path in named if len(os.fsencode(path)) <= _LONGEST_FOLDER), Path("/tmp")]:  # noqa: S108
+    for base in [*(name for name in named if len(os.fsencode(name)) <= _LONGEST_FOLDER), "/tmp"]:  # noqa: S108
         try:
-            folder = Path(tempfile.mkdtemp(prefix="tokenbus-", dir=base))
+            folder = tempfile.TemporaryDirectory(prefix="tokenbus-", dir=base, ignore_cleanup_errors=True)
         except OSError as error:
             refusals.append(printable(f"{base}: {reason_of(error)}"))
             continue
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with folder as name:
+            yield Path(name)
         return
     raise CommandError(f"cannot create a folder for sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")
