@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import signal
 import sys
 from collections import deque
@@ -19,13 +18,11 @@ from tokenbus.printable import printable, reason_of
 
 START_SECONDS = 300
 _REPORT_SECONDS = 1.0
-_LAST_LINES = 20
+_LAST_LINES = 100
+"""Engines write much after the cause of a failure."""
 _LONGEST_LINE = 1_048_576
 """A longer line is split."""
-_OUTPUT_LINES, _SHOWN_LINES, _MOST_CAUSES = 1000, 40, 10
-_MOST_CHARACTERS = 500
-_CAUSE = re.compile(r"(?:^|[\s\]])(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Killed)\b: *\S")
-"""The last line of a traceback, possibly after a logger's prefix."""
+_MOST_CHARACTERS = 2000
 _ERROR = "tokenbus: "
 """The prefix of the line that ends a failed command."""
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM}
@@ -84,8 +81,7 @@ class Child:
         """Done when the process has ended and its output is read; None before the start."""
         self._report = report
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
-        """The lines that are not log lines, such as its libraries' lines; only until the service is ready."""
+        """The last warnings, and lines that are not log lines, such as its libraries' lines."""
         self._wrote_at = 0.0
         self._ready = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -120,8 +116,8 @@ class Child:
         """
         if self.status in _KILLED:
             return ""
-        lines = [line for line in reversed(self._last) if line]
-        line = next((line for line in lines if line.startswith(_ERROR)), "".join(lines[:1]))
+        lines = ["", *self._last]
+        line = next((line for line in reversed(lines) if line.startswith(_ERROR)), lines[-1])
         return line and f": {line.removeprefix(_ERROR)}"
 
     async def start(self, folder: Path) -> None:
@@ -160,7 +156,7 @@ class Child:
                 break
             text = f"starting for {now - began:.0f} s{self.last_line}"
             self._report(ServiceEvent(self.name, "starting", text, {"pid": self.pid}))
-        if lines := _output_shown(list(self._output)):
+        if lines := list(self._last):
             self._report(ServiceEvent(self.name, "output", "\n".join(lines), {"lines": lines}))
         raise CommandError(f"{self.name}: {problem}{self.last_line}", WRONG_USE if self.status == WRONG_USE else 1)
 
@@ -216,20 +212,21 @@ class Child:
         except ValueError:
             line = None
         if not isinstance(line, dict):
-            self._last.append(printable(text))
-            if text and not self._ready.is_set():
-                self._output.append(printable(text)[:_MOST_CHARACTERS])
+            self._keep(text)
             return
         if line.get("event") == "serving metrics":
             self.metrics = str(line.get("address", ""))
         elif line.get("event") == self.service.ready_event and not self._ready.is_set():
             self.address = str(line.get("address", ""))
             self._ready.set()
-            self._output.clear()
             self._report(ServiceEvent(self.name, "ready", "ready", {"pid": self.pid}))
         if line.get("level") in _SHOWN_LEVELS:
-            self._last.append(printable(_text_of(line)))
+            self._keep(_text_of(line))
             self._report(ServiceEvent(self.name, "log", _text_of(line), line))
+
+    def _keep(self, text: str) -> None:
+        if text:
+            self._last.append(printable(text)[:_MOST_CHARACTERS])
 
 
 def _text_of(line: Mapping[str, Any]) -> str:
@@ -238,13 +235,6 @@ def _text_of(line: Mapping[str, Any]) -> str:
     text = str(line.get("event", "")) + (f": {', '.join(words)}" if words else "")
     raised = str(line.get("exception", "")).strip().splitlines()[-1:]
     return ": ".join([text, *raised])
-
-
-def _output_shown(lines: list[str]) -> list[str]:
-    """Return the last lines, after those earlier ones that name an error: engines write much after the cause."""
-    before, last = lines[:-_SHOWN_LINES], lines[-_SHOWN_LINES:]
-    causes = list(dict.fromkeys(line for line in before if _CAUSE.search(line)))[:_MOST_CAUSES]
-    return [*causes, "...", *last] if before else last
 
 
 class Supervisor:
