@@ -80,7 +80,7 @@ def test_existing_file_is_not_written_over(tmp_path: Path) -> None:
 def test_disk_that_is_full(tmp_path: Path) -> None:
     files = Files(str(tmp_path / "{worker}"))
     files.write(seen("a", 1))
-    _, opened = files._open["a"]
+    opened = files._open["a"]
     opened.file.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
         opened.file = full
@@ -117,7 +117,6 @@ async def test_every_worker_is_recorded(tmp_path: Path) -> None:
         ([], "expected either FILE or --to ADDRESS"),
         (["a", "b"], "expected either FILE or --to ADDRESS"),
         (["a", "--to", "nats://127.0.0.1:1"], "expected either FILE or --to ADDRESS"),
-        (["--to", "nats://127.0.0.1:1", "--format", "parquet"], "--format: only with FILE, not with --to"),
     ],
 )
 def test_streams_go_to_one_place(capsys: pytest.CaptureFixture[str], arguments: list[str], line: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tokenbus
 from tests.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tests.pages import blocks
-from tokenbus.cli.recording_files import Files
+from tokenbus.cli import main
 from tokenbus.recordings.items import (
     Recorder,
     RecordingError,
@@ -238,17 +238,14 @@ def test_page_reads_a_recording(tmp_path: Path) -> None:
     assert names["tokens_of"](str(path)) == 18
     *_, last = tokenbus.read_recording(path)
     assert names["tokens_of"](str(path), last.position) == 0
-    files = Files(str(tmp_path / "parts"), part_bytes=500)
-    for each in tokenbus.read_recording(path):
-        files.write(each)
-    files.close()
+    assert main(["export", str(path), "--to", str(tmp_path / "parquet")]) == 0
     logprobs = [
         float(logprob)
         for each in tokenbus.read_recording(path)
         if each.batch is not None
         for logprob in each.batch.logprobs
     ]
-    assert names["mean_logprob"](str(tmp_path / "parts")) == pytest.approx(sum(logprobs) / 18)
+    assert names["mean_logprob"](str(tmp_path / "parquet")) == pytest.approx(sum(logprobs) / 18)
 
 
 def test_position_that_cannot_be(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
-from tokenbus.cli.export import require_parquet
 from tokenbus.cli.recording_files import Files
 from tokenbus.cli.terminal import Progress
 from tokenbus.cli.watching import declare_watching, watched
@@ -32,8 +31,6 @@ If it is too slow, items are missing: a line says how many, and the status is 1.
 
 Each life of a worker gets its own file with the bytes that the worker published. {worker} and {epoch} in FILE are
 replaced; if two streams have the same name, .WORKER.EPOCH is added to the second. Existing files are never overwritten.
-With --format parquet FILE is a folder of Parquet files with a row for each token; if recording was killed, complete the
-folder with `tokenbus export`.
 
 With --to each item goes into a JetStream stream exactly once and in order, even if several of these commands write to
 one log, or are killed and restarted.
@@ -41,13 +38,10 @@ one log, or are killed and restarted.
 examples:
   tokenbus record steps.tokenbus --worker worker-1            one worker
   tokenbus record 'streams/{worker}-{epoch}.tokenbus'         every worker, one file for each life
-  tokenbus record 'rollouts/{worker}-{epoch}' --format parquet
   tokenbus record --to nats://127.0.0.1:4222/rollouts         every worker, to the log `rollouts`
 
 main settings: bus.clients_address, bus.key_file, bus.server_key; with --to durable_log.*
 """
-_PART_BYTES = 1 << 27
-"""The size of a Parquet file, in bytes of items."""
 _WINDOW_FRAMES = 4096
 _WINDOW_BYTES = 1 << 26
 """Enough for bursts of several fast workers. An item may need two frames."""
@@ -59,7 +53,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} (FILE | --to ADDRESS) [options]"
     parser.add_argument("files", nargs="*", metavar="FILE", help="the file; {worker} and {epoch} are replaced")
     parser.add_argument("--to", dest="durable_log.address", metavar="ADDRESS", help="a durable log instead of FILE")
-    parser.add_argument("--format", choices=("tokenbus", "parquet"), default="tokenbus", help="file format (tokenbus)")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_watching(parser)
 
@@ -68,8 +61,6 @@ def run(options: argparse.Namespace) -> int:
     to = vars(options)["durable_log.address"]
     if len(options.files) + bool(to) != 1:
         raise CommandError("expected either FILE or --to ADDRESS", WRONG_USE)
-    if to and options.format == "parquet":
-        raise CommandError("--format: only with FILE, not with --to", WRONG_USE)
     settings = load_settings(options)
     frames, size = max(settings.client.window_frames, _WINDOW_FRAMES), max(settings.client.window_bytes, _WINDOW_BYTES)
     settings = replace(settings, client=replace(settings.client, window_frames=frames, window_bytes=size))
@@ -77,10 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _to_files(settings: Settings, options: argparse.Namespace) -> int:
-    is_parquet = options.format == "parquet"
-    if is_parquet:
-        require_parquet()
-    files = Files(options.files[0], _PART_BYTES if is_parquet else 0)
+    files = Files(options.files[0])
     with stop_on_signals() as stop:
         await record(watched(settings, options.worker, stop), files, options.count)
     if options.json:
