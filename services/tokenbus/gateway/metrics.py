@@ -1,16 +1,12 @@
 """The gateway's metrics: requests, waiting bytes, and the latency to clients' sockets."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
-
-from prometheus_client.exposition import generate_latest
+from typing import Any
 
 from tokenbus.bus.link import SessionState
 from tokenbus.gateway.fairness import MOST_WAITING
 from tokenbus.gateway.gateway import Gateway, ModelCounts
 from tokenbus.metrics.families import Family, FamilyCollector, Histogram, Samples, event_loop_lag, fill_ratio
-
-T = TypeVar("T", float, Histogram)
 
 
 def _fill(view: Gateway) -> Samples:
@@ -107,27 +103,23 @@ GATEWAY: tuple[Family[Gateway], ...] = (
 )
 
 
-def _by_model(read: Callable[[ModelCounts], T]) -> Callable[[Gateway], Mapping[str, T]]:
-    return lambda view: {model: read(counts) for model, counts in view.counts.models.copy().items()}
+def _of_models(name: str, says: str, read: Callable[[ModelCounts], float | Histogram]) -> Family[Gateway]:
+    """Return a family with a value, or a histogram, for each model."""
 
+    def values(view: Gateway) -> Mapping[str, Any]:
+        return {model: read(counts) for model, counts in view.counts.models.copy().items()}
 
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelCounts], Histogram]], ...] = (
-    ("request_prompt_tokens", "How many tokens a request's prompt has.", lambda each: each.prompt_tokens),
-    ("request_generation_tokens", "How many tokens a request's answer has.", lambda each: each.generation_tokens),
-    ("request_params_max_tokens", "The max_tokens of requests that name it.", lambda each: each.most_tokens),
-    (
-        "request_time_per_output_token_seconds",
-        "A request's time from its first token to its end, divided by the tokens after the first.",
-        lambda each: each.token_time,
-    ),
-    ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda each: each.first_token),
-    ("e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", lambda each: each.latency),
-)
+    return Family(f"vllm:{name}{{model_name}}", says, "", values, is_histogram=not name.endswith("_total"))
 
 
 def _open(view: Gateway, column: int) -> Mapping[str, float]:
     counts = view.dispatcher.running_and_waiting()
     return {model: counts.get(model, (0, 0))[column] for model in {**view.reader.models, **counts}}
+
+
+def _finished(view: Gateway) -> Samples:
+    models = view.counts.models.copy().items()
+    return {(why, model): count for model, counts in models for why, count in counts.finished.copy().items()}
 
 
 VLLM: tuple[Family[Gateway], ...] = (
@@ -149,38 +141,32 @@ VLLM: tuple[Family[Gateway], ...] = (
         "",
         lambda view: view.cache_usage,
     ),
-    Family(
-        "vllm:prompt_tokens_total{model_name}",
-        "Tokens of the prompts of requests that ended.",
-        "",
-        _by_model(lambda counts: counts.prompt_tokens.sum),
-    ),
-    Family(
-        "vllm:generation_tokens_total{model_name}",
-        "Tokens of the answers of requests that ended.",
-        "",
-        _by_model(lambda counts: counts.generation_tokens.sum),
+    _of_models("prompt_tokens_total", "Tokens of the prompts of requests that ended.", lambda of: of.prompt_tokens.sum),
+    _of_models(
+        "generation_tokens_total", "Tokens of the answers of requests that ended.", lambda of: of.generation_tokens.sum
     ),
     Family(
         "vllm:request_success_total{finished_reason, model_name}",
         "Requests that ended, by why: stop, length, abort, error.",
         "",
-        lambda view: {
-            (reason, model): count
-            for model, counts in view.counts.models.copy().items()
-            for reason, count in counts.finished.copy().items()
-        },
+        _finished,
     ),
-    *(
-        Family(f"vllm:{name}{{model_name}}", says, "", _by_model(read), is_histogram=True)
-        for name, says, read in _HISTOGRAMS
+    _of_models("request_prompt_tokens", "How many tokens a request's prompt has.", lambda of: of.prompt_tokens),
+    _of_models("request_generation_tokens", "How many tokens a request's answer has.", lambda of: of.generation_tokens),
+    _of_models("request_params_max_tokens", "The max_tokens of requests that name it.", lambda of: of.most_tokens),
+    _of_models(
+        "request_time_per_output_token_seconds",
+        "A request's time from its first token to its end, divided by the tokens after the first.",
+        lambda of: of.token_time,
+    ),
+    _of_models(
+        "time_to_first_token_seconds", "From a request's arrival to its first token.", lambda of: of.first_token
+    ),
+    _of_models(
+        "e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", lambda of: of.latency
     ),
 )
 """Metrics with vLLM's names and meanings, for dashboards and autoscalers that know them."""
-
-
-def metrics_page(gateway: Gateway) -> str:
-    return generate_latest(gateway_collector(gateway)).decode()
 
 
 def gateway_collector(gateway: Gateway) -> FamilyCollector[Gateway]:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 import orjson
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -31,7 +31,7 @@ from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter
 from tokenbus.gateway.gateway import Gateway
 from tokenbus.gateway.messages_format import MessagesFormat
-from tokenbus.gateway.metrics import metrics_page
+from tokenbus.gateway.metrics import gateway_collector
 from tokenbus.gateway.openai_format import Envelope, GenerateFormat
 from tokenbus.gateway.openapi import document
 from tokenbus.gateway.processor_status import bus_panel
@@ -291,7 +291,8 @@ class Routes:
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:
-        return Response(metrics_page(self._gateway), headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
+        page = generate_latest(gateway_collector(self._gateway))
+        return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
 
     async def _openapi(self, _request: Request) -> Response:
         return Response(self._document, media_type=JSON)
