@@ -25,9 +25,9 @@ DEEP = "[" * 3000
 
 def taken(parser: str, texts: Sequence[str]) -> tuple[str, list[Call]]:
     made = PARSERS[parser]()
-    found = [made.add(text) for text in texts] + [made.end()]
+    found = [made.add(text) for text in texts] + [made.add("", is_last=True)]
     assert made.held == 0
-    return "".join(each.content for each in found), [call for each in found for call in each.calls]
+    return "".join(content for content, _ in found), [call for _, calls in found for call in calls]
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_what_is_held_back_is_bounded(parser: str, begin: str) -> None:
     made, pieces = PARSERS[parser](), [begin, *[" " * 1000] * 200]
     content, most = "", 0
     for text in pieces:
-        content += made.add(text).content
+        content += made.add(text)[0]
         most = max(most, made.held)
     assert most < 140_000
-    assert content + made.end().content == "".join(pieces)
+    assert content + made.add("", is_last=True)[0] == "".join(pieces)
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,7 @@ class AutoCallWriter(_Writer):
         return {"content": content if content.strip() else None, "tool_calls": [_call(*call) for call in calls]}
 
     def _take(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
-        content, calls = self._parser.add(text)
-        if is_last:
-            rest = self._parser.end()
-            content, calls = content + rest.content, calls + rest.calls
+        content, calls = self._parser.add(text, is_last=is_last)
         if self._is_one:
             calls = calls[: 1 - self._count]
         self._count += len(calls)

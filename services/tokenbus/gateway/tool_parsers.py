@@ -28,13 +28,6 @@ class Call(NamedTuple):
     arguments: str
 
 
-class Found(NamedTuple):
-    """The content and calls of a stream's next text."""
-
-    content: str
-    calls: list[Call]
-
-
 class ToolParser(ABC):
     """Reads a text piece by piece, and holds back possible calls; a text that turns out to be no call is content."""
 
@@ -47,13 +40,14 @@ class ToolParser(ABC):
         self._content: list[str] = []
         self._calls: list[Call] = []
 
-    def add(self, text: str) -> Found:
+    def add(self, text: str, *, is_last: bool = False) -> tuple[str, list[Call]]:
+        """Return the content and the calls that are certain with a stream's next text."""
         self._read(text)
-        return self._found()
-
-    def end(self) -> Found:
-        self._finish()
-        return self._found()
+        if is_last:
+            self._finish()
+        found = "".join(self._content), self._calls
+        self._content, self._calls = [], []
+        return found
 
     @abstractmethod
     def _read(self, text: str) -> None: ...
@@ -69,11 +63,6 @@ class ToolParser(ABC):
         text = "".join(self._held)
         self._held, self.held = [], 0
         return text
-
-    def _found(self) -> Found:
-        found = Found("".join(self._content), self._calls)
-        self._content, self._calls = [], []
-        return found
 
 
 class Hermes(ToolParser):
@@ -250,11 +239,7 @@ class Pythonic(_OnlyCalls):
 
 
 PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
-    {
-        "hermes": Hermes,
-        "llama3_json": Llama3Json,
-        "pythonic": Pythonic,
-    }
+    {"hermes": Hermes, "llama3_json": Llama3Json, "pythonic": Pythonic}
 )
 """Parsers by vLLM's names, which are those of `gateway.tool_call_parser`."""
 
