@@ -3,21 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from tokenbus.gateway.bodies import (
-    Body,
-    Completion,
-    EngineArguments,
-    EngineSampling,
-    Int64,
-    Label,
-    Name,
-    StreamOptions,
-    Word,
-    says,
-)
+from tokenbus.gateway import bodies
+from tokenbus.gateway.bodies import Body, Int64, Label, Name, Word, says
 
 
-class SamplingParams(EngineSampling, kw_only=True):
+class SamplingParams(bodies.EngineSampling, kw_only=True):
     """vLLM's sampling parameters."""
 
     n: Annotated[int | None, says("How many choices the answer has.")] = 1
@@ -25,7 +15,7 @@ class SamplingParams(EngineSampling, kw_only=True):
     logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
     logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
     prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
-    extra_args: Annotated[EngineArguments | None, says("Arguments of the engine's extensions.")] = None
+    extra_args: Annotated[bodies.EngineArguments | None, says("Arguments of the engine's extensions.")] = None
     detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
 
 
@@ -37,7 +27,7 @@ class Generate(Body, kw_only=True):
     token_ids: Annotated[list[int], says("The prompt.")]
     sampling_params: Annotated[SamplingParams, says("How tokens are sampled, and their logprobs.")]
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
-    stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
+    stream_options: Annotated[bodies.StreamOptions | None, says("Only where stream is true.")] = None
     return_token_ids: Annotated[bool | None, says("Adds prompt_token_ids.")] = False
     output_mode: Annotated[Literal["tokens", "text"] | None, says("Whether choices have their text, too.")] = "tokens"
     return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
@@ -57,14 +47,14 @@ FIELDS: Mapping[str, str] = {
 """This body's fields by those of a completion, if they differ."""
 SCORING = ("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask")
 _BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", *SCORING)
-_SAMPLING = tuple(name for name in Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
+_SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 
 
-def completion_of(body: Generate) -> Completion:
+def completion_of(body: Generate) -> bodies.Completion:
     given = {name: getattr(body.sampling_params, name) for name in _SAMPLING}
     if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM they ask for logprobs
         given["logprobs"] = 0
-    return Completion(
+    return bodies.Completion(
         prompt=[body.token_ids],
         return_token_ids=True,
         vllm_xargs=body.sampling_params.extra_args,

@@ -2,6 +2,7 @@
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Protocol
 
@@ -102,48 +103,38 @@ class TokenIds(MemberWriter):
         return (b",".join([b"%d" % token_id for token_id in step.row_ids(row)[:count]]),)
 
 
+@dataclass
 class Lists(MemberWriter):
     """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
 
     form = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
-
-    def __init__(  # noqa: PLR0913 - all but the first two have names
-        self,
-        progress: EventStream,
-        name: bytes = b'"logprobs":',
-        *,
-        has_alternatives: bool = True,
-        shows_special: bool = False,
-        names_ids: bool = False,
-        are_given: bool = False,
-    ) -> None:
-        self.name = name
-        self._names_ids = names_ids
-        self._are_given = are_given
-        self._shows_special = shows_special
-        self._has_alternatives = has_alternatives
-        self._progress = progress
+    progress: EventStream
+    name: bytes = b'"logprobs":'
+    has_alternatives: bool = True
+    shows_special: bool = False
+    names_ids: bool = False
+    are_given: bool = False
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:
         begin = step.begins[row]
         end = begin + count
-        characters = step.special_character_begins if self._shows_special else step.character_begins
-        before = self._progress.characters - characters[begin]
-        self._progress.characters = before + characters[end]
+        characters = step.special_character_begins if self.shows_special else step.character_begins
+        before = self.progress.characters - characters[begin]
+        self.progress.characters = before + characters[end]
         offsets = b",".join([b"%d" % (before + offset) for offset in characters[begin:end]])
-        if self._has_alternatives and not self._names_ids and count == step.counts[row]:
+        if self.has_alternatives and not self.names_ids and count == step.counts[row]:
             lists = step.lists(row)
             if lists is not None:
                 return (*lists, offsets)
         logprobs = _logprobs(step, row, count)
-        ids, tables = step.ids[begin:end], _tables(step, names_ids=self._names_ids)
+        ids, tables = step.ids[begin:end], _tables(step, names_ids=self.names_ids)
         names = [tables.texts[token_id] for token_id in ids]
-        if self._are_given:
+        if self.are_given:
             tops = [
                 _NULL if given is None else b"{%b}" % b"".join(chain((name, b":", logprob), *given))
                 for name, logprob, given in zip(names, logprobs, _given(step, row, count, tables.keys), strict=True)
             ]
-        elif self._has_alternatives:
+        elif self.has_alternatives:
             tops = self._tops(step, row, ids, logprobs, tables)
         elif step.scored[row]:  # the token itself is always among them, as vLLM has it
             tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
@@ -152,7 +143,7 @@ class Lists(MemberWriter):
         return b",".join(names), b",".join(logprobs), b",".join(tops), offsets
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
-        tables = vocabulary.id_tables if self._names_ids else vocabulary.tables
+        tables = vocabulary.id_tables if self.names_ids else vocabulary.tables
         return () if scores is None else _echoed(prompt, scores, vocabulary, tables)
 
     @staticmethod
@@ -175,27 +166,26 @@ class Lists(MemberWriter):
         return tops
 
 
+@dataclass
 class Entries(MemberWriter):
     """Logprobs as chats have them: an object for each token, which contains its alternatives."""
 
     form = b'{"content":[%b],"refusal":null}'
-
-    def __init__(self, name: bytes = b'"logprobs":', *, names_ids: bool = False, are_given: bool = False) -> None:
-        self.name = name
-        self._names_ids = names_ids
-        self._are_given = are_given
+    name: bytes = b'"logprobs":'
+    names_ids: bool = False
+    are_given: bool = False
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:
         if not count:
             return ()
-        is_special = self._names_ids or self._are_given or count != step.counts[row]
+        is_special = self.names_ids or self.are_given or count != step.counts[row]
         rendered = None if is_special else step.contents(row)
         if rendered is not None:
             return (rendered,)
-        table, top_k = _tables(step, names_ids=self._names_ids).entries, step.top_ks[row]
+        table, top_k = _tables(step, names_ids=self.names_ids).entries, step.top_ks[row]
         own = list(zip(map(table.__getitem__, step.row_ids(row)), _logprobs(step, row, count), strict=False))
         tops = [b""] * count
-        if self._are_given:
+        if self.are_given:
             given = zip(own, _given(step, row, count, table), strict=True)
             tops = [b"" if others is None else b"".join(chain(token, *others)) for token, others in given]
         elif top_k:
@@ -218,7 +208,7 @@ class IdEntries(Entries):
         numbers = step.vocabulary.numbers
         written = step.alternatives(row, numbers) if top_k else []
         others = list(zip(map(int, written[0::2]), written[1::2], strict=True))
-        given = _given(step, row, count, numbers) if self._are_given else [None] * count
+        given = _given(step, row, count, numbers) if self.are_given else [None] * count
         entries: list[bytes] = []
         for token_id, logprob, rank, named in zip(
             step.ids[begin : begin + count], _logprobs(step, row, count), ranks, given, strict=True
@@ -372,13 +362,13 @@ def _given(
     ids = step.ids[step.begins[row] :]
     found: list[list[tuple[bytes, bytes]] | None] = []
     for token_id, extras in zip(ids, extras_by_token(step.batch.row(row).extras, count)[:count], strict=False):
-        others = None if extras is None else dict(extras.given_logprobs)
-        if others is not None:
-            others.pop(token_id, None)  # the token itself stands before them
-            values = numbers_as_json(np.array(list(others.values()), np.float32))
-            found.append(list(zip(map(table.__getitem__, others), values, strict=True)))
-        else:
+        if extras is None:
             found.append(None)
+            continue
+        # The token itself stands before them.
+        others = {other: logprob for other, logprob in extras.given_logprobs if other != token_id}
+        values = numbers_as_json(np.array(list(others.values()), np.float32))
+        found.append(list(zip(map(table.__getitem__, others), values, strict=True)))
     return found
 
 

@@ -6,25 +6,13 @@ from typing import Any
 
 import orjson
 
+from tokenbus.gateway import logprob_writers
 from tokenbus.gateway.answer import Beside, Choice, Format
 from tokenbus.gateway.buffers import Collected, collect
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventForm, EventStream
-from tokenbus.gateway.logprob_writers import (
-    Columns,
-    Drafted,
-    Entries,
-    IdEntries,
-    Lists,
-    MemberWriter,
-    NoLogprobs,
-    Piece,
-    TokenExtras,
-    TokenIds,
-    Written,
-    prompt_logprobs,
-)
+from tokenbus.gateway.logprob_writers import MemberWriter, Piece, Written, prompt_logprobs
 from tokenbus.gateway.native import Form
 from tokenbus.gateway.sse import event, history_of
 from tokenbus.gateway.tool_calls import call_writer
@@ -113,26 +101,27 @@ class Envelope(Format):
     def writers(self, progress: EventStream) -> tuple[MemberWriter, ...]:
         request = self._request
         has_logprobs, are_given = request.top_logprobs is not None, request.names_alternatives
-        writers: list[MemberWriter] = [NoLogprobs()]
+        writers: list[MemberWriter] = [logprob_writers.NoLogprobs()]
         if has_logprobs and not request.wants_columns:
             writers = [self._logprobs(progress, b'"logprobs":', are_given=are_given)]
         if request.wants_ids:
-            writers.append(TokenIds())
+            writers.append(logprob_writers.TokenIds())
         if request.token_scoring.keys() - {"token_ids" if are_given else ""}:
-            writers.append(TokenExtras())
+            writers.append(logprob_writers.TokenExtras())
         if request.wants_columns:
-            writers.append(Columns())
-        if request.wants_drafts:
-            name = b'"draft_columns":' if request.wants_columns else b'"draft_logprobs":'
-            drafts = Columns(name) if request.wants_columns else self._logprobs(EventStream(), name, are_given=False)
-            writers.append(Drafted(drafts))
+            writers.append(logprob_writers.Columns())
+        if request.wants_drafts and request.wants_columns:
+            writers.append(logprob_writers.Drafted(logprob_writers.Columns(b'"draft_columns":')))
+        elif request.wants_drafts:
+            drafts = self._logprobs(EventStream(), b'"draft_logprobs":', are_given=False)
+            writers.append(logprob_writers.Drafted(drafts))
         return tuple(writers)
 
     def _logprobs(self, progress: EventStream, name: bytes, *, are_given: bool) -> MemberWriter:
         request = self._request
         if self._has_one_prompt:
-            return Entries(name, names_ids=request.names_ids, are_given=are_given)
-        return Lists(
+            return logprob_writers.Entries(name, names_ids=request.names_ids, are_given=are_given)
+        return logprob_writers.Lists(
             progress,
             name,
             has_alternatives=bool(request.top_logprobs),
@@ -271,7 +260,7 @@ class GenerateFormat(Envelope):
     def _logprobs(self, progress: EventStream, name: bytes, *, are_given: bool) -> MemberWriter:
         if self._request.wants_text:
             return super()._logprobs(progress, name, are_given=are_given)
-        return IdEntries(name, are_given=are_given)
+        return logprob_writers.IdEntries(name, are_given=are_given)
 
     def beginnings(self) -> bytes:
         if self._request.hides_prompts:
