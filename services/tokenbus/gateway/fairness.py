@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import Generic, TypeVar, cast
 
 from tokenbus.gateway.errors import ApiError
@@ -136,20 +139,20 @@ class BodyRoom:
             del self._held[body.who]
 
 
+@dataclass(slots=True, eq=False)
 class HeldBody:
     """One body, from its first byte until its text is encoded; one task handles it."""
 
-    def __init__(self, room: BodyRoom, who: Hashable, task: "asyncio.Task[object]") -> None:
-        self.who = who
-        self.task = task
-        self.size = 0
-        self.is_refused = False
-        self._room = room
+    room: BodyRoom
+    who: Hashable
+    task: "asyncio.Task[object]"
+    size: int = 0
+    is_refused: bool = False
 
     def grow_to(self, size: int) -> None:
         more = size - SHORT_BYTES - self.size
         if more > 0 and not self.is_refused:
-            self._room.grow(self, more)
+            self.room.grow(self, more)
 
 
 class AdmissionLimiter:
@@ -193,26 +196,6 @@ class AdmissionLimiter:
             asyncio.get_running_loop().call_soon(self._refill)
 
 
-class _Round(Generic[T]):
-    """The order of slices: first the members that were up to date, then the late ones in turn."""
-
-    def __init__(self) -> None:
-        self._fresh: deque[T] = deque()
-        self._behind: deque[T] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._fresh or self._behind)
-
-    def add(self, one: T) -> None:
-        self._fresh.append(one)
-
-    def add_again(self, one: T) -> None:
-        self._behind.append(one)
-
-    def take(self) -> T:
-        return self._fresh.popleft() if self._fresh else self._behind.popleft()
-
-
 class FairQueue(Generic[T]):
     """Gives slices of time to clients in turn, and to each client's answers in turn.
 
@@ -221,26 +204,28 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._clients = _Round[Hashable]()
-        self.answers: dict[Hashable, _Round[T]] = {}
+        self._clients: list[tuple[bool, int, Hashable]] = []
+        """A heap of who comes next: first those that had no work, then those that had a slice; each in order."""
+        self.answers: dict[Hashable, list[tuple[bool, int, T]]] = {}
+        """The same of each client's answers."""
+        self._numbers = count()
 
     def add(self, who: Hashable, answer: T) -> None:
         """Add an answer that had no work and has some now."""
         if who not in self.answers:
-            self.answers[who] = _Round()
-            self._clients.add(who)
-        self.answers[who].add(answer)
+            self.answers[who] = []
+            heappush(self._clients, (False, next(self._numbers), who))
+        heappush(self.answers[who], (False, next(self._numbers), answer))
 
     def take(self) -> tuple[Hashable, T]:
         """Return the client and the answer of the next slice; `give_back` must follow."""
-        who = self._clients.take()
-        return who, self.answers[who].take()
+        who = heappop(self._clients)[2]
+        return who, heappop(self.answers[who])[2]
 
     def give_back(self, who: Hashable, answer: T, *, has_more: bool) -> None:
-        answers = self.answers[who]
         if has_more:
-            answers.add_again(answer)
-        if answers:
-            self._clients.add_again(who)
+            heappush(self.answers[who], (True, next(self._numbers), answer))
+        if self.answers[who]:
+            heappush(self._clients, (True, next(self._numbers), who))
         else:
             del self.answers[who]
