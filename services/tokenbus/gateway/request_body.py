@@ -76,10 +76,10 @@ class RequestTypes:
         gateway, limits = settings.gateway, settings.limits
         self._token_id = token_id = _integer(0, limits.max_token_id)
         self._ids = _array(token_id, 1, gateway.max_prompt_tokens)
-        self._texts = _array(bodies.Text, 1, gateway.max_choices)
-        self._id_lists = _array(self._ids, 1, gateway.max_choices)
         # msgspec has no unions of lists: `_prompts` chooses by the type of the first element.
-        prompts = [msgspec.json.schema(kind) for kind in (bodies.Text, self._texts, self._ids, self._id_lists)]
+        texts, id_lists = (_array(each, 1, gateway.max_choices) for each in (bodies.Text, self._ids))
+        self._several: dict[type, Any] = {str: texts, list: id_lists}
+        prompts = [msgspec.json.schema(kind) for kind in (bodies.Text, texts, self._ids, id_lists)]
         tokens, alternatives = _integer(1, gateway.max_tokens), _integer(0, limits.max_top_k)
         bounds = {
             "n": _integer(1, gateway.max_choices),
@@ -170,13 +170,8 @@ class RequestTypes:
     def _prompts(self, given: Any) -> list[Any]:  # noqa: ANN401 - JSON
         if not isinstance(given, list):
             return [converted(given, bodies.Text, "prompt")]
-        if given and isinstance(given[0], str):
-            texts: list[Any] = converted(given, self._texts, "prompt")
-            return texts
-        if given and isinstance(given[0], list):
-            prompts: list[Any] = converted(given, self._id_lists, "prompt")
-            return prompts
-        return [converted(given, self._ids, "prompt")]
+        kind = self._several.get(type(given[0])) if given else None
+        return [converted(given, self._ids, "prompt")] if kind is None else list(converted(given, kind, "prompt"))
 
 
 def check_texts(body: bodies.Sampling) -> None:

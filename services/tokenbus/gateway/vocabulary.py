@@ -149,14 +149,11 @@ class _Table(dict[int, T]):
 
     def __init__(self, make: Callable[[int], T], size: int) -> None:
         super().__init__()
-        self._make = make
+        self.made = make
         self._size = size
 
-    def made(self, token_id: int) -> T:
-        return self._make(token_id)
-
     def __missing__(self, token_id: int) -> T:
-        value = self._make(token_id)
+        value = self.made(token_id)
         if token_id < self._size:
             if len(self) >= _MOST_KEPT:
                 self.clear()
