@@ -7,6 +7,7 @@ import re
 import termios
 from array import array
 from collections.abc import Mapping
+from http import HTTPStatus
 from time import time_ns
 from typing import Any
 
@@ -22,12 +23,6 @@ from tokenbus.gateway.event_writer import EventStream
 from tokenbus.gateway.gateway import Gateway
 
 _EXTENSION = "tokenbus.connection"
-_REASONS = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 _MAX_HEADERS = 100
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]*)?")
 _MAX_UNSENT_BYTES = 16_384
@@ -80,12 +75,12 @@ class Connection(HttpToolsProtocol):
             return None
         return ChunkWriter(self)
 
-    async def has_room(self, seconds: float) -> bool:
-        """Wait until the client has read enough or is gone; return False if it reads nothing for `seconds`."""
+    async def has_room(self) -> bool:
+        """Wait until the client has read enough or is gone; return False if it reads nothing for the write timeout."""
         while self.is_full:
             before = self.transport.get_write_buffer_size()
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(self.settings.write_timeout_ms / 1000):
                     await self.flow.drain()
             except TimeoutError:
                 if self.transport.get_write_buffer_size() >= before:
@@ -286,9 +281,9 @@ class Connection(HttpToolsProtocol):
             return
         self._stop_timer()
         self.counts.requests["other", str(status)] += 1
-        code = _REASONS[status].lower().replace(" ", "_")
-        body = orjson.dumps(ApiError(status, message, code=code).body)
-        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+        reason = HTTPStatus(status).phrase
+        body = orjson.dumps(ApiError(status, message, code=reason.lower().replace(" ", "_")).body)
+        head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self._close()

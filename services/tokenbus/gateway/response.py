@@ -51,15 +51,11 @@ class AnswerResponse(Response):
         self._name = (b"x-request-id", name.encode())
         self._is_cut = False
         self._close_requests = close
-        self._explain = gateway.explained
-        self._load_report = gateway.load_report
+        self._gateway = gateway
         self._counts = gateway.counts
         self._buffers = gateway.buffers
         self._buffers.join(answer)
-        self._repeated_log = gateway.repeated_log
-        self._may_compress = gateway.settings.gateway.compression == "gzip"
         self._gzip: _Gzip | None = None
-        self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
         self._asked_at = time.monotonic()
         self._first_at: float | None = None
 
@@ -83,7 +79,9 @@ class AnswerResponse(Response):
                 self._counts.broken_answers[self._answer.error.code or "other"] += 1
             if self._answer.error is not None and self._answer.error.code == "slow_client":
                 values = {"request": self._name[1].decode(), "reason": self._answer.error.message}
-                self._repeated_log.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
+                self._gateway.repeated_log.begin(
+                    "slow", _log.warning, "answer ended: its client reads too slowly", **values
+                )
             self._close_requests()
             # Rows that still come are dropped.
             self._answer.queue.close()
@@ -112,7 +110,7 @@ class AnswerResponse(Response):
         await self._answer.ready()
         if self._answer.error is not None and not self._answer.has_begun:
             queue.is_sent = True
-            response = error_response(await self._explain(self._answer.error), scope["path"])
+            response = error_response(await self._gateway.explained(self._answer.error), scope["path"])
             response.raw_headers.append(self._name)
             await response(scope, receive, send)
             return
@@ -122,14 +120,15 @@ class AnswerResponse(Response):
             self._first_at = time.monotonic()
         of_whole = [(b"content-length", b"%d" % size), (b"cache-control", b"no-store")]
         headers = [(b"content-type", self._answer.content_type.encode()), *(_STREAMED if is_streamed else of_whole)]
-        if self._may_compress:
+        if self._gateway.settings.gateway.compression == "gzip":
             headers = [*headers, (b"vary", b"accept-encoding")]
             if _accepts_gzip(scope):
                 self._gzip = _Gzip()
                 headers = [each for each in headers if each[0] != b"content-length"]
                 headers.append((b"content-encoding", b"gzip"))
         if form := dict(scope["headers"]).get(b"endpoint-load-metrics-format"):
-            headers = [*headers, (b"endpoint-load-metrics", _written_load(form.decode("latin-1"), self._load_report()))]
+            load = _written_load(form.decode("latin-1"), self._gateway.load_report())
+            headers = [*headers, (b"endpoint-load-metrics", load)]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._name]})
         send = scope.get("extensions", {}).get(RAW_SEND, send)
         connection = connection_of(scope)
@@ -142,7 +141,7 @@ class AnswerResponse(Response):
             await queue.ready()
             await self._let_others_run()
             # Bytes that wait for room stay in the queue, where they are counted and can be dropped.
-            has_room = connection is None or not connection.is_full or await connection.has_room(self._write_timeout)
+            has_room = connection is None or not connection.is_full or await connection.has_room()
             if connection is not None and (queue.is_broken or not has_room):
                 self._counts.cut_clients += 1
                 self._is_cut = True
@@ -181,10 +180,8 @@ class LongResponse(Response):
     def __init__(self, data: bytes, who: str, gateway: Gateway) -> None:
         super().__init__(media_type=JSON)
         self._data = data
-        self._room = gateway.bodies
         self._who = who
-        self._seconds = gateway.settings.gateway.write_timeout_ms / 1000
-        self._counts = gateway.counts
+        self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
         """Send the answer; cut off a client that reads nothing, or for which too many answers wait."""
@@ -195,12 +192,12 @@ class LongResponse(Response):
         ]
         connection = connection_of(scope)
         try:
-            async with self._room.hold(self._who) as held:
+            async with self._gateway.bodies.hold(self._who) as held:
                 held.grow_to(len(self._data))
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 for begin in range(0, len(self._data), _PIECE_BYTES):
-                    if connection is not None and not await connection.has_room(self._seconds):
-                        self._counts.cut_clients += 1
+                    if connection is not None and not await connection.has_room():
+                        self._gateway.counts.cut_clients += 1
                         connection.cut_off()
                         return
                     piece, more = self._data[begin : begin + _PIECE_BYTES], begin + _PIECE_BYTES < len(self._data)
