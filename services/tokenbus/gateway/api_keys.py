@@ -4,13 +4,13 @@ A key is 256 random bits, so SHA-256 is enough: a slow hash, as for passwords, w
 in constant time, against every key, so that timing reveals nothing about a guess.
 """
 
-import contextlib
 import json
 import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from hmac import compare_digest
@@ -101,12 +101,10 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     replace_file(path, json.dumps(content, indent=2) + "\n", _MODE)
 
 
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> AbstractContextManager[None]:
     """Lock the file against other commands for as long as `with` lasts."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(path):
-        yield
+    return locked(path)
 
 
 def _checked(keys: Sequence[ApiKey]) -> tuple[ApiKey, ...]:
@@ -153,7 +151,6 @@ class Caller:
         self._settings = settings
         self._has_others = bool(settings.keys_file)
         """Whether there may be other callers; else only the gateway's own limit applies."""
-        self._retry_after_ms = settings.retry_after_ms
         self._open: set[int] = set()
         self._now = now
         self._left: float | None = None
@@ -204,7 +201,7 @@ class Caller:
             message = f"n: at most {self._most} choices of {self._name}, got {count}"
             raise ApiError(400, message, param="n", code="invalid_value")
         message = f"open requests of {self._name}: at most {self._most}, got {opened} and {count} more"
-        raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
+        raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._settings.retry_after_ms)
 
     def open(self, request_ids: Sequence[int]) -> None:
         self._open.update(request_ids)

@@ -15,19 +15,7 @@ from itertools import count
 
 import msgspec
 
-from tokenbus.gateway.encoder_process import (
-    DEFECT,
-    ENDED,
-    ERROR,
-    FORK,
-    KILL,
-    LENGTH,
-    NONE,
-    ORDER,
-    Bounds,
-    Job,
-    Reply,
-)
+from tokenbus.gateway.encoder_process import DEFECT, ENDED, ERROR, FORK, KILL, LENGTH, NONE, ORDER, Bounds, Job, Reply
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import FairTurns
 from tokenbus.gateway.vocabulary import is_folder

@@ -93,13 +93,7 @@ def _leave_if_out_of_memory(error: BaseException | None) -> None:
 def receive(end: socket.socket) -> bytes:
     size = LENGTH.unpack(end.recv(LENGTH.size, socket.MSG_WAITALL).ljust(LENGTH.size, b"\0"))[0]
     data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = end.recv_into(view)
-        if not count:
-            return b""
-        view = view[count:]
-    return bytes(data)
+    return bytes(data) if end.recv_into(data, flags=socket.MSG_WAITALL) == size else b""
 
 
 def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:

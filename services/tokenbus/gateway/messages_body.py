@@ -1,6 +1,6 @@
 """Bodies of Anthropic's /v1/messages, which are read as chats."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -150,7 +150,9 @@ _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", 
 
 def chat_of(body: TokenCount) -> bodies.Chat:
     """Return a body as a chat; raises an ApiError that names the body's field."""
-    messages = list(_system(body.system))
+    texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
+    system = "".join(each for each in texts if not each.startswith(_BILLING))
+    messages = [bodies.Message(role="system", content=system)] if system else []
     for index, turn in enumerate(body.messages):
         messages += _messages(turn, f"messages[{index}].content")
     config, choice = body.output_config or OutputConfig(), body.tool_choice
@@ -178,13 +180,6 @@ def chat_of(body: TokenCount) -> bodies.Chat:
             setattr(chat, name, getattr(body, name))
         chat.stop = body.stop_sequences
     return chat
-
-
-def _system(given: str | Sequence[TextBlock] | None) -> Iterator[bodies.Message]:
-    texts = [given] if isinstance(given, str) else [block.text for block in given or ()]
-    text = "".join(each for each in texts if not each.startswith(_BILLING))
-    if text:
-        yield bodies.Message(role="system", content=text)
 
 
 def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
