@@ -127,11 +127,11 @@ class NgramEngine(BatchEngine[NgramBlock]):
         for index, token in enumerate(piece.tokens):
             contexts[index] = context[0]
             context = model.after(context, token[None])
-        columns, ranks = _columns(model, contexts, piece.tokens[:, None])[:, 0], model.ranks[contexts]
+        columns, ranks = model.columns(contexts, piece.tokens[:, None])[:, 0], model.ranks[contexts]
         own = np.where(columns < WIDTH, ranks[np.arange(columns.size), np.minimum(columns, WIDTH - 1)], WIDTH + 1)
         if piece.named.size:
             ids: Ids = np.broadcast_to(piece.named, (contexts.size, piece.named.size))
-            logprobs = model.logits[contexts[:, None], _columns(model, contexts, ids)]
+            logprobs = model.logits[contexts[:, None], model.columns(contexts, ids)]
         else:
             ids = model.ids[contexts, : piece.top_logprobs].astype(np.int64)
             logprobs = model.logits[contexts, : piece.top_logprobs]
@@ -140,12 +140,6 @@ class NgramEngine(BatchEngine[NgramBlock]):
     def _keep(self, block: NgramBlock, result: Outcome) -> None:
         del result
         self._requests.contexts[block.slots] = block.after
-
-
-def _columns(model: Model, contexts: Ids, tokens: Ids) -> Ids:
-    """Return the columns of tokens [contexts, tokens] in their contexts."""
-    found = model.ids[contexts][:, None, :] == tokens[:, :, None]
-    return np.where(found.any(2), found.argmax(2), WIDTH)
 
 
 def propose(model: Model, contexts: Ids, params: SamplingParams, positions: Ids, count: int) -> Drafted:

@@ -59,10 +59,10 @@ class Model:
         drafted = tables.ids[self.drafts]
         self.columns_in_draft = np.tile(np.arange(WIDTH + 1), (count, 1))
         """[contexts, columns]: the column in the draft's context."""
-        self.columns_in_draft[longer, :WIDTH] = self._columns(self.drafts[longer], tables.ids[longer])
+        self.columns_in_draft[longer, :WIDTH] = self.columns(self.drafts[longer], tables.ids[longer])
         self.draft_columns = np.tile(np.arange(WIDTH), (count, 1))
         """[contexts, draft's columns]: the column in this context."""
-        self.draft_columns[longer] = self._columns(longer, drafted[longer])
+        self.draft_columns[longer] = self.columns(longer, drafted[longer])
         self.next = self.after(np.repeat(np.arange(count), WIDTH), tables.ids.ravel()).reshape(-1, WIDTH)
         """[contexts, columns]: the context after the token."""
         self.draft_next = np.take_along_axis(self.next, np.minimum(self.draft_columns, WIDTH - 1), axis=1)
@@ -100,14 +100,10 @@ class Model:
             contexts[longer] = self.parents[contexts[longer]]
         return contexts
 
-    def _columns(self, contexts: Ids, lines: Ids) -> Ids:
-        """Return the column of each token of each line in the line's context."""
-        by_id = np.argsort(self.ids, axis=1)
-        ids = np.take_along_axis(self.ids, by_id, 1)
-        known = (np.arange(self.count)[:, None] * self.vocabulary_size + ids).ravel()
-        keys = contexts[:, None] * self.vocabulary_size + lines
-        near = np.minimum(np.searchsorted(known, keys), known.size - 1)
-        return np.where(known[near] == keys, by_id.ravel()[near], WIDTH)
+    def columns(self, contexts: Ids, tokens: Ids) -> Ids:
+        """Return the columns of tokens [contexts, tokens] in their contexts."""
+        found = self.ids[contexts][:, None, :] == tokens[:, :, None]
+        return np.where(found.any(2), found.argmax(2), WIDTH)
 
 
 def _ranks(logprobs: Logprobs) -> npt.NDArray[np.uint32]:
