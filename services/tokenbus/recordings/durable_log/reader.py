@@ -11,6 +11,7 @@ from typing import NamedTuple
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
+from tokenbus.bus import AddressError
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.recordings.durable_log.server import ASK_SECONDS, FAILURES, ServerConnection, ServerError
 from tokenbus.recordings.durable_log.stream import LogError, LogStream, is_writers, reason_of
@@ -135,9 +136,12 @@ class _Reader:
 
     async def connect(self) -> ServerConnection:
         """Connect to a server; raises AddressError if none answers the first time."""
-        return await self._stream.connect(
-            None if self._has_begun else 2 * self._settings.bus.heartbeat_timeout_ms / 1000
-        )
+        seconds = 2 * self._settings.bus.heartbeat_timeout_ms / 1000
+
+        def give_up(error: AddressError) -> None:
+            raise AddressError(error.address, f"no server answers within {seconds:g} s: {error.reason}")
+
+        return await (self._stream.connect() if self._has_begun else self._stream.connect(seconds, give_up))
 
     async def begin(self, server: ServerConnection) -> StreamState:
         """Return the stream's state, and log if retention has removed unread messages.

@@ -78,16 +78,15 @@ class LogStream:
         is_own = epoch.isdecimal() and subject == self.subject(worker_id, int(epoch))
         return (worker_id, int(epoch)) if is_own else None
 
-    async def connect(self, seconds: float | None = None) -> ServerConnection:
-        """Connect to a server; raises AddressError after `seconds` (None: never)."""
-        if seconds is None:
-            return await self._servers.connect()
+    async def connect(
+        self, seconds: float | None = None, tell: Callable[[AddressError], object] = lambda _: None
+    ) -> ServerConnection:
+        """Connect to a server; calls `tell` with the reason after each `seconds` without one."""
         connecting = asyncio.create_task(self._servers.connect())
         try:  # not asyncio.timeout: nats-py may swallow its cancellation
-            if (await asyncio.wait({connecting}, timeout=seconds))[0]:
-                return connecting.result()
-            reason = f"no server answers within {seconds:g} s: {self._servers.reason}"
-            raise AddressError(self.address, reason)
+            while not (await asyncio.wait({connecting}, timeout=seconds))[0]:
+                tell(AddressError(self.address, self.reason))
+            return connecting.result()
         finally:
             await end_tasks(connecting)
 

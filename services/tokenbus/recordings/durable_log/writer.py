@@ -218,7 +218,7 @@ class LogWriter:
         """Keep a connection; reconnect after any failure."""
         while True:
             try:
-                server = await self._connect()
+                server = await self._stream.connect(self._interval, self._fault)
                 try:
                     await self._use(server)
                 finally:
@@ -228,16 +228,6 @@ class LogWriter:
             except Exception as error:  # noqa: BLE001 - any error is logged and retried
                 self._fault(error)
                 await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _connect(self) -> ServerConnection:
-        """Connect, and log the reason while there is no connection."""
-        connecting = asyncio.create_task(self._stream.connect())
-        try:
-            while not (await asyncio.wait({connecting}, timeout=self._interval))[0]:
-                self._fault(AddressError(self._stream.address, self._stream.reason))
-            return connecting.result()
-        finally:
-            await end_tasks(connecting)
 
     async def _use(self, server: ServerConnection) -> None:
         """Write to a server until the connection is lost or the stream fails a check; raises LogError."""
