@@ -13,9 +13,8 @@ import pytest
 from tokenbus.cli import main
 from tokenbus.cli.engines import load_engine_settings
 from tokenbus.engines.vllm.adapters import adapters_of
-from tokenbus.engines.vllm.configuration import keep_eager
+from tokenbus.engines.vllm.configuration import keep_eager, set_rank, take_rank
 from tokenbus.engines.vllm.processes import sleep_while_they_compute
-from tokenbus.engines.vllm.ranks import set_rank, take_rank
 from tokenbus.worker import engine_kind
 
 

@@ -3,18 +3,21 @@
 import os
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
+from tokenbus.engines.kinds import MOST_RANKS
 from tokenbus.engines.vllm.adapters import Adapter, adapters_of
-from tokenbus.engines.vllm.ranks import set_rank, take_rank
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import digest_of, encoder_of, first_difference, probed
 
 _log = logger("worker")
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_RANK_OPTIONS = ("data_parallel_size", "data_parallel_rank")
 _LOGPROBS = ("raw_logprobs", "processed_logprobs")
 
 
@@ -89,6 +92,39 @@ def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401
 def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as above
     # As in vLLM's own server: some defaults depend on the usage context.
     return arguments.create_engine_config(vllm.UsageContext.OPENAI_API_SERVER)
+
+
+def take_rank(arguments: Any) -> int | None:  # noqa: ANN401 - vLLM's
+    """Return this worker's data-parallel rank, or None, and make the options those of a single engine, as vLLM does."""
+    size, rank = arguments.data_parallel_size, arguments.data_parallel_rank
+    if rank is not None and not 0 <= rank < size:
+        raise ValueError(f"--data-parallel-rank: at least 0 and below --data-parallel-size {size}, got {rank}")
+    if size <= 1:
+        return None
+    if size > MOST_RANKS:
+        raise ValueError(f"--data-parallel-size: at most {MOST_RANKS}, got {size}")
+    if rank is None:
+        limit = f"a worker for each --data-parallel-rank from 0 to {size - 1} (`tokenbus up` starts them all)"
+        raise ValueError(f"--data-parallel-size: {limit}, got {size} without a rank")
+    for field in fields(arguments):
+        value = getattr(arguments, field.name)
+        if field.name.startswith("data_parallel_") and field.name not in _RANK_OPTIONS and value != field.default:
+            option = f"--{field.name.replace('_', '-')}"
+            raise ValueError(f"{option}: unsupported with --data-parallel-rank, got {value}")
+    arguments.data_parallel_size, arguments.data_parallel_rank = 1, None
+    return int(rank)
+
+
+def set_rank(config: Any, rank: int) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+    """Configure a single engine as one of several ranks, as vLLM's server does: its random numbers and GPUs."""
+    if config.model_config.is_moe:
+        limit = "unsupported for a mixture of experts; use --tensor-parallel-size and --enable-expert-parallel"
+        raise ValueError(f"--data-parallel-rank: {limit}, got {rank}")
+    parallel = config.parallel_config
+    parallel.data_parallel_index = rank
+    # If the worker sees the GPUs of several ranks, it selects its rank's GPUs.
+    shares = import_module("torch").cuda.device_count() // parallel.world_size
+    parallel.data_parallel_rank_local = rank % shares if shares else rank
 
 
 def keep_eager(config: Any) -> None:  # noqa: ANN401 - as above

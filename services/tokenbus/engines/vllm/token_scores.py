@@ -1,7 +1,6 @@
 """TokenScores: the scores of `token_logprobs` in the form of vLLM's LogprobsLists, in numpy."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,34 +46,15 @@ def given_ids_of(extra_args: Mapping[str, Any] | None) -> Sequence[int]:
     return found
 
 
-@dataclass(slots=True, kw_only=True)
-class ExtraLines:
-    """The extra scores of each line of a step; zero if the request did not ask for one."""
-
-    kinds: Array
-    other_logprobs: Array
-    entropies: Array
-    given_counts: Array
-    given_token_ids: Array
-    """[lines, longest list], like `given_logprobs`."""
-    given_logprobs: Array
-    mask_bounds: Array
-    mask_sizes: Array
-    mask_token_ids: Array
-    """[lines, largest listed mask]"""
-
-    def __getitem__(self, lines: Array) -> "ExtraLines":
-        return ExtraLines(**{each.name: getattr(self, each.name)[lines] for each in fields(self)})
-
-
 class TokenScores(NamedTuple):
-    """The arrays of LogprobsLists, and the extra scores."""
+    """The arrays of LogprobsLists, and more."""
 
     logprob_token_ids: Array
     logprobs: Array
     sampled_token_ranks: Array
     cu_num_generated_tokens: list[int] | None
-    extras: ExtraLines | None
+    extras: Array | None
+    """The extra scores of each line, as `extra_lines` returns them."""
 
 
 def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[int] | None = None) -> TokenScores:
@@ -96,8 +76,8 @@ def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[in
     )
 
 
-def extra_lines(found: TokenColumns) -> ExtraLines:
-    """Return the extra scores of a call, one line per token."""
+def extra_lines(found: TokenColumns) -> Array:
+    """Return the extra scores of a call, one line per token; zero if the request did not ask for one."""
     counts, lines = found.token_counts, found.token_ids.size
 
     def of_tokens(column: Array) -> Array:
@@ -106,36 +86,38 @@ def extra_lines(found: TokenColumns) -> ExtraLines:
     kinds, given, bounds = (of_tokens(each) for each in (found.extras, found.given_counts, found.mask_bounds))
     sizes = _put(bounds > 0, found.mask_sizes)
     ids = _widened(found.given_token_ids, found.given_counts)
-    return ExtraLines(
-        kinds=kinds,
-        other_logprobs=_put((kinds & Extra.OTHER_LOGPROB) > 0, found.other_logprobs),
-        entropies=_put((kinds & Extra.ENTROPY) > 0, found.entropies),
-        given_counts=given,
-        given_token_ids=np.repeat(ids, counts, axis=0) if ids.size else np.zeros((lines, 0), np.uint32),
-        given_logprobs=_widened(found.given_logprobs, given),
-        mask_bounds=bounds,
-        mask_sizes=sizes,
-        mask_token_ids=_widened(found.mask_token_ids, _listed(sizes, bounds)),
-    )
+    columns = {
+        "kinds": kinds,
+        "other_logprobs": _put((kinds & Extra.OTHER_LOGPROB) > 0, found.other_logprobs),
+        "entropies": _put((kinds & Extra.ENTROPY) > 0, found.entropies),
+        "given_counts": given,
+        "given_token_ids": np.repeat(ids, counts, axis=0) if ids.size else np.zeros((lines, 0), np.uint32),
+        "given_logprobs": _widened(found.given_logprobs, given),
+        "mask_bounds": bounds,
+        "mask_sizes": sizes,
+        "mask_token_ids": _widened(found.mask_token_ids, _listed(sizes, bounds)),
+    }
+    made = np.empty(lines, [(name, column.dtype, column.shape[1:]) for name, column in columns.items()])
+    for name, column in columns.items():
+        made[name] = column
+    return made
 
 
-def add_extras(made: StepArrays, lines: ExtraLines, scored: npt.NDArray[np.bool_], firsts: Array) -> None:
+def add_extras(made: StepArrays, lines: Array, scored: npt.NDArray[np.bool_], firsts: Array) -> None:
     """Add the extra scores to a step; `firsts` has the index of each scored row's first line."""
 
-    def of_rows(column: Array) -> Array:
-        every = np.zeros(scored.size, column.dtype)
-        every[scored] = column[firsts]
+    def of_rows(name: str) -> Array:
+        every = np.zeros(scored.size, lines[name].dtype)
+        every[scored] = lines[name][firsts]
         return every
 
-    made.extras, made.given_counts, made.mask_bounds = map(
-        of_rows, (lines.kinds, lines.given_counts, lines.mask_bounds)
-    )
-    made.other_logprobs = lines.other_logprobs[(lines.kinds & Extra.OTHER_LOGPROB) > 0]
-    made.entropies = lines.entropies[(lines.kinds & Extra.ENTROPY) > 0]
-    made.given_token_ids = _taken(lines.given_token_ids[firsts], lines.given_counts[firsts])
-    made.given_logprobs = _taken(lines.given_logprobs, lines.given_counts)
-    made.mask_sizes = lines.mask_sizes[lines.mask_bounds > 0]
-    made.mask_token_ids = _taken(lines.mask_token_ids, _listed(lines.mask_sizes, lines.mask_bounds))
+    made.extras, made.given_counts, made.mask_bounds = map(of_rows, ("kinds", "given_counts", "mask_bounds"))
+    made.other_logprobs = lines["other_logprobs"][(lines["kinds"] & Extra.OTHER_LOGPROB) > 0]
+    made.entropies = lines["entropies"][(lines["kinds"] & Extra.ENTROPY) > 0]
+    made.given_token_ids = _taken(lines["given_token_ids"][firsts], lines["given_counts"][firsts])
+    made.given_logprobs = _taken(lines["given_logprobs"], lines["given_counts"])
+    made.mask_sizes = lines["mask_sizes"][lines["mask_bounds"] > 0]
+    made.mask_token_ids = _taken(lines["mask_token_ids"], _listed(lines["mask_sizes"], lines["mask_bounds"]))
 
 
 def _listed(sizes: Array, bounds: Array) -> Array:
