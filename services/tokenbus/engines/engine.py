@@ -96,7 +96,6 @@ class Proposed(NamedTuple):
 
 
 def phase_of(decoding: int, prefilling: int) -> StepPhase:
-    """Return the phase of a step with these numbers of rows."""
     if decoding and prefilling:
         return StepPhase.MIXED
     return StepPhase.PREFILL if prefilling else StepPhase.DECODE
@@ -238,7 +237,6 @@ class BatchEngine(ABC, Generic[B]):
         return made
 
     def close(self) -> None:
-        """Release the model and the requests."""
         vars(self).clear()
 
     def _outcome(self, block: B) -> Outcome:
@@ -321,7 +319,6 @@ class BatchEngine(ABC, Generic[B]):
         return [target, draft]
 
     def _extra_arrays(self, block: B, rows: int) -> dict[str, Array]:
-        """Return the extra columns of the target batch."""
         wanted = self._requests.token_scorings
         asking = [row for row, slot in enumerate(block.slots.tolist()) if slot in wanted and block.counts[row]]
         if not asking:

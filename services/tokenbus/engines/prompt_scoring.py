@@ -62,7 +62,6 @@ class ScoredPrompt:
         return PromptPiece(chunk, first - 1 - begin, self._prompt[:first], tokens, self._top_logprobs, self._named)
 
     def keep(self, scores: Scores) -> None:
-        """Append the scores of the next tokens."""
         self._parts.append(scores)
         self._next += scores.logprobs.size
 

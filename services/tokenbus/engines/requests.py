@@ -76,7 +76,6 @@ class Requests:
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
-        """The slot by request id."""
         self._free: list[int] = []
         self._count = 0
         self.stops: dict[int, Stops] = {}
@@ -111,11 +110,9 @@ class Requests:
         return len(self._slots)
 
     def slot(self, request_id: int) -> int | None:
-        """Return the slot of an open request, or None."""
         return self._slots.get(request_id)
 
     def add(self, request: Request) -> int:
-        """Add a request and return its slot."""
         if not self._free:
             self._grow()
         slot = self._free[-1]  # removed only at the end, so that a failure changes nothing

@@ -357,7 +357,6 @@ class SyntheticEngine:
         return replace(arrays, **self._extras(rows, counts)) if any(row.token_scoring for row in rows) else arrays
 
     def _extras(self, rows: Sequence[_Running], counts: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """Return the arrays of the requested extras."""
         asked = [row.token_scoring or TokenScoring() for row in rows]
         made = [
             true_extras(row.first_request_id, row.position, row.position + count, each, self.weight_version)

@@ -143,7 +143,6 @@ class SequenceTracker:
         return True
 
     def set(self, life: tuple[str, int], last: int, missing: int = 0) -> None:
-        """Set the last sequence of a life."""
         self._lives[life] = last, missing
         if len(self._lives) > _MOST_LIVES:
             self._lives.popitem(last=False)

@@ -81,7 +81,6 @@ class Message:
 
     @property
     def slots(self) -> int:
-        """How many slots it is about."""
         return self.counts.size
 
     @property

@@ -59,13 +59,11 @@ class Sender:
         return self.queues[path]
 
     def published_of(self, rank: int) -> Published:
-        """Return what shows a rank's messages to the bus."""
         if rank not in self.published:
             self.published[rank] = Published(self._settings, self._options, rank)
         return self.published[rank]
 
     def assign(self, slot: int, request_id: int, rank: int) -> None:
-        """Set the request id of a rank's slot from its next step on."""
         if self._is_published:
             with self._saving:
                 self.published_of(rank).assign(slot, request_id)
@@ -97,7 +95,6 @@ class Process:
         self._receivers: dict[tuple[int, bool], QueueReceiver] = {}
 
     def configure(self, options: Options) -> None:
-        """Choose; what runs already would not follow, so it must not."""
         with self._making:
             if self._senders or self._receivers:
                 raise RuntimeError("configure() comes before the first save and get, or after close()")
@@ -136,7 +133,6 @@ class Process:
         return found
 
     def counts(self) -> dict[str, int]:
-        """Return the counts over all queues and ranks of this process."""
         found: Counter[str] = Counter(got=sum(receiver.got for receiver in self._receivers.values()))
         for sender in self._senders.values():
             for queue in sender.queues.values():
@@ -147,7 +143,6 @@ class Process:
         return dict(found)
 
     def close(self) -> None:
-        """End what runs."""
         with self._making:
             senders, receivers = list(self._senders.values()), list(self._receivers.values())
             self._senders, self._receivers, self._settings, self._form = {}, {}, None, None

@@ -195,7 +195,6 @@ class Published:
         self._put(message, self._most)
 
     def assign(self, slot: int, request_id: int) -> None:
-        """Set the request id of a slot from its next step on."""
         self._put((slot, request_id), self._most + SLOTS)
 
     def _put(self, item: Message | _Assigned, most: int) -> None:
@@ -205,7 +204,6 @@ class Published:
             self._waiting.put(item)
 
     def close(self) -> None:
-        """Publish the waiting messages, and end."""
         self._waiting.put(None)
         self._thread.join()
 

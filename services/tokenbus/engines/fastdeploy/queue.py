@@ -421,7 +421,6 @@ class QueueReceiver:
             self._unsent.add(source)
 
     def _acknowledge_again(self) -> None:
-        """Send the acknowledgements for which there was no room."""
         for source in self._unsent:
             source.acknowledge_again()
         self._unsent = {source for source in self._unsent if source.unsent}

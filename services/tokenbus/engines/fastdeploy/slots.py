@@ -56,7 +56,6 @@ class SlotRegistry:
         self._absent: OrderedDict[int, int] = OrderedDict()
 
     def _begun(self, count: int) -> SlotRequests:
-        """Return `count` new requests."""
         requests = np.zeros(count, _SLOT)
         requests["key"] = np.arange(self._drawn + 1, self._drawn + 1 + count, dtype=np.uint64) | np.uint64(self._prefix)
         self._drawn += count
@@ -173,7 +172,6 @@ def _still_open(requests: SlotRequests, slots: npt.NDArray[np.intp], now: float)
 
 
 def _add_rows(arrays: StepArrays, ended: list[_Ended]) -> None:
-    """Append rows without tokens."""
     keys, positions, statuses = zip(*ended, strict=True)
     arrays.request_ids = np.append(arrays.request_ids, np.array(keys, np.uint64))
     arrays.positions = np.append(arrays.positions, positions)

@@ -103,7 +103,6 @@ class _Loader:
         self._loader, self._fault, self._has_ops = loader, fault, has_ops
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        """Create the module as FastDeploy's own loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:

@@ -36,7 +36,6 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        """The width of one attention head."""
         return self.width // self.attention_heads
 
     @classmethod

@@ -146,6 +146,5 @@ class Runner:
         return found
 
     def further(self, head: int, state: Tensor, tokens: npt.NDArray[np.int64]) -> tuple[Tensor, Logits]:
-        """Return the state and logits of a draft head, from the previous state and the sampled tokens."""
         state, logits = self._network.further(head, state, self._paddle.to_tensor(tokens))
         return state, logits.numpy()

@@ -46,7 +46,6 @@ class ControlledCore:
 
     @property
     def lora_adapters(self) -> Sequence[str]:
-        """The names of the loaded adapters."""
         return tuple(self._adapters)
 
     def salted(self, cache_salt: str, adapter: str) -> str | None:
@@ -89,7 +88,6 @@ class ControlledCore:
                 raise ValueError(f"load_weights.folder: {name} of shape {shape}, as in the model, got {found}")
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Run one stage of vLLM's weight transfer."""
         if self._config.weight_transfer_config is None:
             raise ValueError("transfer_weights: vLLM must run with --weight-transfer-config, but it does not")
         method, argument = _OF_STAGE[stage]

@@ -41,11 +41,9 @@ class PendingScores:
         return self
 
     def filter(self, mask: Any) -> "PendingScores":  # noqa: ANN401 - as above
-        """Return the scores of some lines."""
         return PendingScores(self._found, np.asarray(mask))
 
     def tolists(self, cu_num_generated_tokens: list[int] | None = None) -> TokenScores:
-        """Wait for the results and return them."""
         return token_scores(self._found, self._kept, cu_num_generated_tokens)
 
 
@@ -153,7 +151,6 @@ class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: igno
     """The logits that verified the drafts of the last call."""
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:  # noqa: ANN401
-        """Sample with vLLM."""
         wants = sampling_metadata.max_num_logprobs is not None and self.sampler.extra_scores().want_other
         self.sampler.keeps_processed = wants
         try:

@@ -183,7 +183,6 @@ class ServerConnection:
     def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog) -> None:
         self.lost = asyncio.Event()
         self.reason = ""
-        """The reason of the loss."""
         self.client: Client = _Client()
         self._denied = ""
         """The last error about a missing permission."""

@@ -63,7 +63,6 @@ class LogStream:
 
     @property
     def reason(self) -> str:
-        """The reason of the last failed connection."""
         return self._servers.reason
 
     def subject(self, worker_id: str, epoch: int | None = None) -> str:
@@ -172,7 +171,6 @@ class LogStream:
             _log.warning("log keeps less than the settings say", log=self.address, reason=less)
 
     def largest_message(self, server: ServerConnection, info: StreamInfo) -> int:
-        """Return the size limit of a message."""
         return int(min(server.client.max_payload, _limit(info.config.max_msg_size))) - _HEADER_BYTES
 
     # Each message is a recording of consecutive items of one life, under the subject of that life.
@@ -246,7 +244,6 @@ def _limit(value: float | None) -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of a server's error."""
     if isinstance(error, AddressError):
         return error.reason
     if isinstance(error, APIError) and error.description:

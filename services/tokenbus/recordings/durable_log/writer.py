@@ -103,7 +103,6 @@ class LogWriter:
         self._news = asyncio.Event()
         """Set when the log becomes writable, and at each error."""
         self.missing_replicas = settings.durable_log.replicas
-        """The number of missing replicas, as last reported."""
         self._stream = stream
         self._settings = settings
         self._wait_seconds = wait_seconds
@@ -114,7 +113,6 @@ class LogWriter:
         self._connected = asyncio.Event()
         self._server: ServerConnection | None = None
         self._created: datetime | None = None
-        """The creation time of the stream."""
         self._running: asyncio.Task[None] | None = None
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self.largest_message = 0
@@ -159,7 +157,6 @@ class LogWriter:
 
     @property
     def unwritten_items(self) -> int:
-        """The number of unwritten items."""
         return sum(len(queue.items) for queue in tuple(self._queues.values()))
 
     @property
@@ -178,7 +175,6 @@ class LogWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether the buffer has room for another item."""
         return self.buffered_bytes < self._settings.durable_log.buffer_bytes
 
     async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:
