@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,10 @@ import pytest
 from tests.engines.runs import Got, Run, asked
 from tests.engines.test_continuation import continued
 from tests.engines.test_prompt_scores import check, scores_of, scoring
+from tests.support.model_folder import with_byte_fallback, write_model
 from tests.support.settings import settings_of
-from tokenbus import BaseEngine, EngineStepError, RowStatus, SettingsError, run_engine
+from tokenbus import BaseEngine, EngineStepError, RowStatus, SettingsError, load_tokenizer, run_engine
+from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 
 BYTES = 258
 TABLE = np.random.default_rng(3).normal(scale=3, size=(BYTES, BYTES)).astype(np.float32)
@@ -113,6 +116,15 @@ def test_tokenizer_needs_no_end_token() -> None:
     assert run.got[1].statuses[-1] is RowStatus.FINISHED_LENGTH
     with pytest.raises(TypeError, match="tokenizer: an object with encode and token_bytes, got int"):
         BaseEngine.__init__(Table.__new__(Table), 42)  # type: ignore[arg-type]
+
+
+def test_tokenizer_of_a_models_folder_is_recognized(tmp_path: Path) -> None:
+    """A gateway reads the same folder, also if texts begin with a token and chats do not."""
+    folder = write_model(tmp_path / "model", with_byte_fallback())
+    engine = Table.__new__(Table)
+    BaseEngine.__init__(engine, str(folder))
+    tokenizer = load_tokenizer(str(folder))
+    assert engine.tokenizer_digest == digest_of(tokenizer, probed(encoder_of(tokenizer)))
 
 
 def test_what_it_does_not_offer_is_refused_by_its_name() -> None:

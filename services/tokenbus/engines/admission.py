@@ -3,7 +3,6 @@
 import math
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, runtime_checkable
 
 from tokenbus.engines.requests import Request, Stops
 from tokenbus.plugins import Tokenizer
@@ -20,15 +19,6 @@ OFFERED = frozenset({
 """The sampling parameters of these engines; some of them have no effect here."""
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
 """Default values other than zero, false or empty."""
-
-
-@runtime_checkable
-class ModelTokenizer(Tokenizer, Protocol):
-    """The tokenizer of a model with an end token."""
-
-    @property
-    def end_token(self) -> int:
-        """The id of the token that ends a text; its bytes are empty."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
@@ -99,11 +89,11 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
     )
 
 
-def continue_from(request: Request, token_ids: Sequence[int], tokenizer: ModelTokenizer) -> None:
+def continue_from(request: Request, token_ids: Sequence[int], vocabulary_size: int, end_token: int) -> None:
     """Set the request's previous output; raises ValueError, after which the request must not be used."""
     name, ids = "continuation.token_ids", list(token_ids)
-    check_ids(name, ids, tokenizer.vocabulary_size)
-    if tokenizer.end_token in ids and not request.ignores_end:
+    check_ids(name, ids, vocabulary_size)
+    if end_token in ids and not request.ignores_end:
         raise ValueError(f"{name}: no token that ends the request, got the end token")
     if len(ids) >= request.most:
         raise ValueError(f"{name}: less than the request's {request.most} tokens, got {len(ids)}")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.engines.admission import ModelTokenizer
 from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Role
 from tokenbus.engines.prompt_scoring import PromptPiece, Scores, scored
 from tokenbus.engines.requests import Request, Requests
@@ -40,16 +39,6 @@ class _SampledBlock(Block):
     """A block with the logits of its tokens."""
 
     logits: Logits
-
-
-class _Endless:
-    """A tokenizer without an end token."""
-
-    end_token = -1
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.vocabulary_size = tokenizer.vocabulary_size
-        self.encode, self.token_bytes = tokenizer.encode, tokenizer.token_bytes
 
 
 class BaseEngine(BatchEngine[_SampledBlock]):
@@ -106,7 +95,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         found = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         if not isinstance(found, Tokenizer):
             raise TypeError(f"tokenizer: an object with encode and token_bytes, got {type(found).__name__}")
-        super().__init__(options, found if isinstance(found, ModelTokenizer) else _Endless(found), _Sequences())
+        super().__init__(options, found, _Sequences())
 
     @abstractmethod
     def logits(self, sequences: Sequence[Sequence[int]]) -> Array:

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_arg
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.engines.admission import ModelTokenizer, check_range, continue_from, request_of
+from tokenbus.engines.admission import check_range, continue_from, request_of
 from tokenbus.engines.prompt_scoring import PromptPiece, ScoredPrompt, Scores, check_scoring
 from tokenbus.engines.requests import Requests
 from tokenbus.engines.sampling import Ids
 from tokenbus.engines.scheduler import Plan, Scheduler
+from tokenbus.plugins import Tokenizer
 from tokenbus.tokenizer_probes import digest_of, encoder_of, probed
 from tokenbus.worker import EngineStepError
 from tokenbus.worker.step import Array, StepArrays
@@ -118,9 +119,10 @@ class BatchEngine(ABC, Generic[B]):
     world_size = 1
     _method: ClassVar[SpeculativeMethod]
 
-    def __init__(self, options: EngineOptions, tokenizer: ModelTokenizer, requests: Requests) -> None:
+    def __init__(self, options: EngineOptions, tokenizer: Tokenizer, requests: Requests) -> None:
         self._options = options
         self._tokenizer = tokenizer
+        self._end_token: int = getattr(tokenizer, "end_token", -1)
         self._requests = requests
         self.vocabulary_size = tokenizer.vocabulary_size
         self.max_model_tokens, self.role = options.context, options.role
@@ -181,7 +183,7 @@ class BatchEngine(ABC, Generic[B]):
             generate, self._tokenizer, context=options.context, max_top_logprobs=options.max_top_logprobs
         )
         if generate.continuation.token_ids:
-            continue_from(request, generate.continuation.token_ids, self._tokenizer)
+            continue_from(request, generate.continuation.token_ids, self.vocabulary_size, self._end_token)
         prompt = None
         if generate.HasField("prompt_scoring"):
             check_scoring(generate, self.vocabulary_size, options.max_top_logprobs)
@@ -243,7 +245,7 @@ class BatchEngine(ABC, Generic[B]):
         """Cut each row at the first of end token, stop and length."""
         requests, slots, tokens = self._requests, block.slots, block.tokens
         room = np.minimum(block.counts, requests.ends[slots] - requests.positions[slots])
-        is_end = (tokens == self._tokenizer.end_token) & ~requests.ignores_end[slots][:, None]
+        is_end = (tokens == self._end_token) & ~requests.ignores_end[slots][:, None]
         stops = np.where(is_end.any(1), np.argmax(is_end, axis=1), tokens.shape[1])
         own = np.zeros(slots.size, np.uint8)
         tails: dict[int, bytes] = {}
