@@ -7,7 +7,7 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from tokenbus.engines.kinds import MOST_RANKS
 from tokenbus.engines.vllm.adapters import Adapter, adapters_of
@@ -31,17 +31,10 @@ def check_model(model: Path | None) -> Path:
     return model
 
 
-class Configured(NamedTuple):
-    """The configuration of an engine."""
-
-    vllm: Any
-    adapters: list[Adapter]
-    has_token_scores: bool
-    """Whether our `token_logprobs` scores tokens in vLLM's sampler."""
-
-
-def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Configured:
-    """Build the configuration; raises ValueError."""
+def configured(
+    vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings
+) -> tuple[Any, list[Adapter], bool]:
+    """Return the VllmConfig, the adapters, and whether we score tokens in vLLM's sampler; raises ValueError."""
     parsed = _parsed(vllm, given)
     parsed.model = str(model.resolve())
     arguments = vllm.EngineArgs.from_cli_args(parsed)
@@ -70,7 +63,7 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
     check_top_k("limits.max_top_k", settings.limits.max_top_k, config)
     if parsed.token_scores:
         check_token_scores(config)
-    return Configured(config, adapters, parsed.token_scores)
+    return config, adapters, parsed.token_scores
 
 
 def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
