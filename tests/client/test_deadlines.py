@@ -65,7 +65,7 @@ async def test_request_whose_end_is_not_heard_ends_here() -> None:
         await turns()
         assert [(await anext(tokens)).id for _ in range(2)] == ids(5, 0, 2)
         with pytest.raises(
-            RequestFailedError, match=r"no end was heard by \d+ ms after it \(after 2 tokens\)"
+            RequestFailedError, match=r"no end arrived within \d+ ms after it \(after 2 tokens\)"
         ) as failed:
             await anext(tokens)
         assert (failed.value.code, failed.value.emitted_tokens) == (DEADLINE, 2)

@@ -362,12 +362,12 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
         1: (FINISHED, None),
         2: (None, "broke"),
         3: (None, "tokens 2 to 8 never came from the processor"),
-        4: (None, "deadline_unix_ms: no end was heard by 9000 ms after it"),
+        4: (None, "deadline_unix_ms: no end arrived within 9000 ms after it"),
         5: (ABORTED, None),
         6: (None, _ends(outputs)[6][1]),
         7: (None, _ends(outputs)[6][1]),
     }
-    assert "tokens came that cannot be read" in str(_ends(outputs)[6][1])
+    assert "tokens cannot be read" in str(_ends(outputs)[6][1])
     ended: set[int] = set()
     for output in outputs:
         if isinstance(output, StepRows):
@@ -380,7 +380,7 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
 async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() -> None:
     async with met({"client.drain_timeout_ms": 0}) as (processor, client, _):
         first = client.steps()
-        with pytest.raises(RuntimeError, match=r"steps\(\) is being iterated over already"):
+        with pytest.raises(RuntimeError, match=r"steps\(\) is already being iterated over"):
             client.steps()
         client.submit(generate_of(5))
         processor.rows(RowShape(5, 0, 1))
@@ -460,7 +460,7 @@ async def test_resumed_request_names_the_token_that_stopped_it() -> None:
 async def test_second_watch_is_refused_until_the_first_is_closed_or_dropped() -> None:
     async with met() as (processor, client, _):
         first = client.watch("w")
-        with pytest.raises(RuntimeError, match=r"watch\(\) is being iterated over already"):
+        with pytest.raises(RuntimeError, match=r"watch\(\) is already being iterated over"):
             client.watch("w")
         processor.say(ServerFrame(watched_stream=WatchedStream(epoch=1, hello=hello_of())))
         processor.say(ServerFrame(watched_item=item_of(b"abc", 1)), b"abc")

@@ -73,7 +73,7 @@ def test_rows_beyond_what_can_be_resumed_end_their_request(*, by_columns: bool) 
     assert not far.has_ended
     peer.rows(RowShape(5, 2**31 - 1, 1), RowShape(6, 1, 1))
     assert far.error is not None
-    assert far.error.message == "tokens came that cannot be counted: at most 2147483647 tokens, got 2147483648"
+    assert far.error.message == "the number of tokens exceeds the limit: at most 2147483647 tokens, got 2147483648"
     list(peer.says_all())
     peer.welcome()
     assert [frame.resume.next_position for frame in peer.says_all() if frame.HasField("resume")] == [2]

@@ -212,7 +212,7 @@ def test_late_draft_is_an_error() -> None:
     made = assembler()
     made.add(batch(row_shapes([1]), step=1), 0.0)
     assert numbers(made) == [1]
-    with pytest.raises(ContractError, match="announced, within its time"):
+    with pytest.raises(ContractError, match="an announced draft batch that comes in time"):
         made.add(batch(row_shapes([1]), step=1, kind=DRAFT), 0.0)
 
 

@@ -72,7 +72,7 @@ def test_lost_worker_and_client() -> None:
     give(gone, 4)
     gone.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
     worker.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, message="stopped")))
-    assert answers(operator) == {3: "worker worker-0 is gone, and may have done it or not: stopped"}
+    assert answers(operator) == {3: "worker worker-0 is gone, and may or may not have executed it: stopped"}
     assert len(bench.core.clients.commands) == 0
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_passed_on_is_answered() -> None:
     bench.worker("worker-1")
     operator, other = bench.client(), bench.client(6)
     give(operator, 3, "nobody")
-    assert answers(operator) == {3: "worker_id: a worker that is here, got 'nobody'"}
+    assert answers(operator) == {3: "worker_id: a worker of this processor, got 'nobody'"}
     give(operator, 3, "worker-1")
     assert answers(operator) == {3: "worker worker-1: its engine must take commands, but it takes none"}
     for key in range(1, 65):
@@ -97,7 +97,7 @@ def test_without_keys_commands_are_given_where_the_settings_say_so() -> None:
     bench = Bench({"gateway.control": False})
     worker, client = bench.worker(takes_control=True), bench.client()
     give(client, 3)
-    assert answers(client) == {3: "not to a peer without a key, as gateway.control is false"}
+    assert answers(client) == {3: "commands not granted to a peer without a key, as gateway.control is false"}
     assert commands(worker) == []
 
 

@@ -268,7 +268,7 @@ def test_connection_is_one_session() -> None:
     client = bench.client(5)
     client.heard()
     client.say(ClientFrame(hello=client_hello(6)))
-    assert client.heard()[0].frame.refusal.message == "hello.session: one session a connection"
+    assert client.heard()[0].frame.refusal.message == "hello.session: one session for each connection"
     assert set(bench.core.clients.sessions) == {5}
 
 

@@ -38,7 +38,7 @@ def lines() -> Lines:
     [
         ({}, NAN, "finite", "logprobs[0]: "),
         ({"part": (0, 2), "step_rows": 2}, encode(batch([RowShape(2)], step=1, sequence=2, part=(1, 3), step_rows=3, indices=[1])), "malformed", "header.part_count: "),  # noqa: E501
-        ({}, encode(OTHER), "malformed", "payload: what came first for the same part of the step, got something else"),
+        ({}, encode(OTHER), "malformed", "payload: the first item for the same part of the step, got something else"),
         ({"draft_follows": True}, encode(batch([RowShape(1, position=5)], step=1, sequence=2, kind=BatchKind.DRAFT)), "malformed", "positions[0]: 0, as in the step's target, got 5"),  # noqa: E501
         ({}, RequestEvent(sequence=2, prompt_scores=SCORES).SerializeToString(), "length", "prompt_scores.logprobs: "),
     ],

@@ -119,5 +119,5 @@ def test_processor_listens_at_one_address(key: str) -> None:
     chosen = settings({f"bus.{key}": "memory://a,memory://b"})
     with pytest.raises(SettingsError) as refused:
         Processor(chosen)
-    limit = "one address for a processor, which listens there"
+    limit = "one address, at which the processor listens"
     assert str(refused.value) == f"bus.{key}: {limit}, got 'memory://a,memory://b'"

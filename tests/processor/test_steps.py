@@ -21,7 +21,7 @@ async def test_no_step_is_missed_before_the_first_is_asked_for() -> None:
         await made.worker.publish(row_shapes([1]))
         await made.worker.publish(row_shapes([1], position=1))
         await turns()
-        with pytest.raises(RuntimeError, match="iterated over already"):
+        with pytest.raises(RuntimeError, match="already being iterated over"):
             made.processor.steps()
         assert [(await soon(anext(steps))).number for _ in range(2)] == [1, 2]
         await steps.aclose()

@@ -25,15 +25,15 @@ _NOTHING = _Rows(np.zeros(0, np.int64), np.zeros(0, np.intp), np.zeros(0, np.uin
 
 
 class AcceptedTokens:
-    """Keeps steps as they come, so that adding one costs about the same for one row and for hundreds.
+    """Keeps whole steps, so that adding a step costs about the same for one row and for hundreds.
 
-    Each request has a serial, which no later request of the client reuses.
+    Each request has a serial number, which the client never reuses.
     """
 
     def __init__(self) -> None:
         self._steps: list[_Rows] = []
         self._merged: list[_Rows] = []
-        """Each has one row for a request, in the order of the serials."""
+        """Each step has one row for a request, in the order of the serials."""
         self._open: set[int] = set()
         self._size = self._dead = 0
 
@@ -59,7 +59,7 @@ class AcceptedTokens:
         return rows.token_ids[begin : begin + int(rows.counts[place])]
 
     def close(self, serial: int, tokens: int) -> None:
-        """Forget a request, which has that number of tokens."""
+        """Forget a request, which has the given number of tokens."""
         self._open.remove(serial)
         self._dead += tokens
         if self._dead > _SPARE and 2 * self._dead > self._size:

@@ -33,7 +33,7 @@ from tokenbus_contracts.schema import MAJOR, MINOR
 _log = logger("client")
 _SHOWN_ADDRESSES = 200
 _LOOKS = 2
-"""Number of times that it looks after its requests in a heartbeat's interval."""
+"""Number of times in a heartbeat interval that the client checks its requests."""
 _SUMS = {field.name for field in ProcessorStatus.DESCRIPTOR.fields} - {"connected_clients", "workers"}
 
 
@@ -128,7 +128,7 @@ class Client:
         for address in addresses:
             session = ClientSession(hello, self.requests, self.settings.limits, interval=interval, timeout=timeout)
             link = Link(session, contextlib.nullcontext(), self._clock, "client")
-            # Draining ends when all requests have ended, whichever connection brought the last end.
+            # Draining ends when all requests have ended, on whichever connection the last one ended.
             link.progress, session.on_news = self._progress, link.wake
             self._links[address] = session, link
         self._steps = _StreamSlot()
@@ -178,7 +178,7 @@ class Client:
             _log.error("connection failed", processor=session.processor_id, exc_info=error)
             session.state = SessionState.LEFT
             self.requests.end_all(ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "the connection failed", session)
-        # However the connections ended: no more rows can come, and every request must have an end.
+        # In every case, no more rows can arrive, and every request must end.
         if all(task.done() for task in self._carrying):
             self.requests.give_up("the client was closed")
 
@@ -194,14 +194,14 @@ class Client:
                 task.cancel()
             await asyncio.gather(*self._carrying, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception):  # a CancelledError is none
+            if isinstance(outcome, Exception):  # a CancelledError is not one
                 raise outcome
 
     async def _watch_over(self) -> None:
         while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000 / _LOOKS):
             self.requests.end_overdue(self._clock.unix_ms())
             self.requests.look(self._clock.now())
-            self._progress.set()  # some may have ended
+            self._progress.set()  # some requests may have ended
 
     def generate(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> Generation:
         """Send a request, and return an async iterator over its tokens.
@@ -213,7 +213,8 @@ class Client:
 
         Raises:
             ContractError: an argument is unknown or breaks its bound; it names the argument, the limit and the value.
-            RequestFailedError: the id is open already, or 65536 requests are. The iterator raises later errors.
+            RequestFailedError: a request with this id is open, or 65536 requests are open. The iterator raises later
+            errors.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -244,16 +245,15 @@ class Client:
         """Take up a request that another client, or an earlier life of this client, began.
 
         Args:
-            request_id: the id of its last turn: `Generation.turns[-1].request_id`.
-            position: the position of the first token to send. A client acks tokens as they come, and acked tokens
-                cannot be sent again.
-            include_drafts: whether `steps` includes the proposals of the draft model.
-            deadline_unix_ms: the latest moment of its end, in milliseconds since 1970-01-01 UTC; 0: as its processor
+            request_id: the id of its last turn: `Generation.turns[-1].request_id`. position: the position of the first
+            token to send. A client acks tokens as they arrive, and acked tokens cannot be sent again. include_drafts:
+            whether `steps` includes the proposals of the draft model. deadline_unix_ms: the latest moment of its end,
+            in milliseconds since 1970-01-01 UTC; 0: as its processor
                 allows.
 
         Raises:
-            ContractError: as by `generate`.
-            RequestFailedError: as by `generate`; by the iterator, if the request is unknown or has another owner.
+            ContractError: as in `generate`. RequestFailedError: as in `generate`; or the iterator raises it, if the
+            request is unknown or has another owner.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -275,7 +275,9 @@ class Client:
         return Generation(tokens, self.requests.discard)
 
     def abort(self, request_id: int) -> None:
-        """End a request at its worker; tokens on their way still come, and then its end, with status ABORTED.
+        """End a request at its worker.
+
+        Tokens that are on their way still arrive, and then its end, with status ABORTED.
 
         It may be a request of another client with the same key; without keys, of another client with the same name. An
         id that is unknown, or has ended, is not an error.
@@ -294,8 +296,9 @@ class Client:
         """Return an async iterator over the rows of all of this client's requests as columns, and over their ends.
 
         Each step that has rows for this client is a `StepRows`. A `RequestEnd` follows the last rows of its request,
-        whether it ended by its last row, by an error, by its deadline, or by being closed here. Until the iterator is
-        closed, rows come only from it; iterating over a `Generation` then gives only its end.
+        whether the request ended with its last row, with an error, at its deadline, or because it was closed here.
+        Until this iterator is closed, only it gives rows; iterating over a `Generation` gives only the end of the
+        request.
 
         Args:
             most: the number of unread items above which the client acks nothing, so that the processor stops sending.
@@ -327,9 +330,8 @@ class Client:
         """Return an async iterator over the items of a worker's stream as the worker publishes them.
 
         Args:
-            worker_id: the worker; empty: every worker.
-            most: the number of unread items at which further items are dropped; the next one counts them in its
-                `missing_items`.
+            worker_id: the worker; empty: every worker. most: the number of unread items at which further items are
+            dropped; the next delivered item has their number in `missing_items`.
 
         Raises:
             RuntimeError: another `watch` iterator is open.
@@ -350,7 +352,7 @@ class Client:
 
         def _begin() -> None:
             if self.sessions[0].watched is not None:
-                raise RuntimeError("watch() is being iterated over already: close that iterator first")
+                raise RuntimeError("watch() is already being iterated over: close that iterator first")
             for session in self.sessions:
                 session.watch(worker_id, _receive)
 
@@ -370,7 +372,7 @@ class Client:
             generate.CopyFrom(prompt)
         else:
             generate = request_of(prompt, parameters)
-        # A request without an id gets one; an explicit id of zero breaks its bound.
+        # A request without an id gets one; an explicit id of zero is out of bounds.
         if not generate.request_id and parameters.get("request_id") is None:
             generate.request_id = random_id()
         if not generate.sampling.HasField("seed"):
@@ -437,7 +439,7 @@ class Client:
 
 
 class _StreamSlot:
-    """Holds the one open stream of its kind, which closes when it is dropped."""
+    """Holds the only open stream of its kind, which closes when its last reference is dropped."""
 
     def __init__(self) -> None:
         self._stream: ref[Stream[Any]] | None = None
@@ -446,7 +448,7 @@ class _StreamSlot:
     def fill(self, queue: StreamQueue[T], register: Callable[[], None], unregister: Callable[[], None]) -> Stream[T]:
         """Return a new stream; `register` raises while another one is open."""
         if self._close is not None and self._stream is not None and self._stream() is None:
-            self._close()  # its stream was dropped, and the event loop has not run the end of it yet
+            self._close()  # its stream was dropped, but the event loop has not yet run its end
         register()
 
         def _close() -> None:
@@ -460,11 +462,14 @@ class _StreamSlot:
 
 
 def _merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:
-    """Return the sums of processors' statuses, and all workers; a worker that moved is where it is connected."""
+    """Return the sums of the processors' statuses, and all workers.
+
+    A worker that moved is listed where it is connected.
+    """
     if len(statuses) == 1:
         return statuses[0]
     found = sorted((worker for each in statuses for worker in each.workers), key=lambda worker: worker.is_connected)
-    workers = {worker.worker_id: worker for worker in found}  # of one that moved, the connected entry is the last
+    workers = {worker.worker_id: worker for worker in found}  # for a worker that moved, the connected entry comes last
     return ProcessorStatus(
         **{name: sum(getattr(status, name) for status in statuses) for name in _SUMS},
         connected_clients=max(status.connected_clients for status in statuses),

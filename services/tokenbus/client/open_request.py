@@ -1,4 +1,4 @@
-"""OpenRequest: one request that has not ended, its turns, and the processor that it is at."""
+"""OpenRequest: one request that has not ended, with its turns and its processor."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,9 +26,9 @@ _CONTINUED = frozenset(
         ErrorCode.ERROR_CODE_GAP,
     }
 )
-"""The errors of a turn after which another turn may go on."""
+"""The errors of a turn after which the next turn may continue."""
 _MOST_LOSSES = 3
-"""Losses in a row without a new token that end a request: it may kill its workers."""
+"""After this many losses in a row without a new token, a request ends: it may be killing its workers."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 """The maximum number of tokens of a prompt and a continuation together."""
 
@@ -39,14 +39,14 @@ class OpenRequest:
 
     tokens: RequestTokens
     progress: Progress
-    """The next positions of the requests in the table."""
+    """The next positions of all requests in the table."""
     generate: Generate | None
     """The message of the current turn, until a processor is known to have received it."""
     include_drafts: bool
     origin: Generate = field(default_factory=Generate)
     """The request as the application asked for it; empty for a resumed one."""
     is_resumed: bool = False
-    """Whether `resume` took it up: it cannot be continued, because its prompt is not known."""
+    """Whether it came from `resume`: then it cannot be continued, because its prompt is unknown."""
     scoring: ReceivedScores | None = None
     """The received scores of its prompt, if it asked for them."""
     deadline_unix_ms: int = 0
@@ -54,7 +54,7 @@ class OpenRequest:
     home: ClientSession | None = None
     """The processor that it was sent to; None: it waits for one."""
     sent_to: str = ""
-    """The id of the processor's life that may have received it; empty: none."""
+    """The life of the processor that may have received it, by its id; empty: none."""
     is_answered: bool = False
     """Whether that processor has answered its last Generate or Resume."""
     turn: int = 0
@@ -70,9 +70,9 @@ class OpenRequest:
     refusal: RequestError | None = None
     """The error of the last processor that refused it."""
     waits_since: float | None = None
-    """When the client first saw it wait for a processor."""
+    """When the client first found it waiting for a processor."""
     closed_at: int | None = None
-    """Its next position while it is not in the table; None: `progress` knows it."""
+    """Its next position while it is not in the table; None: `progress` has it."""
 
     @property
     def request_id(self) -> int:
@@ -111,7 +111,7 @@ class OpenRequest:
         return ClientFrame(resume=resume)
 
     def answered_by(self, session: ClientSession) -> None:
-        """Note that a processor has it: its rows are accepted."""
+        """Note that a processor has it, so that its rows are accepted."""
         if self.is_answered:
             return
         self.generate, self.is_answered = None, True
@@ -127,7 +127,7 @@ class OpenRequest:
             self.progress.set_sender(self.request_id, NO_SENDER)
 
     def may_go_elsewhere(self, code: ErrorCode, *, has_several: bool) -> bool:
-        """Tell whether the processor that answered with an error never had it, so that another one may."""
+        """Tell whether the processor that answered with an error never had it, so that another one may take it."""
         if self.generate is not None:
             return code in NOT_TAKEN and (has_several or self.loss is not None)
         is_searched = self.is_resumed and not self.is_answered
@@ -139,7 +139,7 @@ class OpenRequest:
             return False
         is_unanswered = self.generate is not None
         if self.is_aborted:
-            return is_unanswered and code in NOT_HERE  # it has ended then
+            return is_unanswered and code in NOT_HERE  # in that case it has ended
         is_off = self.origin.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_OFF
         if code not in _CONTINUED or (is_off and not (is_unanswered and code in NOT_HERE)):
             return False
@@ -150,7 +150,7 @@ class OpenRequest:
         return self.losses < _MOST_LOSSES and size <= _MOST_TOKENS
 
     def begin_turn(self, turn_id: int, reason: ErrorCode, accepted: Iterable[int], weight_version: int) -> None:
-        """Write the message of the next turn, which goes on after the accepted tokens."""
+        """Write the message of the next turn, which continues after the accepted tokens."""
         self.turn += 1
         generate = Generate()
         generate.CopyFrom(self.origin)

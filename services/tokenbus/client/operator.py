@@ -53,7 +53,7 @@ class ControlError(Exception):
 
     def __init__(self, command: str, failed: Mapping[str, str], states: States) -> None:
         self.failed = dict(failed)
-        """The reason of each worker that failed."""
+        """The reason for each worker's failure."""
         self.states = states
         """The known states of the workers' engines."""
         reasons = "; ".join(f"worker {name}: {reason}" for name, reason in self.failed.items())
@@ -93,7 +93,7 @@ class Operator:
         if not found:
             raise ControlError(command, {"*": f"none is connected{f' for {self._model}' if self._model else ''}"}, {})
         if away := [each.worker_id for each in found if not each.is_connected]:
-            raise ControlError(command, dict.fromkeys(away, "is away just now"), {})
+            raise ControlError(command, dict.fromkeys(away, "is away now"), {})
         return sorted(found, key=lambda worker: worker.worker_id)
 
     async def describe(self) -> States:
@@ -101,7 +101,7 @@ class Operator:
         return await self._tell("describe", DescribeEngine())
 
     async def pause(self, mode: str = "abort", *, lease_seconds: float = 0) -> States:
-        """Pause each engine, once it has aborted its requests (`abort`) or finished them (`wait`), or at once (`keep`).
+        """Pause each engine: after aborting its requests (`abort`), after finishing them (`wait`), or at once (`keep`).
 
         New requests wait until the engines are resumed. With a lease the engines resume by themselves after
         `lease_seconds`; another pause with a lease renews it, and ends no requests.
@@ -126,9 +126,9 @@ class Operator:
         before = await self._tell("describe", DescribeEngine(), workers)
         target = weight_version or 1 + max(state.highest_weight_version for state in before.values())
         command = LoadWeights(folder=folder, weight_version=target)
-        for worker in workers:  # a command that breaks a bound must pause no engine
+        for worker in workers:  # a command that breaks a bound must not pause any engine
             write_frame(ClientFrame(control=Control(control_key=1, worker_id=worker.worker_id, load_weights=command)))
-        # A pause that has a lease keeps it.
+        # If the pause has a lease, the lease stays.
         running = [each for each in workers if not before[each.worker_id].is_paused]
         await self._tell("pause", PauseEngine(mode=_mode("keep")), running)
         states = await self._tell("load_weights", command, workers)
@@ -145,7 +145,7 @@ class Operator:
         """Run one stage (`init`, `start`, `update`, `finish`, `shutdown`) of the engines' own weight transfer.
 
         The arguments are a mapping for all processes of the engines, or a list with an entry for each process, in the
-        order of `workers`. A `rank_offset` is for the first engine; each further engine's offset is higher by the
+        order of `workers`. A `rank_offset` is for the first engine; for each further engine it grows by the number of
         processes of the engines before it.
         """
         if stage not in STAGES:
@@ -197,7 +197,7 @@ class Operator:
     ) -> list[Any]:
         """Call a method of the engines' processes; return the result of each, in the order of `workers`.
 
-        After a method that changes weights, call `set_weight_version`. A timeout of 0 is none.
+        After a method that changes weights, call `set_weight_version`. A timeout of 0 means no timeout.
         """
         command = CollectiveRpc(
             method=method,
@@ -224,7 +224,7 @@ class Operator:
         done, states, failed = {}, {}, {}
         for worker, answer in zip(workers, answers, strict=True):
             if isinstance(answer, TimeoutError):
-                failed[worker.worker_id] = str(answer) or f"no answer within {self._seconds:g} s: it may do it yet"
+                failed[worker.worker_id] = str(answer) or f"no answer within {self._seconds:g} s: it may still do it"
             elif isinstance(answer, ContractError):
                 failed[worker.worker_id] = str(answer)
             elif isinstance(answer, BaseException):

@@ -28,9 +28,9 @@ class StructuredOutput(TypedDict, total=False):
     """
 
     json_schema: str | Mapping[str, Any]
-    """JSON that fits a JSON Schema, which is JSON text or an object."""
+    """JSON that fits a JSON Schema, given as JSON text or as an object."""
     json_object: bool
-    """Any JSON object; only True."""
+    """Any JSON object; the value must be True."""
     regex: str
     """A text that a regular expression matches as a whole."""
     choice: Sequence[str]
@@ -42,7 +42,7 @@ class StructuredOutput(TypedDict, total=False):
 
 
 class RequestParameters(TypedDict, total=False):
-    """The keyword arguments of `Client.generate` and `Client.submit`; None is as good as absent.
+    """The keyword arguments of `Client.generate` and `Client.submit`; None means absent.
 
     Example:
         wanted: tokenbus.RequestParameters = {"max_tokens": 8, "top_logprobs": 2, "stop": "."}
@@ -101,15 +101,19 @@ class RequestParameters(TypedDict, total=False):
     top_logprobs: int | None
     """The number of alternatives of each token, at most 127; 0: its own logprob and rank; default: token ids only."""
     other_logprobs: bool | None
-    """True: each token also has its logprob in the other distribution: the sampled one if the worker's logprobs are the
-    model's own, or the reverse; default: False."""
+    """True: each token also has its logprob in the other distribution; default: False.
+
+    That is the sampler's if the worker's logprobs are the model's own, or the reverse.
+    """
     entropies: bool | None
     """True: each token has the entropy of its distribution; default: False."""
     logprob_token_ids: Sequence[int] | Ids | None
-    """Tokens whose logprobs each position has, too, at most 128; default: none."""
+    """Tokens whose logprobs are also returned for each position, at most 128; default: none."""
     mask_bound: int | None
-    """Each token has the number of tokens that sampling could have chosen, and their ids up to this bound, at most
-    1,024; default: neither."""
+    """Each token has the number of tokens that sampling could choose, and their ids if at most this many (up to 1,024).
+
+    Default: neither.
+    """
     prompt_logprobs: int | None
     """The number of alternatives of each token of the prompt, at most 127, besides its own logprob and rank; default:
     no scores of the prompt. With `max_tokens=0` the engine only scores the prompt, and generates no token."""
@@ -172,7 +176,7 @@ CONTINUATIONS = {
     "same_weights": ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS,
     "off": ContinuationPolicy.CONTINUATION_POLICY_OFF,
 }
-"""The policies for a request that loses its worker, by name."""
+"""By name, the policies for a request that loses its worker."""
 _PATHS = {
     "request_id": "request_id",
     "continuation": "continuation_policy",
@@ -185,7 +189,7 @@ _PATHS = {
     "prompt_logprob_start": "prompt_scoring.first_position",
     **{name: f"sampling.{name}" for name in SamplingParameters.DESCRIPTOR.fields_by_name},
 }
-"""By argument the path of its field in Generate, unless it is the argument's name."""
+"""For each argument, the path of its field in Generate, unless it is the argument's name."""
 _ARGUMENTS = {"text.text": "prompt", "tokens.token_ids": "prompt"} | {path: name for name, path in _PATHS.items()}
 
 
@@ -196,7 +200,7 @@ def _field_of(name: str) -> tuple[str, Any]:
 
 
 _FIELDS: dict[str, tuple[str, Any]] = {name: _field_of(name) for name in RequestParameters.__annotations__}
-"""By argument the message within Generate that has its field, empty for Generate itself, and the field."""
+"""For each argument, the message within Generate that has its field (empty: Generate itself), and the field."""
 
 
 def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
@@ -205,9 +209,7 @@ def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
         raise ContractError("prompt", "a text or a sequence of token ids", type(prompt).__name__, rule=Rule.TYPE)
     if not ids:
         raise ContractError("prompt", "at least 1 token id", "none", rule=Rule.LENGTH)
-    if (
-        set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32
-    ):  # a twentieth of the cost of the loop below
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # costs a twentieth of the loop below
         return ids
     return [_whole(f"prompt[{place}]", value) for place, value in enumerate(ids)]
 
@@ -221,7 +223,7 @@ def _set(generate: Generate, name: str, value: object) -> None:
     read = _json if name == "engine_arguments" else _READERS[field.type]
     if field.is_repeated:
         getattr(message, field.name).extend(_each(name, value, read))
-    elif (found := read(name, value)) or owner != "token_scoring":  # a flag that is False asks for no scoring
+    elif (found := read(name, value)) or owner != "token_scoring":  # a flag that is False does not ask for scoring
         setattr(message, field.name, found)
     if owner == "prompt_scoring":
         message.SetInParent()
@@ -276,7 +278,7 @@ _WRITERS: dict[str, Callable[[Generate, object], None]] = {
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
 }
-"""The arguments that are neither plain values nor lists of them."""
+"""The arguments that are not plain values or lists of plain values."""
 
 
 def _json(name: str, value: object) -> str:
@@ -317,7 +319,7 @@ _FORMS: dict[str, tuple[str, Callable[[str, Any], str]]] = {
     "grammar": ("text", _text),
     "structural_tag": ("tag", _json),
 }
-"""By form of an output, the field of its message and the function that reads it."""
+"""For each form of an output, the field of its message and the function that reads it."""
 _READERS: dict[int, Callable[[str, Any], object]] = {
     FieldDescriptor.TYPE_UINT32: _whole,
     FieldDescriptor.TYPE_FIXED32: _whole,

@@ -17,7 +17,7 @@ _ACTIVE = int(RowStatus.ACTIVE)
 
 
 class Progress:
-    """For each open request its next position, the session that sends its rows, and their buffer."""
+    """The next position of each open request, the session that sends its rows, and their buffer."""
 
     def __init__(self) -> None:
         self._slots = SlotMap()
@@ -57,7 +57,7 @@ class Progress:
         return int(self._positions[self._slots[request_id]])
 
     def go_on(self, request_id: int, token_ids: Ids, *, is_last: bool) -> None:
-        """Count a row's new tokens; after the last row nothing goes on after them, so they are not kept."""
+        """Count a row's new tokens. The tokens of a last row are not kept, because no turn continues after them."""
         slot = self._slots[request_id]
         self._positions[slot] += token_ids.size
         if not is_last:
@@ -74,7 +74,7 @@ class Progress:
     def advance(self, sender: int, target: LogprobBatch) -> tuple[Slots, npt.NDArray[np.bool_]]:
         """Count the rows that are next for their requests and not last; return each row's slot, and whether it counted.
 
-        The other rows change nothing: the caller looks at them one by one.
+        The other rows change nothing; the caller handles them one by one.
         """
         slots = self._slots.find(target.request_ids)
         ends = target.positions + target.token_counts

@@ -1,4 +1,4 @@
-"""ReceivedScores: the received chunks of a prompt's scores, each once and in order."""
+"""ReceivedScores: the received chunks of a prompt's scores, each only once and in order."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
 
 
 class ReceivedScores:
-    """The chunks of one request; a repeated chunk, as after a restart of a processor, is left out."""
+    """The chunks of one request; repeated chunks, for example after a restart of a processor, are left out."""
 
     def __init__(self, generate: Generate) -> None:
         self._next = max(1, generate.prompt_scoring.first_position)
@@ -24,7 +24,9 @@ class ReceivedScores:
         # A first position past the end of the prompt is treated as its end.
         expected = min(self._next, chunk.prompt_tokens)
         if chunk.position != expected:
-            raise ContractError("prompt_scores.position", f"{expected}, as the next", chunk.position, rule=Rule.MIN)
+            raise ContractError(
+                "prompt_scores.position", f"{expected}, the next position", chunk.position, rule=Rule.MIN
+            )
         if self._prompt.size and not self._is_of_prompt(chunk):
             limit = "those of the request's prompt"
             raise ContractError("prompt_scores.token_ids", limit, "others", rule=Rule.AGREEMENT)

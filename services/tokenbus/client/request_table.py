@@ -1,4 +1,4 @@
-"""RequestTable: a client's requests, the processor that each is at, and how a turn ends or goes on."""
+"""RequestTable: a client's requests and their processors, and how a turn ends or continues."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -19,10 +19,10 @@ from tokenbus_contracts.generated.request_pb2 import Abort, ContinuationPolicy, 
 from tokenbus_contracts.schema import bounds_in
 
 _MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_ids"].GetOptions()).max_items
-"""As many as one frame may name."""
+"""The number of requests that one frame may name."""
 _COMPLETE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
-"""The errors of a later turn that say why nobody goes on: the request ends with the error of the turn before."""
+"""The errors of a later turn that mean that nobody continues: the request ends with the error of the turn before."""
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 
 
@@ -54,7 +54,7 @@ class RequestTable:
         self.on_scored: Callable[[PromptScores], None] = lambda _: None
         """Called with the scores of each prompt, before the first row of its request is in the output stream."""
         self.on_turns: Callable[[int, Sequence[Turn]], None] = lambda _, __: None
-        """Called with the turns of a request that goes on at another worker."""
+        """Called with the turns of a request that continues at another worker."""
         self.on_cached: Callable[[int, int | None], None] = lambda _, __: None
         """Called with the number of cached tokens of a request's prompt, if known, before its first row."""
         self.sessions: list[ClientSession] = []
@@ -62,9 +62,9 @@ class RequestTable:
         self._closed: dict[int, OpenRequest] = {}
         """Requests that their consumer closed, by turn id, until the processor ends them; their rows are dropped."""
         self._ended_ids: dict[int, None] = {}
-        """Turns that are over, the oldest first: a processor that comes back is told to end them."""
+        """Turns that are over, the oldest first: if a processor comes back, it is told to end them."""
         self._ignored_ids: dict[int, None] = {}
-        """Turns whose late rows need no abort any more, the oldest first."""
+        """Turns whose late rows no longer need an abort, the oldest first."""
         self._request_ids: dict[int, int] = {}
         """The request ids of continued requests, by the id of their current turn."""
         self._progress = Progress()
@@ -74,9 +74,9 @@ class RequestTable:
         self.repeated = 0
         """Number of repeated rows and frames."""
         self.late = 0
-        """Number of rows of turns and requests that are over here."""
+        """Number of received rows of turns and requests that are over here."""
         self.is_paused = False
-        """Whether acks stop because the output stream is full: backpressure for the processor."""
+        """Whether acks are withheld because the output stream is full, as backpressure on the processor."""
 
     def __len__(self) -> int:
         return len(self.requests)  # closed requests do not count
@@ -120,7 +120,7 @@ class RequestTable:
         self._remove(request)
         tokens = request.tokens
         if status in _COMPLETE and request.scoring is not None and tokens.prompt_scores is None:
-            message = "its last row came before all scores of its prompt"
+            message = "its last row arrived before all scores of its prompt"
             self._fail(request, request.error(ErrorCode.ERROR_CODE_GAP, message), request.next_position)
             return
         tokens.finish(status, stop)
@@ -138,12 +138,12 @@ class RequestTable:
             del self._ended_ids[next(iter(self._ended_ids))]
 
     def _drop_closed(self, session: ClientSession) -> None:
-        """Wait no longer for a processor to end requests that their consumers closed."""
+        """Stop waiting for a processor to end requests that their consumers closed."""
         for turn_id in [turn_id for turn_id, request in self._closed.items() if request.home is session]:
             del self._closed[turn_id]
             self._note_ended(turn_id)
 
-    # Errors that end a turn, and the request if there is no other turn.
+    # Errors that end a turn, and the request if no other turn follows.
 
     def _end_turn(self, request: OpenRequest, error: RequestError) -> None:
         if self._continue(request, error):
@@ -168,22 +168,22 @@ class RequestTable:
             self._abort_with(request, code, message)
 
     def give_up(self, message: str) -> None:
-        """End every request with an error: the client leaves."""
+        """End every request with an error, because the client leaves."""
         self.end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
         self._closed.clear()
         for session in self.sessions:
             session.lost_since = None
 
     def end_overdue(self, unix_ms: int) -> None:
-        """End each request whose deadline has passed if the processor's own end for it is overdue, too."""
+        """End each request whose deadline has passed, if the processor has not ended it in time."""
         grace = round(max(session.timeout for session in self.sessions) * 1000)
         for request in list(self.requests.values()):
             if request.deadline_unix_ms and (late := unix_ms - request.deadline_unix_ms) > grace:
-                message = f"deadline_unix_ms: no end was heard by {late} ms after it"
+                message = f"deadline_unix_ms: no end arrived within {late} ms after it"
                 self._abort_with(request, ErrorCode.ERROR_CODE_DEADLINE, message)
 
     def _continue(self, request: OpenRequest, loss: RequestError) -> bool:
-        """Ask for another turn of a request that has lost its own; False: it ends."""
+        """Ask for another turn of a request that has lost its current one; False: the request ends."""
         if not request.may_continue(loss.code):
             return False
         request.loss = loss
@@ -191,9 +191,9 @@ class RequestTable:
         return True
 
     def _begin_turn(self, request: OpenRequest, reason: ErrorCode) -> None:
-        """Ask for the rest of a request under a new id, so that no worker can mix two turns.
+        """Ask for the rest of a request under a new id, so that no worker can mix up two turns.
 
-        Processors hear that the turn before is over before they hear of the next one.
+        Processors are told that the previous turn is over before they get the next one.
         """
         self._note_ended(request.turn_id)
         for session in self.sessions:
@@ -230,7 +230,7 @@ class RequestTable:
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
-            # An earlier life of the processor may have given it to a worker that comes back.
+            # An earlier life of the processor may have given it to a worker, which may come back.
             if request.generate is not None and request.sent_to in ("", session.processor_id):
                 self._send(request, session)
             elif not (resumed and request.is_answered):
@@ -247,7 +247,7 @@ class RequestTable:
         return max(able, key=lambda session: session.room_for(request.origin.model), default=None)
 
     def _place(self, request: OpenRequest) -> None:
-        """Send a request to the processor with the most room, or end it if each refused it and none may change."""
+        """Send a request to the processor with the most room, or end it if all have refused it for good."""
         best = self._best(request)
         if best is not None:
             self._send(request, best)
@@ -258,7 +258,7 @@ class RequestTable:
         if request.loss is not None:
             is_same = request.origin.continuation_policy == _SAME_WEIGHTS
             return is_same and refusal.code == ErrorCode.ERROR_CODE_NO_WORKER
-        # The workers of a processor that is away, or closes, may soon be at another one.
+        # If a processor is away or closes, its workers may soon be at another one.
         return not any(each.is_closing or each.away <= self._patience for each in self.sessions)
 
     def _send(self, request: OpenRequest, session: ClientSession) -> None:
@@ -270,7 +270,7 @@ class RequestTable:
     def _refused(self, request: OpenRequest, session: ClientSession, error: RequestError) -> None:
         request.refusal, request.home, request.sent_to = error, None, ""
         request.refused_by.add(session)
-        # A processor whose workers are all busy says when another try makes sense; one that closes cannot.
+        # A processor whose workers are all busy says when to try again; a processor that closes cannot.
         session.is_closing |= error.code == ErrorCode.ERROR_CODE_OVERLOADED and not error.retry_after_ms
         if request.is_aborted:
             self._finish(request, RowStatus.ABORTED)
@@ -278,14 +278,14 @@ class RequestTable:
             self._place(request)
 
     def has_room(self, session: ClientSession) -> None:
-        """Offer a processor the requests that wait, those included that it has refused."""
+        """Offer a processor the waiting requests, including those it has refused."""
         for request in list(self.requests.values()):
             request.refused_by.discard(session)
             if request.home is None:
                 self._place(request)
 
     def look(self, now: float) -> None:
-        """Send the requests that wait for a processor, or whose processor is away; to be called often."""
+        """Send the requests that wait for a processor, or whose processor is away. Call this often."""
         interval = max(session.interval for session in self.sessions)
         stall, self._looked_at = max(0.0, now - (self._looked_at or now) - interval), now
         for session in self.sessions:

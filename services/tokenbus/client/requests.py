@@ -69,14 +69,14 @@ class OpenRequests(RequestTable):
         request.closed_at = position
         self._place(request)
         if request.home is None:
-            write_frame(request.frame())  # checks its bounds, as sending it would
+            write_frame(request.frame())  # checks the bounds, as sending it would
         self._add(request, position)
         return request.tokens
 
     def abort(self, request_id: int) -> None:
-        """End a request at its worker; tokens on their way still come, and then its last row.
+        """End a request at its worker; tokens that are on their way still arrive, and then its last row.
 
-        A request that is not open here may be another client's of the same owner.
+        A request that is not open here may belong to another client of the same owner.
         """
         request = self.requests.get(request_id)
         if request is None:
@@ -106,11 +106,14 @@ class OpenRequests(RequestTable):
             self._say_abort(request)
 
     def open_stream(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
-        """Give the rows and the ends of all requests to a function from now on; RuntimeError: another one has them."""
+        """Pass the rows and the ends of all requests to a function from now on.
+
+        RuntimeError: another function gets them.
+        """
         self._output.open(consume)
 
     def close_stream(self) -> None:
-        """Give rows to their own requests again, and end the requests that were submitted for the stream."""
+        """Give rows to their requests again, and end the requests that were submitted for the stream."""
         self._output.close()
         self.is_paused = False
         for request_id in [request_id for request_id, request in self.requests.items() if request.is_submitted]:
@@ -147,7 +150,7 @@ class OpenRequests(RequestTable):
 
     def _buffer(self, step: Step, slots: Slots, indexes: Slots) -> None:
         waiting = list(map(self._progress.waiting.__getitem__, slots.tolist()))
-        # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
+        # The fastest loop in Python: `append` of each buffer, without keeping the results.
         deque(map(deque.append, waiting, zip(repeat(step), indexes.tolist(), strict=False)), maxlen=0)
         self._wake_ups.look()
         if max(map(len, waiting), default=0) > self._max_rows:
@@ -156,7 +159,7 @@ class OpenRequests(RequestTable):
                     self._end_slow(self.requests[request_id])
 
     def _end_slow(self, request: OpenRequest) -> None:
-        lost = f"its consumer left {self._max_rows} steps' tokens waiting, from token {request.tokens.position} on"
+        lost = f"its consumer left the tokens of {self._max_rows} steps unread, from token {request.tokens.position} on"
         self._abort_with(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, lost)
 
     def _receive_row(
@@ -175,7 +178,7 @@ class OpenRequests(RequestTable):
             return -1
         if position + tokens > MOST_POSITION:
             limit = f"at most {MOST_POSITION} tokens, got {position + tokens}"
-            self._abort_with(request, ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be counted: {limit}")
+            self._abort_with(request, ErrorCode.ERROR_CODE_GAP, f"the number of tokens exceeds the limit: {limit}")
             return -1
         if is_repeated:
             self.repeated += 1
@@ -185,7 +188,7 @@ class OpenRequests(RequestTable):
         token_ids = step.rows.token_ids[begin + expected - position : begin + tokens]
         is_last = status in FINISHED and status is not RowStatus.UNRECOVERABLE
         self._progress.go_on(request.request_id, token_ids, is_last=is_last)
-        # An output stream gets the row itself: nobody would take it from the request's buffer.
+        # An output stream gets the row itself, because nobody would take it from the request's buffer.
         if not self._output.is_open and request.tokens.put(step, index) > self._max_rows:
             self._end_slow(request)
         elif status is RowStatus.UNRECOVERABLE and self._continue(request, request.error(_ENGINE, _UNRECOVERABLE)):
@@ -201,7 +204,7 @@ class OpenRequests(RequestTable):
             if status in FINISHED:
                 del self._closed[turn_id]
         elif status not in FINISHED and turn_id not in self._ignored_ids:
-            # It ended here, as when a request was sent twice and the first answer was an error.
+            # It has ended here, for example because a request was sent twice and the first answer was an error.
             self._ignore_rows_of(turn_id)
             session.say(ClientFrame(abort=Abort(request_id=turn_id)))
 
@@ -230,7 +233,7 @@ class OpenRequests(RequestTable):
         try:
             is_whole = request.scoring.add(chunk)
         except ContractError as error:
-            message = f"scores of its prompt came that cannot be read: {error}"
+            message = f"scores of its prompt cannot be read: {error}"
             self._abort_with(request, ErrorCode.ERROR_CODE_GAP, message)
             return
         if is_whole:
@@ -238,14 +241,14 @@ class OpenRequests(RequestTable):
             self.on_scored(scores)
 
     def failed(self, session: ClientSession, error: RequestError) -> None:
-        """End, continue or send elsewhere a request that ended with an error, or was refused."""
-        if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # another connection has it: its late rows need no abort
+        """Handle a request that ended with an error or was refused: end it, continue it, or send it elsewhere."""
+        if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # another connection has it, so its late rows need no abort
             self._ignore_rows_of(error.request_id)
         request = self._of_turn(error.request_id)
         if request is None:
             self._closed.pop(error.request_id, None)
         elif request.home is not session:
-            return  # it went on at another processor
+            return  # it continued at another processor
         elif request.may_go_elsewhere(error.code, has_several=self.has_several):
             self._refused(request, session, error)
         else:

@@ -34,7 +34,7 @@ _MOST_COMMANDS = 1024
 _ACK_SECONDS = 0.05
 """How long a frame may wait for its ack, while requests are open."""
 _ACK_SHARE = 8
-"""An ack is sent at the latest for this part of the window: it costs the processor as much as a frame does."""
+"""An ack is sent when this share of the window is used, not earlier: it costs the processor as much as a frame does."""
 ReceiveItem = Callable[[WatchedStream, Item, bytes], None]
 """Receives an item of a watched stream, with its payload."""
 
@@ -57,7 +57,7 @@ class ClientSession(ReconnectingSession):
         self._acked = 0
         self._unacked_bytes = 0
         self._ack_at = inf
-        """The latest time of the next ack."""
+        """The time by which the next ack is due."""
         self._is_ack_due = False
         self._of_request: dict[str, Callable[[ClientSession, Any], None]] = {
             "admitted": requests.admitted,
@@ -66,18 +66,18 @@ class ClientSession(ReconnectingSession):
         }
         self.watched: tuple[str, ReceiveItem] | None = None
         self._watched_stream: WatchedStream | None = None
-        """The stream that the processor announced last: the next items belong to it."""
+        """The stream that the processor announced last; the next items belong to it."""
         self._status: asyncio.Future[ProcessorStatus] | None = None
         self._room: dict[str, ModelRoom] = {}
         self._used: Counter[str] = Counter()
         """Number of requests sent for each model since the processor's last Room."""
         self.is_closing = False
-        """Whether the processor closes: its workers go to another one."""
+        """Whether the processor is closing, so that its workers go to another one."""
         self._away_since: float | None = None
         self.is_silent = False
-        """Whether its silence is so long that requests go on elsewhere."""
+        """Whether it has been silent for so long that requests continue elsewhere."""
         self.away = inf
-        """Seconds since the first unanswered hello, at the last one; infinity while the processor answers."""
+        """Seconds from the first to the last unanswered hello; infinity while the processor answers."""
         self.on_news: Callable[[], None] = lambda: None
         """Called when a frame is queued."""
         self.lost_since: float | None = None
@@ -114,13 +114,13 @@ class ClientSession(ReconnectingSession):
 
     def ask_status(self) -> asyncio.Future[ProcessorStatus]:
         """Ask for the processor's status; callers before the answer share one future."""
-        self.say(ClientFrame(status=StatusRequest()))  # each time: an answer may have been lost
+        self.say(ClientFrame(status=StatusRequest()))  # each time, because an answer may have been lost
         if self._status is None:
             self._status = asyncio.get_running_loop().create_future()
         return self._status
 
     def control(self, control: Control) -> asyncio.Future[ControlAnswer]:
-        """Send a command to a worker of the processor, repeatedly until the future is done or cancelled."""
+        """Send a command to a worker of the processor, and repeat it until the future is done or cancelled."""
         key, count = control.control_key, len(self._commands) + 1
         if count > _MOST_COMMANDS:
             raise ContractError("commands that are not answered", _MOST_COMMANDS, count)
@@ -155,7 +155,7 @@ class ClientSession(ReconnectingSession):
             self._unacked_bytes += sum(map(len, parts))
             self._ack_at = min(self._ack_at, now + _ACK_SECONDS)
             return True
-        if number > self._number:  # a frame was lost: after a hello the processor repeats unacked frames
+        if number > self._number:  # a frame was lost: say hello, after which the processor repeats unacked frames
             self._greet_again(now)
         else:
             self._requests.repeated += 1
@@ -188,13 +188,13 @@ class ClientSession(ReconnectingSession):
                 raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)  # noqa: TRY301
             target, *drafts = [decode(part, self._limits) for part in parts]
         except ContractError as error:
-            # A repeated frame would have the same bytes, and any request may have tokens in them.
-            self._requests.end_all(ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be read: {error}", self)
+            # A repeated frame would have the same bytes, and any request may have tokens in it.
+            self._requests.end_all(ErrorCode.ERROR_CODE_GAP, f"tokens cannot be read: {error}", self)
             raise
         self._requests.receive_step(self, target, drafts[0] if drafts else None)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
-        # After an outage several hellos may be answered at once: only the first answer is news.
+        # After an outage several hellos may be answered at once; only the first answer matters.
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
         self._welcomed(welcome)
         self.lost_since = self._away_since = None
@@ -204,7 +204,7 @@ class ClientSession(ReconnectingSession):
         if not resumed:
             self._outgoing.clear()
             self._room.clear()
-            self.is_closing = False  # the life before may have said so, if the connection was back at once
+            self.is_closing = False  # an earlier life may have said so, if the connection came back at once
         self._requests.welcomed(self, resumed=resumed)
         if self.watched is not None:
             self.say(ClientFrame(watch=Watch(worker_id=self.watched[0])))
@@ -237,7 +237,7 @@ class ClientSession(ReconnectingSession):
         return None
 
     def _may_ack(self) -> bool:
-        """Tell whether received frames are worth an ack, or have waited for one, or no more are expected."""
+        """Tell whether an ack is due: enough frames came, they have waited long enough, or no more are expected."""
         frames, size = self._number - self._acked, self._unacked_bytes
         is_much = frames * _ACK_SHARE >= self._introduction.window_frames or (
             size * _ACK_SHARE >= self._introduction.window_bytes

@@ -45,15 +45,15 @@ class RequestEnd(NamedTuple):
     status: RowStatus | None
     """The status of its last row; None: it ended with an error."""
     error: RequestFailedError | None
-    """The error that it ended with, and the number of tokens before it; None: it has a status."""
+    """The error with which it ended, and the number of tokens before it; None: it has a status."""
     stop: int | str | None = None
-    """The stop token or the stop text that ended it, as `Generation.stop`."""
+    """The stop token or the stop text that ended it, as in `Generation.stop`."""
     prompt_scores: PromptScores | None = None
-    """The logprobs of its prompt's tokens, as `Generation.prompt_scores`."""
+    """The logprobs of its prompt's tokens, as in `Generation.prompt_scores`."""
     weight_spans: tuple[WeightSpan, ...] = ()
-    """The versions of the weights that computed its tokens, as `Generation.weight_spans`."""
+    """The versions of the weights that computed its tokens, as in `Generation.weight_spans`."""
     cached_tokens: int | None = None
-    """The number of its prompt's tokens that the engine had in its cache, as `Generation.cached_tokens`."""
+    """The number of its prompt's tokens that the engine had in its cache, as in `Generation.cached_tokens`."""
 
 
 def drafts_of(target: LogprobBatch, draft: LogprobBatch) -> LogprobBatch:
@@ -66,16 +66,16 @@ class StepOutput:
     def __init__(self) -> None:
         self._consume: Callable[[StepRows | RequestEnd], None] | None = None
         self._held: list[RequestEnd] | None = None
-        """The ends that wait until the rows of their step have come; None: an end is passed on at once."""
+        """The ends that wait for the rows of their step; None: an end is passed on at once."""
 
     @property
     def is_open(self) -> bool:
         return self._consume is not None
 
     def open(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
-        """Pass rows and ends to a function; RuntimeError: another one gets them."""
+        """Pass rows and ends to a function; RuntimeError: another function gets them."""
         if self._consume is not None:
-            raise RuntimeError("steps() is being iterated over already: close that iterator first")
+            raise RuntimeError("steps() is already being iterated over: close that iterator first")
         self._consume = consume
 
     def close(self) -> None:
@@ -108,7 +108,10 @@ class StepOutput:
 
 
 class StreamQueue(Generic[T]):
-    """Items in order, on one event loop. `on_length` is called with each new length, and bounds it."""
+    """A queue of items, on one event loop.
+
+    `on_length` is called with each new length, so that the owner can bound it.
+    """
 
     def __init__(self, on_length: Callable[[int], None] = lambda _: None) -> None:
         self._items: deque[T] = deque()
@@ -185,7 +188,7 @@ class Stream(Generic[T]):
         await self.aclose()
 
     def __del__(self) -> None:
-        # On the client's event loop, as the garbage collector may run this in any thread.
+        # Called on the client's event loop, because the garbage collector may run this in any thread.
         if hasattr(self, "_unregister") and not self._queue.is_closed:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, and the client with it
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and so has the client
                 self._loop.call_soon_threadsafe(self._unregister)

@@ -20,7 +20,7 @@ from tokenbus_contracts.generated.request_pb2 import RequestError
 def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:
     """Return the stop token, or the stop text among `texts`, that ended a row's request.
 
-    None: neither did, as with the model's own end token or the length; or it is not known.
+    None: it ended otherwise, for example at its maximum length, or this is not known.
     """
     stop = batch.stop(row)
     if stop == STOP_TOKEN and batch.token_counts[row]:
@@ -39,11 +39,11 @@ class Turn(NamedTuple):
     begin: int
     """The position of its first token."""
     request_id: int
-    """The id under which processors and workers know it."""
+    """The id by which processors and workers know it."""
     reason: str = ""
-    """Why the turn before it stopped, as an error's name; empty: this is the first one."""
+    """Why the previous turn stopped, as the name of an error; empty: this is the first turn."""
     worker_id: str = ""
-    """Its worker: the decode worker, if another one did the prefill. Empty: none has admitted it yet."""
+    """Its worker; the decode worker, if another worker did the prefill. Empty: none has admitted it yet."""
     weight_version: int = 0
     """The version of the worker's weights when it was admitted."""
 
@@ -63,7 +63,7 @@ class RequestTokens:
         self.cached_tokens: int | None = None
         self.weight_spans: tuple[WeightSpan, ...] = ()
         self.generated_tokens = 0
-        """Number of generated tokens according to its error: some may not have come here."""
+        """Number of generated tokens according to its error; some of them may not have arrived here."""
         self.waiting: deque[tuple[Step, int]] = deque()
         """Unread rows, each as a step and the row's index; after adding to it, call `wake_ups.look`."""
         self._tokens: deque[Token] = deque()
@@ -79,7 +79,7 @@ class RequestTokens:
     # For the session.
 
     def begin_turn(self, turn: Turn) -> None:
-        """Add a turn; a later turn without a token is forgotten."""
+        """Add a turn; if the previous turn is not the first and has no token, it is forgotten."""
         while self.turns[-1].begin == turn.begin and len(self.turns) > 1:
             self.turns.pop()
         self.turns.append(turn)
@@ -128,7 +128,7 @@ class RequestTokens:
 
     async def rows(self, _kept: object = None) -> AsyncGenerator[Row, None]:
         """Yield each step's tokens of this request, as arrays."""
-        # One generator and nothing beneath it but the waiter: each row pays for every further frame.
+        # A single generator over the waiter, because every further stack frame would cost time for each row.
         while True:
             row = self._next_row()
             if row is not None:
@@ -139,7 +139,7 @@ class RequestTokens:
                 await self._waiter
 
     def _is_over(self) -> bool:
-        """Tell whether it has ended; raises its error. For a consumer that has read everything."""
+        """Tell whether it has ended; raises its error. Call it only when everything has been read."""
         if self.error is not None:
             raise RequestFailedError(self.error, self.generated_tokens)
         return self.status is not None
@@ -168,12 +168,13 @@ class RequestTokens:
 class Generation:
     """An async iterator over one request's tokens, which `Client.generate` returns; closing it ends the request.
 
-    Iterate over it for tokens, or over `rows()` for a step's tokens at a time; one task, one of the two. Each token
-    comes once and in order, through restarts of the processor; then the iteration ends, or raises RequestFailedError.
+    Iterate over it for single tokens, or over `rows()` for the tokens of each step; only one task may do so, and only
+    one of the two. Each token comes once and in order, through restarts of the processor; then the iteration ends, or
+    raises RequestFailedError.
 
     `aclose`, leaving `async with`, or dropping the last reference ends a request that is still running: its worker
-    aborts it, unread tokens are dropped, and closing the client does not wait for it. After a mere `break`, a request
-    goes on while a variable refers to it: use `async with`.
+    aborts it, unread tokens are dropped, and closing the client does not wait for it. After a `break`, a request goes
+    on as long as a variable refers to it, so use `async with`.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -198,7 +199,7 @@ class Generation:
 
     @property
     def position(self) -> int:
-        """The position of the next token: after an error, where to resume."""
+        """The position of the next token; after an error, the position at which to resume."""
         return self._tokens.position
 
     @property
@@ -217,9 +218,11 @@ class Generation:
 
     @property
     def prompt_scores(self) -> PromptScores | None:
-        """The logprobs of the prompt's tokens, as arrays, before the first token, if the request asked for them.
+        """The logprobs of the prompt's tokens, as arrays, if the request asked for them.
 
-        None: not yet, not asked for, or the request was resumed.
+        Available before the first token.
+
+        None: not yet available, not asked for, or the request was resumed.
         """
         return self._tokens.prompt_scores
 
@@ -240,18 +243,18 @@ class Generation:
     def weight_spans(self) -> tuple[WeightSpan, ...]:
         """The versions of the weights that computed its tokens, in order, once it has ended.
 
-        Empty: its workers count no versions. For tokens before a resumed position the version is not known.
+        Empty: its workers count no versions. For tokens before a resumed position, the version is unknown.
         """
         return self._tokens.weight_spans
 
     @property
     def error(self) -> RequestError | None:
-        """The error that ended it, which iterating raises as RequestFailedError; None: there is none."""
+        """The error that ended it, which the iteration raises as RequestFailedError; None: there is none."""
         return self._tokens.error
 
     @property
     def has_ended(self) -> bool:
-        """Whether its last token is here, or its error; unread tokens can still be read."""
+        """Whether its last token or its error has arrived; unread tokens can still be read."""
         return self._tokens.has_ended
 
     def __len__(self) -> int:
@@ -287,7 +290,7 @@ class Generation:
         self._tokens.close()
 
     def __del__(self) -> None:
-        # On the client's event loop, as the garbage collector may run this in any thread.
+        # Called on the client's event loop, because the garbage collector may run this in any thread.
         if hasattr(self, "_discard") and not self._tokens.has_ended:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, and the client with it
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and so has the client
                 self._loop.call_soon_threadsafe(self._discard, self._tokens.request_id)

@@ -9,7 +9,8 @@ from typing import Any
 class WakeUps:
     """Resumes the tasks whose waiters have items, in the order in which they began to wait.
 
-    With an asyncio.Future, the loop makes, queues and runs a callback for each task: most of the cost of a wake-up.
+    With an asyncio.Future, the loop would make, queue and run a callback for each task, which is most of the cost of a
+    wake-up.
     """
 
     __slots__ = ("_is_due", "_loop", "_waiting")
@@ -18,7 +19,7 @@ class WakeUps:
         self._waiting: list[Waiter] = []
         self._is_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop of the waiting tasks, which does not run when it cancels them at its end."""
+        """The loop of the waiting tasks. It is not running when it cancels them at its end."""
 
     def add(self, waiter: "Waiter") -> None:
         self._waiting.append(waiter)
@@ -49,7 +50,7 @@ class WakeUps:
 class Waiter:
     """Lets one task at a time wait for items or for `wake`; used on one event loop.
 
-    To its task it is a future, by asyncio's protocol for the futures of other libraries.
+    To its task it looks like a future, by asyncio's protocol for futures of other libraries.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_callback", "_context", "_wake_ups", "is_woken", "items")
@@ -85,10 +86,10 @@ class Waiter:
 
     get_loop = staticmethod(asyncio.get_running_loop)
     result = staticmethod(bool)
-    """Called only for its errors: a wake-up has neither an error nor a result."""
+    """Tasks call this only to get an error; a wake-up has neither an error nor a result."""
 
     def __await__(self) -> Generator[Any, None, None]:
-        self._asyncio_future_blocking = True  # how a task tells a wait from a mistake
+        self._asyncio_future_blocking = True  # by this, a task tells a future from a mistake
         yield self
 
     def add_done_callback(self, callback: Callable[[Any], object], *, context: Context) -> None:
@@ -96,6 +97,6 @@ class Waiter:
         self._wake_ups.add(self)
 
     def cancel(self, msg: str | None = None) -> bool:  # noqa: ARG002 - the task keeps the message itself
-        """Wake the task, and return False: the task then raises the CancelledError itself."""
+        """Wake the task, and return False, so that the task raises the CancelledError itself."""
         self.wake()
         return False

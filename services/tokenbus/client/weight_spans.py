@@ -26,11 +26,11 @@ class WeightSpan(NamedTuple):
 
 
 class WeightSpans:
-    """Notes the positions at which each request's version changes; nothing while no step names a version."""
+    """Notes the positions at which each request's version changes; it notes nothing while no step names a version."""
 
     def __init__(self) -> None:
         self._starts: dict[int, list[tuple[int, int]]] = {}
-        """By request, each version and the position of its first token."""
+        """For each request, its versions, each with the position of the first token."""
         self._last = _NOTHING
 
     def note(
@@ -40,9 +40,9 @@ class WeightSpans:
         positions: npt.NDArray[np.uint32],
         known: Container[int] | None = None,
     ) -> None:
-        """Note a step's rows, each new to its request; with `known`, only rows of known requests.
+        """Note the rows of a step, which must be new; with `known`, only rows of known requests.
 
-        Most steps have the requests and the version of the step before.
+        Most steps have the same requests and version as the step before.
         """
         if not version and not self._starts:
             return
@@ -61,7 +61,7 @@ class WeightSpans:
         for request_id, position in rows:
             starts = self._starts.setdefault(request_id, [])
             if starts and starts[-1][1] == position:
-                starts.pop()  # that version computed no token
+                starts.pop()  # that version did not compute a token
             if not starts or starts[-1][0] != version:
                 starts.append((version, position))
 
@@ -69,7 +69,7 @@ class WeightSpans:
         """Return the spans of a request's tokens before a position; none if no step named a version."""
         starts = self._starts.get(request_id, [])
         if starts and starts[0][1]:
-            starts = [(0, 0), *starts]  # from before a step named a version, or before a resumed position
+            starts = [(0, 0), *starts]  # tokens from before any step named a version, or before a resumed position
         ends = [begin for _, begin in starts[1:]] + [end] * bool(starts)
         spans = (WeightSpan(version, begin, until) for (version, begin), until in zip(starts, ends, strict=True))
         return tuple(span for span in spans if span.end > span.begin)

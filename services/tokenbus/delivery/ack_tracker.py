@@ -1,4 +1,4 @@
-"""AckTracker: the items of a stream that some consumer still needs."""
+"""AckTracker: the items of a stream that a consumer still needs."""
 
 from collections import deque
 
@@ -10,11 +10,11 @@ class PendingAck:
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
-        """Consumers that need its items; the first is the step itself, until it is delivered."""
+        """Number of consumers that need its items; the step itself counts until it is delivered."""
         self.holders: list[object] = []
         """The send queues of remote clients among its consumers, which can be evicted."""
         self.stream: AckTracker | None = None
-        """The tracker of its stream, once it has an item."""
+        """The tracker of its stream, set with its first item."""
         self.last_sequence = 0
         self.ordinal = 0
         """The number of its step in the order of delivery, over all streams."""
@@ -65,7 +65,7 @@ class AckTracker:
     def advance(self) -> bool:
         """Acknowledge the oldest items that no consumer needs; tell whether there were any.
 
-        The ack never divides a step: a restarted processor must be able to assemble the remaining items.
+        An ack never divides a step, because a restarted processor must be able to assemble the remaining items.
         """
         items, before = self._items, self.acknowledged
         while items and items[0][1].count <= 0:

@@ -3,9 +3,9 @@
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
-"""The errors of a turn that is at no worker."""
+"""The errors of a turn that no worker has."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
-"""The errors of a refused request that another processor may take, or this one soon."""
+"""The errors of a refused request that another processor may accept, or that this one may accept soon."""
 RETRY_MS = 1000
 """The suggested delay before a refused request is retried."""
 CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}
@@ -17,7 +17,7 @@ _LONGEST = 1000
 class RequestFailedError(Exception):
     """A request ended with an error.
 
-    `emitted_tokens` counts the tokens that this consumer got in order, with those before the position from which it
+    `emitted_tokens` counts the tokens that this consumer got in order, including those before the position at which it
     resumed; `Client.resume` continues there. `generated_tokens` counts the tokens that the processor got; if it is
     larger, the difference was lost.
 
@@ -33,7 +33,7 @@ class RequestFailedError(Exception):
     def __init__(self, error: RequestError, generated_tokens: int = 0) -> None:
         self.request_id = error.request_id
         self.code = error.code
-        """The number of the error in the schema's ErrorCode."""
+        """The error's number in the schema's ErrorCode."""
         self.emitted_tokens = error.emitted_tokens
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.retry_after_ms = error.retry_after_ms
@@ -47,7 +47,7 @@ class RequestFailedError(Exception):
 
     @property
     def code_name(self) -> str:
-        """The name of the error, as `worker_lost`, `overloaded` or `invalid_request`."""
+        """The name of the error, such as `worker_lost`, `overloaded` or `invalid_request`."""
         return code_name(self.code)
 
 

@@ -1,4 +1,4 @@
-"""SlotMap: small numbers of open requests, which index the columns of a table."""
+"""SlotMap: gives each open request a small number, which is its index in the columns of a table."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -34,7 +34,7 @@ class SlotMap:
         return self._slots.get(request_id)
 
     def add(self, request_id: int) -> int:
-        """Return a free slot, or else the next larger number."""
+        """Return a free slot, or the next larger number if none is free."""
         slot = self._free.pop() if self._free else len(self._slots)
         self._slots[request_id] = slot
         self._cached_ids = None

@@ -14,7 +14,7 @@ from tokenbus_contracts.extras import Extras
 FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
 """The statuses of a request's last row."""
 LEAVES = np.isin(np.arange(256), [int(status) for status in (*FINISHED, RowStatus.HANDED_OFF)])
-"""By status, whether such a row is its request's last in this stream."""
+"""For each status, whether a row with it is the last of its request in this stream."""
 _UNSCORED, _SHED = int(Scoring.NONE), int(Scoring.SHED)
 
 
@@ -27,7 +27,7 @@ class Token(NamedTuple):
     """
 
     id: int
-    """The token id; zero is a token like any other."""
+    """The token id; zero is a valid id."""
     position: int
     """Its place among the request's generated tokens, from 0."""
     logprob: float | None
@@ -56,7 +56,7 @@ class TokenExtras(NamedTuple):
     """
 
     other_logprob: float | None
-    """Its logprob in the other distribution: the sampler's if `logprob` is the model's, or the reverse."""
+    """Its logprob in the other distribution: the sampler's if `logprob` is the model's own, or the reverse."""
     entropy: float | None
     """The entropy of the distribution of `logprob`, in nats."""
     given_logprobs: tuple[tuple[int, float], ...]
@@ -81,9 +81,9 @@ def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | No
 
 
 class TokenLists:
-    """The columns of a batch as lists: converting all rows at once takes a tenth of the time of row by row.
+    """The columns of a batch as lists: converting all rows at once takes a tenth of the time of converting row by row.
 
-    The tokens of a row are made when it is read, and its alternatives too, because there may be many.
+    The tokens and alternatives of a row are made when the row is read, because there may be many.
     """
 
     def __init__(self, rows: LogprobBatch) -> None:
@@ -129,7 +129,7 @@ def _pairs(row: Row) -> list[tuple[tuple[int, float], ...]]:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step of one stream, without the rows that its requests had already.
+    """One step of one stream, without the rows that its requests already had.
 
     Example:
         async with tokenbus.Processor() as processor:
@@ -141,7 +141,7 @@ class Step:
     epoch: int
     number: int
     rows: LogprobBatch
-    """The rows in their order of arrival, which suffices for delivery to requests."""
+    """The rows in their order of arrival, which is enough for delivery to requests."""
     draft_rows: LogprobBatch | None
     """The draft model's proposals for some of the rows, in any order."""
     pending_ack: PendingAck = field(default_factory=PendingAck, repr=False)
@@ -150,7 +150,7 @@ class Step:
     is_whole: bool = True
     """Whether no row is missing; the requests of missing rows ended with an error."""
     is_explained: bool = True
-    """Whether all missing rows were in items that are known to be lost, whose requests have ended."""
+    """Whether all missing rows were in items known to be lost, so that their requests have ended."""
     _target: LogprobBatch | None = field(default=None, repr=False)
     _draft: LogprobBatch | None = field(default=None, repr=False)
     _token_lists: TokenLists | None = field(default=None, init=False, repr=False)

@@ -1,4 +1,4 @@
-"""The processor: consumes workers' streams, restores order, and delivers."""
+"""The processor: reads workers' streams, restores their order, and delivers the rows."""
 
 from tokenbus.processor.processor import Processor
 

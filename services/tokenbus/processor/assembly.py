@@ -16,7 +16,7 @@ from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
 
 @dataclass(slots=True)
 class _Parts:
-    """The received parts of a step's target or draft."""
+    """The received parts of a step's target or draft batch."""
 
     count: int = 0
     parts: dict[int, LogprobBatch] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Assembler:
         self._lost_after = 0
         self.last_released = 0
         self.unpaired: tuple[LogprobBatch, ContractError] | None = None
-        """A draft part whose rows are not its target's, and the error that the intake reports."""
+        """A draft part whose rows are not those of its target, and the error for the intake to report."""
 
     @property
     def open_steps(self) -> int:
@@ -109,11 +109,14 @@ class Assembler:
         if earlier is not None:
             return _same(earlier, batch)
         if batch.header.kind is BatchKind.DRAFT:
-            raise ContractError("header.kind", "a draft that its target announced, within its time", "another")
+            raise ContractError("header.kind", "an announced draft batch that comes in time", "another")
         return ItemOutcome.DUPLICATE
 
     def ready(self, now: float, *, at_end: bool = False) -> Iterator[Step]:
-        """Yield the complete steps in order, and incomplete ones that are overdue, or all at the end of the stream."""
+        """Yield the complete steps in order, and the incomplete ones that are overdue.
+
+        At the end of the stream, all.
+        """
         while self._open:
             step = self._open[min(self._open)]
             if not step.is_ready and not self._is_over(step, now) and not at_end:
@@ -149,13 +152,13 @@ class Assembler:
         return any(step.pending_ack is pending_ack for step in self._open.values())
 
     def renew(self, now: float) -> None:
-        """Restart the timeout of the open steps: until now their parts could not come."""
+        """Restart the timeout of the open steps, because their parts could not arrive until now."""
         self._renewed_at = now
 
     def _finished(self, step: _OpenStep) -> Step:
         target = step.target.joined()
         draft = step.draft.joined() if step.draft.is_whole else None
-        if target is None:  # a draft alone: its step's target never came
+        if target is None:  # only a draft batch: its step's target batch never arrived
             target = LogprobBatch.joined(list(step.draft.parts.values())).select([])
             draft = None
         if draft is not None:
@@ -197,7 +200,7 @@ def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
         for column in ("request_ids", "batch_indices"):
             both = np.intersect1d(getattr(other, column), getattr(batch, column))
             if both.size:
-                raise ContractError(column, "values that no other part of the step has", both[0], rule=Rule.UNIQUE)
+                raise ContractError(column, "values that occur in no other part of the step", both[0], rule=Rule.UNIQUE)
     rows = kind.rows + batch.row_count
     is_last = len(kind.parts) + 1 == header.part_count
     if rows > header.step_rows or (is_last and rows != header.step_rows):
@@ -215,7 +218,7 @@ def _unpaired(target: LogprobBatch, draft: LogprobBatch) -> ContractError | None
         unknown = np.flatnonzero(target.request_ids[paired] != draft.request_ids)
     if unknown.size:
         request_id = int(draft.request_ids[unknown[0]])
-        return ContractError("request_ids", "requests that the step's target has", f"{request_id:016x}")
+        return ContractError("request_ids", "requests in the step's target batch", f"{request_id:016x}")
     for column in ("batch_indices", "positions"):
         found, expected = getattr(draft, column), getattr(target, column)[paired]
         rows = np.flatnonzero(found != expected)

@@ -41,13 +41,13 @@ from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 
 _log = logger("processor")
 _MOST_HANDSHAKES = 10
-"""Handshakes of a client that may follow each other at once."""
+"""Handshakes that a client may make in quick succession."""
 _GATHER_SECONDS = 0.001
-"""The longest time for which frames are gathered, while more steps arrive."""
+"""The longest time for which frames are gathered while more steps arrive."""
 _ROOM_SECONDS = 0.0002
-"""The shortest interval of messages about room to all clients, for each client."""
+"""The shortest interval between two Room messages to all clients, for each client."""
 _LARGE_SHARE = 0.25
-"""A large share of the consumers' buffer of a stream for one client."""
+"""The share of a stream's consumers' buffer that counts as large for one client."""
 
 
 class ClientConnections(Connections[Session]):
@@ -136,17 +136,17 @@ class ClientConnections(Connections[Session]):
         try:
             _check_role(session, Role.OPERATOR)
             if not session.is_proven and not self._settings.gateway.control:
-                message = "not to a peer without a key, as gateway.control is false"
+                message = "commands not granted to a peer without a key, as gateway.control is false"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)  # noqa: TRY301
         except RefusedError as refused:
-            # Only the command is refused, and not the whole client, whose requests go on.
+            # Only the command is refused, not the whole client: its requests go on.
             self._count_refused(session, refused)
             self.commands.refuse(session, control, str(refused))
         else:
             self.commands.submit(session, control)
 
     def _abort(self, session: Session, request_id: int) -> None:
-        """Abort a request of the session's owner, at whichever of its sessions."""
+        """Abort a request of the session's owner, whichever of the owner's sessions has it."""
         request = self._registry.table.get(request_id)
         if request is not None and request.is_claimed and request.owner == session.owner:
             self._registry.abort(request_id)
@@ -167,15 +167,15 @@ class ClientConnections(Connections[Session]):
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session, Role.CLIENT)
         request_id, table = generate.request_id, self._registry.table
-        if request_id in session.requests:  # asked again, because the connection broke before the answer came
+        if request_id in session.requests:  # sent again, because the connection broke before the answer arrived
             return
         ended, known = table.ended(request_id), table.get(request_id)
         if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
-            return  # the same, and it has ended since: its rows are in the send queue
+            return  # sent again too, but it has ended since: its rows are in the send queue
         is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
         is_at_worker = known is None and ended is None and self._registry.workers.source_of(request_id) is not None
         if is_open or is_at_worker:
-            # Asked again for the same reason, after an earlier life of this processor had sent it to a worker.
+            # Sent again for the same reason; an earlier life of this processor had sent it to a worker.
             again = Resume(
                 request_id=request_id,
                 include_draft_logprobs=generate.include_draft_logprobs,
@@ -209,7 +209,7 @@ class ClientConnections(Connections[Session]):
             message = f"hello.session: {hello.session:016x} is another client's"
             raise RefusedError(RefusalReason.REFUSAL_REASON_SESSION_TAKEN, message)
         if self.peers.at(peer) not in {None, session}:
-            raise protocol_error("hello.session: one session a connection")
+            raise protocol_error("hello.session: one session for each connection")
         if session is None:
             self._make_room()
             session = self._new_session(hello, owner)
@@ -221,7 +221,7 @@ class ClientConnections(Connections[Session]):
         self._connect(session, peer, now)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
         if self.peers.send(session, ServerFrame(welcome=welcome)) is not Outcome.SENT:
-            # Without the welcome, the client would take the renumbered frames for frames that it has already.
+            # Without the welcome, the client would mistake the renumbered frames for frames that it already has.
             self.peers.disconnect(session)
             return
         session.hellos += 1
@@ -247,7 +247,7 @@ class ClientConnections(Connections[Session]):
         return True
 
     def _make_room(self) -> None:
-        """End an idle client if the limit of clients is reached; one that is away goes first."""
+        """Remove an idle client if the limit of clients is reached; clients that are away go first."""
         most = self._settings.clients.max_clients
         if len(self.sessions) < most:
             return
@@ -280,7 +280,7 @@ class ClientConnections(Connections[Session]):
     def _end(self, session: Session, why: str) -> None:
         self.peers.cut_off(session)
         self.sessions.pop(session.id, None)
-        # Before its requests end: each of them would put another frame into a full queue.
+        # Done before its requests end, because each of them would put another frame into a full queue.
         self._registry.consumers.pop(session.route, None)
         session.send_queue.discard()
         self.watchers.remove(session)
@@ -310,7 +310,7 @@ class ClientConnections(Connections[Session]):
             if queue.is_over_full:
                 self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
                 return
-            # A client that was killed may have another life, which resumes the request: that life is not slow.
+            # A killed client may have started again and resume the request: the new life is not slow.
             is_away = session.peer is None
             reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
             _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
@@ -319,8 +319,8 @@ class ClientConnections(Connections[Session]):
             if (request := self._registry.table.get(request_id)) is not None:
                 self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
                 emitted.pop(request_id, None)
-        for request_id, tokens in emitted.items():  # these had ended, and their last rows are dropped
-            if session.id in self.sessions:  # else its queue overflowed, and it has ended
+        for request_id, tokens in emitted.items():  # these requests had ended, and their last rows are dropped
+            if session.id in self.sessions:  # otherwise its queue overflowed, and it has ended
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
 
@@ -346,7 +346,7 @@ class ClientConnections(Connections[Session]):
     # Sending.
 
     def gather(self, now: float) -> None:
-        """Gather frames for a millisecond, or until `send_gathered`, so that a client is woken once for several steps.
+        """Gather frames for a millisecond, or until `send_gathered`, so that a client wakes up once for several steps.
 
         The caller lets nothing else run before it calls `send_gathered`.
         """
@@ -355,7 +355,7 @@ class ClientConnections(Connections[Session]):
             self._gathers_until = now + _GATHER_SECONDS
 
     def send_gathered(self) -> None:
-        """Send the gathered frames, and from now on each frame at once."""
+        """Send the gathered frames; from now on, send each frame at once."""
         gathered, self._gathered, self._gathers_until = self._gathered, {}, -inf
         for session in gathered:
             self._flush(session)
@@ -408,9 +408,9 @@ class ClientConnections(Connections[Session]):
                 session.next_status = max(session.next_status, now - STATUS_BURST_SECONDS) + STATUS_INTERVAL
 
     def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
-        """Tell a client how much room the workers have: at once after a worker's handshake, else with a heartbeat.
+        """Tell a client how much room the workers have: at once after a worker's handshake, otherwise with a heartbeat.
 
-        While many workers connect, as after a restart, each client hears of several workers at once.
+        While many workers connect, for example after a restart, one message covers several workers.
         """
         if self._room is None or self._room[0] != now:
             room = self._dispatch.room()

@@ -20,10 +20,10 @@ _OUTPUTS_WITH_DRAFT = write_frame(ServerFrame(outputs=Outputs(has_draft=True)))
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
 _HEADER_BYTES = 512
-"""A bound of the bytes of a message besides its rows: the header and the keys of its columns."""
+"""An upper bound on the bytes of a message besides its rows: the header and the keys of its columns."""
 _ID_BYTES = 8
 _OVERHEAD = 512
-"""The memory of a frame besides its bytes, in bytes, measured."""
+"""The measured memory of a frame in addition to its bytes."""
 
 
 class Frame:
@@ -43,9 +43,9 @@ class Frame:
         self.size = sum(map(len, parts)) if parts or pending_ack is None else len(body)
         """Its share of the client's window, in bytes."""
         self.cost = len(self.body) + sum(map(len, parts)) + len(ids) + _OVERHEAD
-        """Its charge to the send queue, in bytes."""
+        """The bytes that it counts in the send queue."""
         self.ordinal = self.number = 0
-        """Its numbers, from one: in its send queue, and in the connection that it was sent in."""
+        """Its numbers, counted from one: in its send queue, and in the connection on which it was sent."""
 
     @property
     def is_output(self) -> bool:
@@ -110,7 +110,7 @@ def _beside(target: LogprobBatch, draft: LogprobBatch) -> npt.NDArray[np.intp]:
 
 
 def emitted_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
-    """Return the requests with rows in some frames, and how many tokens each had emitted by then."""
+    """Return the requests with rows in some frames, and for each the number of tokens emitted by then."""
     emitted: dict[int, int] = {}
     for frame in frames:
         if not frame.parts:

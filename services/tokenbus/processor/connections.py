@@ -1,4 +1,4 @@
-"""What workers and clients have in common: handshakes, refusals, heartbeats, and the limits for unknown peers."""
+"""The common part of workers and clients: handshakes, refusals, heartbeats, and the limits for unknown peers."""
 
 import hmac
 from abc import ABC, abstractmethod
@@ -23,13 +23,13 @@ _log = logger("processor")
 _NS = 1_000_000_000
 _MOST_UNKNOWN = 1024
 _LARGE = 4096
-"""Bytes above which a frame is large: reading and refusing a smaller one costs too little to count."""
+"""Bytes above which a frame is large: reading and refusing a smaller frame costs too little to be counted."""
 _REFUSED_BYTES_A_SECOND = 8_388_608
-"""Bound on large frames that are read and refused; it keeps their share of the time below a tenth."""
+"""Bound on large frames that are read and then refused; it keeps their share of the time below a tenth."""
 
 
 class RefusedError(Exception):
-    """A refusal of a peer: the reason for machines, and one line for people."""
+    """The refusal of a peer, with the reason as a code and as a line for people."""
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 
 def protocol_error(message: str | ContractError) -> RefusedError:
-    """Return the refusal of a peer that breaks the protocol or the bounds of a frame."""
+    """Return the refusal for a peer that breaks the protocol or the bounds of a frame."""
     is_version = isinstance(message, ContractError) and message.rule is Rule.VERSION
     reason = RefusalReason.REFUSAL_REASON_SCHEMA_VERSION if is_version else RefusalReason.REFUSAL_REASON_PROTOCOL
     return RefusedError(reason, str(message))
@@ -76,7 +76,7 @@ class Peers(Generic[P]):
         return self._by_connection.get(connection)
 
     def connect(self, known: P, connection: bytes) -> None:
-        """Give a peer a connection, in place of its former one."""
+        """Give a peer a connection, in place of its earlier one."""
         if known.peer not in {None, connection}:
             self.cut_off(known)
         self.disconnect(known)
@@ -91,7 +91,7 @@ class Peers(Generic[P]):
             known.peer = None
 
     def cut_off(self, known: P) -> None:
-        """Close a peer's connection: without a peer it would count against the limit forever."""
+        """Close a peer's connection: a connection without a peer would count against the limit forever."""
         if known.peer is not None:
             self.listener.disconnect(known.peer)
         self.disconnect(known)
@@ -124,9 +124,9 @@ class Connections(ABC, Generic[P]):
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._asked: OrderedDict[bytes, float] = OrderedDict()
-        """By unknown connection, the time of the last request for a hello."""
+        """For each unknown connection, the time when it was last asked for a hello."""
         self._reads_large_at = 0.0
-        """The time from which large frames of unknown peers are read again: each refused one delays the next.
+        """The time from which large frames of unknown peers are read again; each refused frame delays it.
 
         Otherwise a peer that opens connection after connection could keep this process busy with invalid frames.
         """
@@ -149,8 +149,8 @@ class Connections(ABC, Generic[P]):
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
         """Handle one message of a peer. An invalid message is refused, and has no other effect."""
         known = self.peers.at(peer)
-        frame = parts[0] if parts else b""  # a payload after it is not parsed
-        # A closed connection gets no answer, and proves no key.
+        frame = parts[0] if parts else b""  # the payload after it is not parsed
+        # A closed connection can get no answer, and no longer proves a key.
         if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, frame, now)):
             return
         try:
@@ -165,7 +165,7 @@ class Connections(ABC, Generic[P]):
                 self._refuse_frame(peer, known, frame, error)
 
     def _may_be_read(self, peer: bytes, frame: bytes, now: float) -> bool:
-        """Tell whether to parse a frame of an unknown peer. A large one is parsed only if it may be a hello.
+        """Tell whether to parse a frame of an unknown peer. A large frame is parsed only if it may be a hello.
 
         A large frame of another protocol is parsed too, at a bounded rate, so that its peer learns why it is refused.
         """
@@ -193,7 +193,7 @@ class Connections(ABC, Generic[P]):
         """Answer a known peer's frame that breaks the contract."""
 
     def _ask_for_handshake(self, peer: bytes, now: float) -> None:
-        """Ask an unknown peer for a hello, once an interval: it knows only an earlier life of this processor."""
+        """Ask an unknown peer for a hello, once per interval: it knows only an earlier life of this processor."""
         asked_at = self._asked.pop(peer, -inf)
         is_due = now - asked_at >= self._interval
         self._asked[peer] = now if is_due else asked_at
@@ -235,7 +235,7 @@ class Connections(ABC, Generic[P]):
         }
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
-        """Tell whether a hello is of the known life: it shows its proof, or without a proof, that life is gone."""
+        """Tell whether a hello belongs to the known life: it has its proof or, without a proof, that life is gone."""
         is_proven = hmac.compare_digest(known.proof, proof)
         return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
 

@@ -24,11 +24,11 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _IMBALANCE = 8
-"""A worker with requests of the same client may exceed the least load by this part: each reader of a step costs."""
+"""A client's further requests go to the same worker up to this share above the least load: each reader costs time."""
 
 
 class Dispatch:
-    """Sends each request to a worker that serves it, with few requests, and if possible with others of its client."""
+    """Sends each request to a worker that serves it, with few requests and if possible some of the same client."""
 
     def __init__(self, settings: Settings, registry: RequestRegistry, workers: Workers) -> None:
         self._settings = settings
@@ -79,7 +79,7 @@ class Dispatch:
         if target is not None:
             target.last_turn = self._turns
         self.registry.table.reserve(request, NO_STREAM if target is None else target.source.stream)
-        # If the worker is away, it gets the request after its next hello, because the table has the request.
+        # If the worker is away, it gets the request from the table after its next hello.
         self.resend(worker, request)
 
     def decode(self, request: Request, token_ids: list[int]) -> None:
@@ -87,7 +87,7 @@ class Dispatch:
         accepted = 0 if generate is None else len(generate.continuation.token_ids) + len(token_ids)
         worker = self._decoder_of(request)
         if generate is None or worker is None or accepted != table.next_position[request.slot]:
-            why = "its prefill has ended, and no decode worker goes on with it here"
+            why = "its prefill has ended, and no decode worker here continues it"
             self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why)
             return
         generate.ClearField("prompt_scoring")
@@ -100,7 +100,7 @@ class Dispatch:
             self.workers.abort(worker.source.stream, request.id)
 
     def _decoder_of(self, request: Request) -> Worker | None:
-        """Return the decode worker with reserved room for a request, or another one if that drains or is lost."""
+        """Return the decode worker that reserved room for a request, or another one if it drains or is lost."""
         table, by_stream = self.registry.table, self.workers.by_stream
         reserved, prefill = (by_stream.get(int(each[request.slot])) for each in (table.decoder, table.stream))
         if prefill is not None and (reserved is None or reserved.is_draining):
@@ -125,9 +125,9 @@ class Dispatch:
             self._send_to(request, worker)
 
     def requeue(self, request: Request) -> None:
-        """Send a request that its worker refused to another one; the next tick ends it if no worker takes it."""
+        """Send a request that its worker refused to another worker; if none takes it, the next tick ends it."""
         if request.generate is not None and request.generate.HasField("continuation"):
-            request.generate.continuation.ClearField("transfer_state")  # another worker may have to prefill
+            request.generate.continuation.ClearField("transfer_state")  # another worker may need a prefill first
         self.registry.table.requeue(request)
         self._waiting.append(request)
         self.dispatch_waiting()
@@ -171,13 +171,13 @@ class Dispatch:
         return table.get(request.id) is request and table.state_of(request) is State.QUEUED
 
     def resend(self, worker: Worker, request: Request) -> None:
-        """Send a request to its worker, also again after the worker missed it."""
+        """Send a request to its worker, or send it again after the worker missed it."""
         if request.generate is not None:
             request.sent_after = worker.hellos
             self.workers.send(worker, ProcessorFrame(generate=request.generate))
 
     def _goes_on_elsewhere(self, generate: Generate, route: int) -> bool:
-        """Tell whether a client whose further turn is refused here has other processors to ask."""
+        """Tell whether a client whose next turn is refused here can ask other processors."""
         consumer = self.registry.consumers.get(route)
         return generate.continuation.turn > 0 and consumer is not None and consumer.knows_others
 
@@ -206,14 +206,15 @@ class Dispatch:
         def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
             load, worker = it
             is_prefill = _is_prefill(worker)
-            # Prefill workers share the load of their decode worker: counted, a client would always get the same one.
+            # Prefill workers share the load of their decode worker. If it counted, a client would always get the same
+            # one.
             read = 0 if is_prefill else requests_of(route, worker.source.stream)
             return -read, load, is_prefill, worker.last_turn
 
         return min(near, key=order, default=(0, None))[1]
 
     def _load(self, worker: Worker, generate: Generate) -> int | None:
-        """Return the load of a worker, or of its decode worker if that is higher; None if either is full."""
+        """Return the load of a worker, or the load of its decode worker if that is higher; None if either is full."""
         target = self._decoder_for(worker, generate)
         if not self._takes_more(worker) or (target is None and _is_prefill(worker)):
             return None
@@ -259,13 +260,13 @@ class Dispatch:
             for worker in self.workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
-            and not worker.stream.hello.tp_rank  # the other ranks follow the first one
+            and not worker.stream.hello.tp_rank  # the other ranks follow rank 0
             and model in ("", worker.stream.hello.model)
             and (not _is_prefill(worker) or self._decoders(worker.stream.hello.model))
         ]
 
     def _offered(self) -> set[str | int]:
-        """Return the models, adapters, tokenizer digests and weight versions of all workers, and the values for any."""
+        """Return the models, adapters, tokenizer digests and weight versions of all workers, with values for any."""
         offered: set[str | int] = {"", 0}
         for worker in self.workers.by_id.values():
             hello = worker.stream.hello
@@ -288,7 +289,7 @@ class Dispatch:
         if obstacles and all(obstacles):
             return request_error(generate.request_id, ErrorCode.ERROR_CODE_NO_WORKER, obstacles[0])
         if candidates:
-            code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
+            code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker already has as many requests as it takes"
         else:
             code, message = ErrorCode.ERROR_CODE_NO_WORKER, self._not_served(generate)
         return request_error(generate.request_id, code, message, retry_after_ms=RETRY_MS)
@@ -352,9 +353,11 @@ def _has_weights(generate: Generate) -> bool:
 
 
 def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None, ...]:
-    """Return the fields that decide which workers may take a request: if one finds no room, no other of its kind does.
+    """Return the fields that decide which workers may take a request: requests with equal fields are of one kind.
 
-    Values that no worker offers count as one, so that a client with invented names makes no more kinds.
+    If there is no room for one request, there is none for others of its kind.
+
+    All values that no worker offers count as one kind, so that a client with invented names cannot add kinds.
     """
     weights = generate.continuation.weight_version if _has_weights(generate) else 0
     asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest, weights

@@ -1,4 +1,4 @@
-"""Intake: processes the items of workers' streams, from their bytes to the frames for clients."""
+"""Intake: processes the items of workers' streams, from bytes to frames for clients."""
 
 import asyncio
 from collections import deque
@@ -34,7 +34,7 @@ _MAX_FILL_WITH_CREDIT = 0.5
 """The fill level of the consumers' buffer above which their worker gets no more credit."""
 _FILL_AFTER_EVICTION = 0.75
 _PATIENCE = 1.0
-"""Seconds, at most a heartbeat interval, for which a client with few pending items may hold back a full stream."""
+"""Seconds for which a client with few pending items may hold back a full stream; at most a heartbeat interval."""
 _GAP = ErrorCode.ERROR_CODE_GAP
 _REASONS = {
     GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
@@ -75,7 +75,7 @@ class Intake:
         self.steps = 0
         self.refused_items = 0
         self.refused_parts = 0
-        """Parts that contradict the other parts of their step."""
+        """Number of parts that contradict the other parts of their step."""
         clients.on_ack = self._answer_all
 
     def process(
@@ -83,9 +83,9 @@ class Intake:
     ) -> None:
         """Process an item of a worker's stream, from its bytes to the frames for clients.
 
-        docs/architecture.md lists the same steps. Without an item, the steps begin with waiting items, because a gap, a
-        heartbeat or the time may have freed them. At the end of a stream, incomplete steps are delivered too. Raises a
-        RefusedError if the worker exceeds its credit.
+        docs/architecture.md lists the same steps. Without an item, only the waiting items are processed, because a gap,
+        a heartbeat or the time may have freed them. At the end of a stream, incomplete steps are delivered too. Raises
+        a RefusedError if the worker exceeds its credit.
         """
         # 1. Check the item against the worker's credit and its checksum; decode its batch and validate it.
         if item is not None:
@@ -115,10 +115,10 @@ class Intake:
             except Exception:  # noqa: BLE001 - a defect of ours ends the requests of this step, and nothing else
                 stream = worker.stream
                 _log.exception("step not handed out", step=step.number, stream=stream.worker_id, epoch=stream.epoch)
-                reason = "the processor could not hand its tokens out"
+                reason = "the processor failed to deliver its tokens"
                 self._fail(worker, _ids(received), reason, ErrorCode.ERROR_CODE_INTERNAL)
             if not step.is_explained and not at_end:
-                self._fail_others(worker, _ids(received), f"step {step.number} never came whole")
+                self._fail_others(worker, _ids(received), f"step {step.number} never arrived completely")
             # 8. Hand the whole step to `Processor.steps()` and to the observers.
             self._publish(worker, step)
 
@@ -174,8 +174,8 @@ class Intake:
     def _has_room(self, worker: Worker, unknown_ids: set[int], entry: ReceivedItem | LostItems) -> bool:
         """Tell whether the table has room for the unclaimed requests of an item and of those before it.
 
-        Else the item waits until clients have claimed requests that the worker's key brought before. After a restart,
-        workers with a shared key bring more requests than one worker may, while their clients are coming back.
+        If not, the item waits until clients have claimed earlier requests of the worker's key. After a restart, workers
+        with a shared key report more requests than one worker may have, while their clients still reconnect.
         """
         if isinstance(entry, ReceivedItem) and isinstance(entry.contents, LogprobBatch):
             unknown_ids |= self.registry.waiting_for_room(entry.contents, worker.source)
@@ -205,7 +205,7 @@ class Intake:
         except ContractError as error:
             self.refused_parts += 1
             self._log_refused(worker, entry.sequence, entry.payload, error)
-            if batch.header.step > worker.assembler.last_released:  # an earlier step had its tokens without this part
+            if batch.header.step > worker.assembler.last_released:  # its tokens came without this part
                 worker.assembler.count_lost(batch.row_count)
                 self._fail(worker, _ids(batch), f"item {entry.sequence} was refused: {error}")
             return PendingAck(0)
@@ -213,7 +213,7 @@ class Intake:
             worker.stream.counts.duplicates += 1
         elif outcome is ItemOutcome.DIVERGENT:
             worker.stream.counts.divergences += 1
-            differs = ContractError("payload", "what came first for the same part of the step", "something else")
+            differs = ContractError("payload", "the first item for the same part of the step", "something else")
             self._log_refused(worker, entry.sequence, entry.payload, differs)
         return pending_ack
 
@@ -250,7 +250,7 @@ class Intake:
                 request = self.registry.failed_by(event.error.request_id, worker.source, now)
                 if request is None:
                     return
-                # A draining worker refuses requests that crossed its last heartbeat.
+                # A draining worker refuses requests that were sent before its last heartbeat arrived.
                 is_refused = event.error.code == ErrorCode.ERROR_CODE_OVERLOADED
                 if is_refused and request.generate is not None and request.aborted_at is None:
                     worker.is_draining = True
@@ -264,12 +264,12 @@ class Intake:
         request.generate, request.weight_version = None, admitted.weight_version
         request.is_continuable &= worker.stream.hello.continues_requests
         if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE:
-            admitted.ClearField("cached_tokens")  # the prefill worker has counted them
+            admitted.ClearField("cached_tokens")  # already counted at the prefill worker
         if (consumer := self.registry.consumer_of(request)) is not None:
             consumer.admitted(request, admitted)
 
     def _on_scores(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
-        """Deliver the scores of some prompt tokens. The client drops chunks that it has already."""
+        """Deliver the scores of some prompt tokens. The client drops chunks that it already has."""
         chunk = event.prompt_scores
         try:
             PromptScores.of(chunk)
@@ -325,11 +325,11 @@ class Intake:
 
     def _reconcile_if_caught_up(self, worker: Worker) -> None:
         is_caught_up = worker.reconcile is not None and worker.stream.expected > worker.reconcile[0]
-        if is_caught_up and not worker.assembler.open_steps:  # a request's last row may wait for its step's draft
+        if is_caught_up and not worker.assembler.open_steps:  # a last row may wait for its draft batch
             self._reconcile(worker)
 
     def _reconcile(self, worker: Worker) -> None:
-        """End or resend the requests that the processor gave a worker and that its hello did not name."""
+        """End or resend the requests that the processor gave to a worker but that the worker's hello did not name."""
         _, ids = worker.reconcile or (0, frozenset())
         worker.reconcile = None
         for request in self.registry.table.of_stream(worker.source.stream):
@@ -340,7 +340,7 @@ class Intake:
             elif request.sent_after == worker.hellos:
                 continue  # it was sent after the hello; sent again, it could run twice
             elif request.generate is None:
-                why = f"worker {worker.stream.worker_id} does not have it any more"
+                why = f"worker {worker.stream.worker_id} no longer has it"
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
                 self._dispatch.resend(worker, request)
@@ -359,15 +359,15 @@ class Intake:
             self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _answer_all(self) -> None:
-        """Send acks and credit after a client's ack: a worker without credit sends nothing until it gets them."""
+        """Send acks and credit after a client's ack: a worker without credit sends nothing until it gets more."""
         for worker in self._workers.by_id.values():
             self._answer(worker)
 
     def is_throttled(self, worker: Worker) -> bool:
         """Tell whether a worker gets no credit for now, because consumers are behind.
 
-        One slow client does not throttle a worker while others at the same worker keep up: its frames pile up in its
-        send queue, and its requests end when that is full.
+        One slow client does not throttle a worker while other clients of that worker keep up: the slow client's frames
+        pile up in its send queue, and its requests end when the queue is full.
         """
         is_full = self.step_queue is not None and self.step_queue.qsize() >= self._settings.processor.step_queue
         if is_full or worker.waits_for_room:

@@ -16,19 +16,19 @@ from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
 
 _log = logger("processor")
 _MOST_OPEN = 64
-"""Bound of the unanswered commands of one worker."""
+"""The maximum number of unanswered commands of one worker."""
 _MOST_CLIENT_BYTES = 256
 
 
 class OpenCommands:
-    """The unanswered commands. Each is sent again after a handshake, and a worker executes it once."""
+    """The unanswered commands. Each command is sent again after a handshake, and a worker executes it only once."""
 
     def __init__(self, workers: Workers, *, on_adapters: Callable[[], None]) -> None:
         self._workers = workers
         self._on_adapters = on_adapters
         self._open: dict[int, tuple[Session, Worker, Control]] = {}
         self.answers: Counter[tuple[str, str]] = Counter()
-        """Answers by command and outcome: done, refused or lost."""
+        """Number of answers by command and outcome: done, refused or lost."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -38,12 +38,12 @@ class OpenCommands:
         key, worker = control.control_key, self._workers.by_id.get(control.worker_id)
         known = self._open.get(key)
         if known is not None and known[0] is session:
-            return  # asked again, because the connection broke before the answer came
+            return  # sent again, because the connection broke before the answer arrived
         waiting = sum(each is worker for _, each, _ in self._open.values())
         if known is not None:
             refusal = "control_key: one that is not in use, got another client's"
         elif worker is None:
-            refusal = f"worker_id: a worker that is here, got {control.worker_id!r}"
+            refusal = f"worker_id: a worker of this processor, got {control.worker_id!r}"
         elif not worker.stream.hello.takes_control:
             refusal = f"worker {control.worker_id}: its engine must take commands, but it takes none"
         elif waiting >= _MOST_OPEN:
@@ -86,7 +86,7 @@ class OpenCommands:
         for key, (session, asked, control) in list(self._open.items()):
             if asked is worker:
                 del self._open[key]
-                reason = f"worker {worker.stream.worker_id} is gone, and may have done it or not: {why}"
+                reason = f"worker {worker.stream.worker_id} is gone, and may or may not have executed it: {why}"
                 self._answer(session, control, _refused(key, reason), "lost")
 
     def forget(self, session: Session) -> None:

@@ -32,7 +32,7 @@ _TICKS = 10
 
 
 class Core:
-    """The parts of a processor. Each part gets only parts that were made before it."""
+    """The parts of a processor. Each part refers only to parts that were made before it."""
 
     def __init__(self, settings: Settings, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.repeated_log = DeduplicatedLog()
@@ -57,7 +57,7 @@ class Core:
         self.workers.listener, self.clients.peers.listener = workers, clients
 
     def begin(self, now: float) -> None:
-        """Start the time in which workers may reconnect."""
+        """Begin the period in which workers may reconnect."""
         self._back_at = now + self._timeout
         self.dispatch.expect_workers(now)
 
@@ -118,7 +118,7 @@ class Processor:
         for key in ("workers_address", "clients_address"):
             address = getattr(self.settings.bus, key)
             if len(listed_addresses(address)) > 1:
-                raise SettingsError(f"bus.{key}", "one address for a processor, which listens there", address)
+                raise SettingsError(f"bus.{key}", "one address, at which the processor listens", address)
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
         self._core = core = Core(self.settings, self.clock, lambda call: asyncio.get_running_loop().call_soon(call))
@@ -130,13 +130,13 @@ class Processor:
         self.item_log: ItemLog | None = None
         """The durable log, if `durable_log.address` is set."""
         self.waits_for_log = False
-        """Whether it does not listen yet, because the durable log cannot be written."""
+        """Whether it still waits to listen because the durable log cannot be written."""
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self.refused_connections = 0
         self.unreachable: tuple[str, ...] = ()
-        """The addresses at which nothing new can connect."""
+        """The addresses at which new connections are impossible."""
 
     async def __aenter__(self) -> Self:
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
@@ -279,7 +279,7 @@ class Processor:
             )
 
     def usage(self) -> Usage:
-        """Return the use of the transport's limits by all peers together."""
+        """Return how far all peers together use the transport's limits."""
         return self._listeners[0].usage() if self._listeners else Usage()
 
     @property
@@ -293,12 +293,12 @@ class Processor:
     def steps(self) -> AsyncGenerator[Step, None]:
         """Return an iterator over every step from now on, in original batch order; at most one at a time.
 
-        A step is acknowledged when the next one is asked for, and workers wait for a slow consumer. After a restart,
+        A step is acknowledged when the next one is requested, and workers wait for a slow consumer. After a restart,
         unacknowledged steps come again: a consumer that stores steps recognizes them by stream and sequence.
-        Until the iterator is closed, rows of unclaimed requests come only here.
+        Until the iterator is closed, rows of unclaimed requests are delivered only here.
         """
         if self.intake.step_queue is not None:
-            raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
+            raise RuntimeError("steps() is already being iterated over: one consumer takes all steps")
         self.intake.step_queue = asyncio.Queue()
         self.registry.default_route = UNROUTED
         return self._steps(self.intake.step_queue)
@@ -319,6 +319,9 @@ class Processor:
 
 
 def _named(settings: Settings) -> Settings:
-    """Give each life of a processor a name: a client must notice a restart, or its request would be computed twice."""
+    """Name each life of a processor, because a client must notice a restart.
+
+    Otherwise its request would be computed twice.
+    """
     name = f"{settings.processor.id}-{secrets.token_hex(4)}"
     return replace(settings, processor=replace(settings.processor, id=name))

@@ -27,7 +27,10 @@ class RefusedMessages:
         sequence: int = 0,
         shown: int = SHOWN_BYTES,
     ) -> None:
-        """Count and log a message, one line for those of a sender that break one rule. Zero is not a sequence."""
+        """Count and log a message; there is one line for all messages of a sender that break the same rule.
+
+        A sequence of zero means that the message has none.
+        """
         self.by_rule[str(error.rule)] += 1
         key = (event, error.rule, *sender.values())
         fields = {**sender, "sequence": sequence} if sequence else sender

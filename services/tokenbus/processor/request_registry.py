@@ -31,19 +31,19 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Reques
 
 _log = logger("processor")
 _MOST_DROPPED = 256
-"""Unclaimed requests that are dropped in one tick, at most: a worker may have invented thousands."""
+"""The maximum number of unclaimed requests to drop in one tick: a worker may have invented thousands."""
 
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Requests by how they began and ended."""
+    """Number of requests, by how they began and ended."""
 
     opened: int = 0
     finished: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     unclaimed: int = 0
     refused_resumes: int = 0
-    """Resumes of other clients' requests."""
+    """Number of attempts to resume other clients' requests."""
 
 
 class RequestRegistry:
@@ -59,7 +59,7 @@ class RequestRegistry:
         self.consumers: dict[int, Session] = {}
         """The sessions by route."""
         self.default_route = UNCLAIMED
-        """The route of requests that no client asked for."""
+        """The route of requests that no client has asked for."""
         self.counts = RequestCounts()
         self._repeated_log = DeduplicatedLog()
         self.failed_ticks = 0
@@ -73,7 +73,7 @@ class RequestRegistry:
         return self.table.submit(generate, stream, route, owner, deadline)
 
     def _deadline(self, unix_ms: int, at_most_ms: int = 0) -> Deadline:
-        """Return the deadline of a request: the earliest of a client's limits, of which zero is none, and our own."""
+        """Return the deadline of a request: the earliest of our limit and the client's limits (zero: no limit)."""
         ms = self._settings.request_timeout_ms
         if unix_ms:
             ms = min(ms, unix_ms - self._clock.unix_ms())
@@ -88,7 +88,7 @@ class RequestRegistry:
             self._drop_unclaimed(request)
 
     def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        """Tell which unknown requests of a step cannot be opened, because they begin midway or exceed the room."""
+        """Tell which unknown requests of a step cannot be opened: the first tokens are missing, or there is no room."""
         may_open = self._may_open(ids, positions, source)
         room = self.table.room_for(source.payer)
         return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
@@ -100,7 +100,7 @@ class RequestRegistry:
         return [position == 0 or request_id in source.owners for request_id, position in pairs]
 
     def waiting_for_room(self, batch: LogprobBatch, source: Source) -> set[int]:
-        """Return the unknown requests of a batch that need room; none while their payer has no others."""
+        """Return the unknown requests of a batch that need room; none if their payer has no other requests."""
         if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
             return set()
         unknown = np.flatnonzero(self.table.slots_of(batch.request_ids) < 0)
@@ -118,7 +118,10 @@ class RequestRegistry:
         return request
 
     def scored_by(self, request_id: int, source: Source, now: float) -> Request | None:
-        """Return the request of a stream's prompt scores, opened if it is unknown; None if it is not the stream's."""
+        """Return the request to which a stream's prompt scores belong; open it if it is unknown.
+
+        None: it is not the stream's request.
+        """
         request = self.table.get(request_id)
         if request is None:
             ids, positions = np.array([request_id], np.uint64), np.zeros(1, np.uint32)
@@ -129,9 +132,11 @@ class RequestRegistry:
         return request if is_its and self.table.state_of(request) is not State.ENDED else None
 
     def failed_by(self, request_id: int, source: Source, now: float) -> Request | None:
-        """Return the request of a stream's error, opened if it is unknown; None if it is not the stream's.
+        """Return the request to which a stream's error belongs; open it if it is unknown.
 
-        After a restart the error may come before the client, and the worker's hello does not name the request any more.
+        None: it is not the stream's request.
+
+        After a restart the error may arrive before the client, and the worker's hello no longer names the request.
         """
         request = self.scored_by(request_id, source, now)
         may_end = request is not None and self.table.state_of(request) in (State.RUNNING, State.RESUMED)
@@ -147,16 +152,16 @@ class RequestRegistry:
             return
         if self.table.state_of(request) is State.RESUMED:
             self._settle_owner(request, source.owners.get(request_id, NO_OWNER))
-            if self.table.get(request_id) is not request:  # the refusal overfilled the consumer's send queue
+            if self.table.get(request_id) is not request:  # the refusal overfilled the consumer's queue
                 return
         state, stream = self.table.state_of(request), self.table.stream_of(request)
-        if state is State.RUNNING and stream != source.stream:  # asked for again, and dispatched to another worker
+        if state is State.RUNNING and stream != source.stream:  # sent again, and dispatched to another worker
             self.workers.abort(source.stream, request_id)
         elif stream == NO_STREAM and state is not State.ENDED:
             self.table.assign(request, source.stream)
 
     def _settle_owner(self, request: Request, owner: int) -> None:
-        """Set the owner of a resumed request from its worker's hello; fail the request at another client."""
+        """Set the owner of a resumed request from its worker's hello; if another client resumed it, fail it there."""
         if owner in (NO_OWNER, request.owner):
             return
         consumer = self.consumer_of(request)
@@ -164,10 +169,10 @@ class RequestRegistry:
         if consumer is not None:
             consumer.fail(request, self.refuse_resume(request.id, consumer.name))
             self.table.close(request, None)
-            self.table.forget_end(request.id)  # its owner may resume it yet
+            self.table.forget_end(request.id)  # its owner may still resume it
 
     def refuse_resume(self, request_id: int, client: str) -> RequestError:
-        """Count the resume of another client's request, and return the error for it."""
+        """Count an attempt to resume another client's request, and return the error for it."""
         self.counts.refused_resumes += 1
         self._repeated_log.begin(("resume", client), _log.warning, "resume refused", client=client, request=request_id)
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
@@ -218,7 +223,7 @@ class RequestRegistry:
         retry_after_ms = RETRY_MS if code in NOT_TAKEN else 0
         error = request_error(request.id, code, message, emitted_tokens=emitted, retry_after_ms=retry_after_ms)
         name = code_name(code)
-        # A worker may send any number as a code; a counter for each would fill the memory.
+        # A worker may send any number as a code, and a counter for each number would fill the memory.
         self.counts.failed[name if code in CODE_NAMES else "other"] += 1
         if tell_worker:
             self._abort_at_worker(request)
@@ -239,13 +244,13 @@ class RequestRegistry:
                 self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def end_continuable_of(self, stream: int, most: int, why: str) -> None:
-        """End admitted requests of a worker, at most some number, that their clients can continue at another worker."""
+        """End a limited number of a worker's admitted requests that their clients can continue at another worker."""
         begun = [each for each in self.table.of_stream(stream) if each.generate is None and each.aborted_at is None]
         for request in [each for each in begun if each.is_continuable][:most]:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """Drop the unclaimed requests whose rows hold a pending ack, or older ones of its stream through a sequence."""
+        """Drop the unclaimed requests whose rows hold a pending ack, or older ones of its stream up to a sequence."""
         for request in self.table.open_requests():
             if request.waiting:
                 found = request.waiting[0][0].pending_ack
@@ -280,15 +285,15 @@ class RequestRegistry:
 
     def _check(self, request: Request, now: float) -> None:
         if self.table.get(request.id) is not request:
-            return  # it ended together with one before it
+            return  # it ended together with an earlier one
         if not request.is_claimed:
             self._drop_unclaimed(request)
             return
         if request.aborted_at is not None and now >= request.aborted_at + self._abort_timeout:
-            why = f"aborted, and its worker did not say so within {self._settings.abort_timeout_ms} ms"
+            why = f"aborted, but its worker did not confirm it within {self._settings.abort_timeout_ms} ms"
             self.fail(request, ErrorCode.ERROR_CODE_ABORTED, why)
         elif now >= request.deadline.at:
-            why = f"it did not end within the {request.deadline.after_ms} ms that it had"
+            why = f"it did not end within its {request.deadline.after_ms} ms"
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
         else:
             self.table.check_at(request, self._due(request))
@@ -301,8 +306,8 @@ class RequestRegistry:
     def is_over(self, request_id: int, source: Source) -> bool:
         """Tell whether a request of a stream has ended, here or at its client.
 
-        The end at a client counts only until the worker has replayed its retained items: later, the client may have
-        used the id again.
+        The end at a client counts only until the worker has replayed its retained items, because later the client may
+        use the id again.
         """
         worker = self.workers.by_stream.get(source.stream)
         is_sent_again = worker is None or worker.reconcile is not None
@@ -312,7 +317,7 @@ class RequestRegistry:
     def client_ended(self, request_id: int, owner: int) -> None:
         """Drop the rows of an unclaimed request that has ended at its client, unless it is another client's.
 
-        After the loss of a processor, workers replay such rows; kept, they would hold up the acks after them.
+        After the loss of a processor, workers replay such rows. If they were kept, later acks would have to wait.
         """
         request = self.table.get(request_id)
         source = None if request is not None else self.workers.source_of(request_id)
@@ -321,7 +326,7 @@ class RequestRegistry:
                 is_whole = self.table.state_of(request) is State.ENDED
                 self._drop(request)
                 self.table.note_end_at_client(request_id, owner)
-                if is_whole:  # else rows of it may still come
+                if is_whole:  # otherwise rows of it may still arrive
                     self.table.forget_end(request_id)
         elif source is None:
             self.table.note_end_at_client(request_id, owner)

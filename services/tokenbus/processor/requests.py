@@ -1,4 +1,4 @@
-"""The table of all requests and their states: columns in arrays, so that a step is settled in a few operations."""
+"""The table of all requests and their states. Its columns are arrays, so that a step needs only a few operations."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ UNCLAIMED = 0
 UNROUTED = -1
 """The route of requests whose rows only `steps()` delivers."""
 Payer = tuple[str, int | str]
-"""The peer that an open request is charged to: its client, or while it is unclaimed, its worker or the worker's key."""
+"""The peer whose limit an open request uses: its client or, while it is unclaimed, its worker or the worker's key."""
 
 
 class State(IntEnum):
@@ -48,12 +48,12 @@ class TransitionError(Exception):
 
 
 class Deadline(NamedTuple):
-    """The deadline of a request: by the processor's clock in seconds, and in milliseconds since 1970 UTC."""
+    """The deadline of a request, in seconds by the processor's clock and in milliseconds since 1970 UTC."""
 
     at: float
     unix_ms: int = 0
     after_ms: int = 0
-    """The time that was left when it was set."""
+    """The remaining time when it was set."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def payer(self) -> Payer:
-        """The payer of its unclaimed requests: one for all workers of a key."""
+        """The payer of its unclaimed requests; workers with the same key have the same payer."""
         return ("key", self.key) if self.key else ("worker", self.stream)
 
 
@@ -85,7 +85,7 @@ class Request:
     generate: Generate | None = None
     """The message for its worker, until the worker admits the request."""
     sent_after: int = 0
-    """The number of its worker's handshakes when it was sent."""
+    """The number of its worker's handshakes when the request was sent."""
     for_decode: Generate | None = None
     """The message for the decode worker, while a prefill worker has the request."""
     transfer_state: bytes = b""
@@ -107,14 +107,17 @@ class Request:
     """The client that may resume or end it, in any of its lives."""
     payer: Payer | None = None
     asked_after: int = 0
-    """The number of its client's handshakes when it was asked for; 0: an earlier life of the processor was asked."""
+    """The number of its client's handshakes when the client sent it.
+
+    0: it was sent to an earlier life of the processor.
+    """
     last_frame: tuple[int, int] | None = None
-    """The route of the session that got its last row, and the ordinal of that frame in the session's send queue."""
+    """The route of the session that got its last row, and the ordinal of that row's frame in the session's queue."""
 
 
 @dataclass(slots=True, frozen=True)
 class Ended:
-    """The end of a request."""
+    """How a request ended."""
 
     error: RequestError | None
     tokens: int
@@ -148,7 +151,7 @@ class RequestTable:
         self._requests: list[Request | None] = []
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._ended_at_clients: OrderedDict[int, int] = OrderedDict()
-        """The owners of requests that ended at their clients while they were unknown here."""
+        """The owners of requests that were unknown here when they ended at their clients."""
         self._max_requests = max_requests
         self._ended_requests = ended_requests
         self.next_position = np.zeros(64, np.int64)
@@ -163,7 +166,7 @@ class RequestTable:
         self.buffered_rows = 0
         """Rows that wait for clients."""
         self.running = self._running()
-        """The columns for the native pass over a step."""
+        """The columns that the native pass over a step reads."""
 
     # Finding requests.
 
@@ -175,7 +178,7 @@ class RequestTable:
         return len(self._slots) >= self._max_requests
 
     def limit_for(self, payer: Payer) -> str:
-        """Return the limit that refuses one more request of a payer, as text; empty: none."""
+        """Return the limit by which one more request of a payer is refused, as text; empty: there is room."""
         if self.is_full:
             return f"open requests: at most {self._max_requests}"
         if not self.room_for(payer):
@@ -223,23 +226,23 @@ class RequestTable:
         return request_id in self._slots or request_id in self._ended or request_id in self._ended_at_clients
 
     def note_end_at_client(self, request_id: int, owner: int) -> None:
-        """Remember that an unknown request has ended at a client, the first that says so."""
+        """Remember that an unknown request has ended at a client; only the first client that says so counts."""
         self._ended_at_clients.setdefault(request_id, owner)
         if len(self._ended_at_clients) > self._ended_requests:
             self._ended_at_clients.popitem(last=False)
 
     def forget_end_at_client(self, request_id: int, owner: int) -> None:
-        """Forget that a request has ended at a client: it uses the id again."""
+        """Forget that a request has ended at a client, because the client uses the id again."""
         if self._ended_at_clients.get(request_id) == owner:
             del self._ended_at_clients[request_id]
 
     def forget_end_at_other_client(self, request_id: int, owner: int) -> None:
-        """Forget the end of a request unless its owner said so: a worker has named the owner."""
+        """A worker has named a request's owner: forget the request's end unless that owner reported it."""
         if owner == NO_OWNER or self._ended_at_clients.get(request_id) != owner:
             self._ended_at_clients.pop(request_id, None)
 
     def forget_end(self, request_id: int) -> None:
-        """Forget the end of a request: a worker may still bring it."""
+        """Forget the end of a request, because a worker may still send its rows."""
         self._ended.pop(request_id, None)
 
     def open_requests(self) -> list[Request]:
@@ -317,7 +320,7 @@ class RequestTable:
         request.generate, request.for_decode, request.transfer_state = generate, None, b""
 
     def assign(self, request: Request, stream: int) -> None:
-        """Assign a request to the stream of the worker that turns out to have it."""
+        """Assign a request to the stream of the worker that proves to have it."""
         self._run(request, stream, State.QUEUED, State.RESUMED)
 
     def end(self, request: Request, error: RequestError | None) -> None:

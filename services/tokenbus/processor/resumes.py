@@ -1,4 +1,4 @@
-"""Resumes: requests that a client continues to read after it or the processor was away."""
+"""Resumes: a client continues to read its requests after it or the processor was away."""
 
 from collections.abc import Callable
 
@@ -16,15 +16,15 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
 _CHEAP_SEARCH = 64
-"""Queued frames that may be searched at any time; longer searches are made once a tick."""
+"""The number of queued frames that may be searched at any time; longer searches are made once per tick."""
 _MAX_DEFERRED = 1024
-"""Bound of deferred resumes of requests that another client resumed first, and whose owner no worker has named."""
+"""The maximum number of deferred resumes: another client came first, and no worker has named the request's owner."""
 
 
 class Resumes:
-    """Resumes requests, all that came at the same moment together, because such requests share steps.
+    """Resumes requests. Requests that arrive at the same moment are resumed together, because they share steps.
 
-    A request belongs to the client that asked for it. To another client that resumes it, it is unknown.
+    A request belongs to the client that asked for it. If another client resumes it, the answer is that it is unknown.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Resumes:
         self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
         self._deferred: dict[tuple[int, int], tuple[Resume, float]] = {}
-        """Resumes of requests of another session, with the time since which they wait.
+        """Attempts to resume requests of another session, each with the time since which it waits.
 
         They wait until the request's owner is known, or the other session is known to be dead.
         """
         self._is_exhausted = False
-        """Whether no more frames are searched before the next tick."""
+        """Whether the search of frames must wait for the next tick."""
 
     def add(self, session: Session, resume: Resume) -> None:
         self._waiting[session.id, resume.request_id] = resume
@@ -55,7 +55,7 @@ class Resumes:
     def tick(self, *, are_back: bool) -> None:
         """Retry the deferred resumes, and fail resumed requests that no worker has.
 
-        Those are known once all workers had the time to reconnect (`are_back`) and have replayed their retained items.
+        That is known once all workers had time to reconnect (`are_back`) and have replayed their retained items.
         """
         self._is_exhausted = False
         if are_back and all(worker.reconcile is None for worker in self._registry.workers.by_id.values()):
@@ -68,7 +68,7 @@ class Resumes:
             self.resume_all()
 
     def resume_all(self) -> None:
-        """Deliver the waiting rows of the resumed requests to their clients, and route the further rows there."""
+        """Deliver the waiting rows of the resumed requests to their clients, and route later rows to them."""
         if self._is_exhausted:
             return
         waiting, self._waiting = self._waiting, {}
@@ -111,7 +111,7 @@ class Resumes:
         return found
 
     def _is_queued_for(self, session: Session, request_id: int) -> bool:
-        """Tell whether the further rows of a request are in the session's own queue, or go there."""
+        """Tell whether the remaining rows of a request are in the session's own queue, or will be sent there."""
         ended = self._registry.table.ended(request_id)
         if ended is None:
             request = self._registry.table.get(request_id)
@@ -155,7 +155,7 @@ class Resumes:
     def _take_over(
         self, session: Session, resume: Resume, request: Request, found: list[_Rows], since: float
     ) -> RequestError | None:
-        """Move a request from another session if that is an earlier life of the same client.
+        """Move a request from another session, if that session is an earlier life of the same client.
 
         `since` is the time of the first try.
         """
@@ -163,18 +163,19 @@ class Resumes:
         if holder is None or request.owner != session.owner:
             if self._registry.table.state_of(request) is not State.RESUMED:
                 return self._registry.refuse_resume(request_id, session.name)
-            # Deferred until a worker names the owner: the first of two clients has no better right.
+            # Deferred until a worker names the owner: the client that came first need not be the owner.
             if len(self._deferred) < _MAX_DEFERRED:
                 self._deferred[session.id, request_id] = resume, since
             return None
         if not session.is_proven and self._is_alive(holder):
-            # A killed session looks alive until its silence exceeds the timeout. One that is heard again is alive.
+            # A killed session looks alive until its silence exceeds the timeout. A session that sends something again
+            # is alive.
             if holder.last_heard > since:
                 return self._registry.refuse_resume(request_id, session.name)
             self._deferred[session.id, request_id] = resume, since
             return None
         holder.requests.discard(request_id)
-        holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up"))
+        holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection resumed it"))
         error = self._claim(session, resume, settle=False)
         rest, reached = _continuing(found, resume.next_position)
         next_position = int(self._registry.table.next_position[request.slot])
@@ -237,14 +238,14 @@ class Resumes:
             for rows in rest:
                 session.put_outputs(*rows)
             return None
-        message = "it has ended, and what it had was taken before"
+        message = "it has ended, and its tokens were read before"
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message, emitted_tokens=ended.tokens)
 
 
 def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
     """Return the rows of a request that continue from a position, and the position after them.
 
-    The queues of several earlier lives of a client may have the same rows; each row is returned once.
+    The queues of several earlier lives of a client may contain the same rows; each row is returned once.
     """
     rest: list[_Rows] = []
     for rows in sorted(found, key=lambda entry: int(entry[0].positions[0])):
@@ -262,6 +263,6 @@ def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
 def has_last_row(session: Session, ended: Ended) -> bool:
     return (
         ended.last_frame is not None
-        and ended.last_frame[0] == session.route  # a client may use the session id of an earlier one again
+        and ended.last_frame[0] == session.route  # a client may reuse the session id of an earlier client
         and session.send_queue.still_holds(ended.last_frame[1])
     )

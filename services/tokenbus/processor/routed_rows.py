@@ -1,4 +1,4 @@
-"""The rows of a step by route: one group for each consumer, written as messages in one pass for all of them."""
+"""The rows of a step by route, one group for each consumer. One pass writes the messages of all groups."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -28,7 +28,7 @@ class RoutedRows:
         self.rows = rows
         """The numbers of the rows in the step, in original batch order."""
         self.messages = messages
-        """Returns the rows as messages: one, or more if one would exceed the limits."""
+        """Returns the rows as one message, or as several if one would exceed the limits."""
 
 
 def split_message(
@@ -88,7 +88,10 @@ class RowsByRoute:
         return [list(islice(messages, len(of_route))) for of_route in begins]
 
     def _begins(self, begin: int, end: int, limits: Limits) -> Sequence[int]:
-        """Return where the messages of a route's rows begin. Rows of one received message fit into one."""
+        """Return where the messages of a route's rows begin.
+
+        Rows from a single received message fit into one message.
+        """
         if self._batch.is_message or self._batch.nbytes <= room_in(limits):
             return range(begin, end, limits.max_rows)
         ends = self._batch.select(self._rows[begin:end]).runs(limits.max_rows, room_in(limits))

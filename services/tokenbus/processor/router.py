@@ -17,7 +17,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 _MAX_ABORTS = 16
-"""How many unknown requests of one step a worker is asked to abort: an abort costs more than reading the step."""
+"""The maximum number of unknown requests to abort for one step: an abort costs more than reading the step."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Router:
         for rows in routed:
             if rows.route == UNCLAIMED:
                 self._table.keep_rows(step, slots, rows.rows)
-            elif (consumer := self._registry.consumers.get(rows.route)) is not None:  # else only steps() gets them
+            elif (consumer := self._registry.consumers.get(rows.route)) is not None:  # otherwise only steps() gets them
                 consumer.deliver(step, slots, rows)
 
     def close_finished(self, step: Step, source: Source) -> None:
@@ -78,7 +78,7 @@ class Router:
             else:
                 self._registry.finish(request)
 
-    # Rows that are not simply the next of their request.
+    # Rows that are not at the next position of their request.
 
     def _settle_rows(self, step: Step, slots: Slots, source: Source, now: float) -> Slots:
         table, target = self._table, step.rows
@@ -117,7 +117,7 @@ class Router:
         met = [row for row in without_slot if not self._registry.is_over(ids[row], source)]
         refused = self._registry.refused(step.rows.request_ids[met], step.rows.positions[met], source)
         unknown = list(compress(met, refused))
-        for row in unknown[:_MAX_ABORTS]:  # the others are aborted with a later step of their worker
+        for row in unknown[:_MAX_ABORTS]:  # a later step of the worker aborts the others
             self._registry.workers.abort(source.stream, ids[row])
         self.counts.late += len(without_slot) - len(met)
         self.counts.unknown += len(unknown)

@@ -9,7 +9,7 @@ from tokenbus.processor.client_frames import Frame, RequestIds
 
 
 class Budget:
-    """The bytes in the send queues of all clients together, and their bound."""
+    """The bytes in all clients' send queues together, and the bound on them."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -36,7 +36,7 @@ class SendQueue:
         self.outputs = 0
         """Frames with rows or prompt scores."""
         self.last_ordinal = 0
-        """The ordinal of the last frame, counted from one over all connections."""
+        """The ordinal of the last frame, counted from one across all connections."""
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class SendQueue:
         return self.outputs > self._max_frames or self.bytes > self._max_bytes
 
     def still_holds(self, ordinal: int) -> bool:
-        """Tell whether the frame with an ordinal, which was not dropped, is still unacknowledged."""
+        """Tell whether a frame, given by its ordinal and not dropped, is still unacknowledged."""
         frames = self._sent or self._waiting
         return bool(frames) and ordinal >= frames[0].ordinal
 
@@ -116,7 +116,7 @@ class SendQueue:
         return [frame for frame in frames if frame.is_output]
 
     def largest(self) -> set[int]:
-        """Return the largest requests: without the frames that only they have rows in, the queue is half as full.
+        """Return the largest requests: dropping the frames with only their rows makes the queue half as full.
 
         Only the fuller of the two bounds counts. Empty if frames with rows of several requests fill the queue.
         """

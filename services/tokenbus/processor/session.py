@@ -19,7 +19,7 @@ from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
 
 _KEEPS_UP = 64
-"""Unacknowledged frames with tokens up to which a client keeps up."""
+"""A client with up to this many unacknowledged frames of tokens keeps up."""
 _Piece = tuple[LogprobBatch, LogprobBatch | None]
 
 
@@ -47,9 +47,9 @@ class Session(KnownPeer):
     """Whether a status request has not been answered."""
     next_status: float = 0.0
     knows_others: bool = False
-    """Whether it has other processors in its list, so that it is told our room and may continue requests there."""
+    """Whether its list has other processors. Then it is told our room, and may continue requests elsewhere."""
     room: Room | None = None
-    """The last Room that it was sent, with the time and the count of workers' handshakes by then."""
+    """The last Room that was sent to it, with the time and the number of workers' handshakes by then."""
     room_at: float = 0.0
     arrivals: int = 0
     requests: set[int] = field(default_factory=set)
@@ -60,11 +60,11 @@ class Session(KnownPeer):
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it is connected, and acknowledges frames about as fast as they come."""
+        """Whether it is connected, and acknowledges frames about as fast as they arrive."""
         return self.peer is not None and self.send_queue.outputs <= _KEEPS_UP
 
     def deliver(self, step: Step, slots: Slots, routed: RoutedRows) -> None:
-        """Put its rows of a step into the send queue, as one frame, or more if a message would exceed the limits."""
+        """Put its rows of a step into the send queue, as one frame, or several if a message would exceed the limits."""
         draft = step.draft
         if draft is None and self._gathered is None:
             for message, ids in routed.messages(self.limits):
@@ -77,7 +77,7 @@ class Session(KnownPeer):
         self.put_outputs(step.rows.select(routed.rows), draft, step.pending_ack)
 
     def gather(self) -> None:
-        """Gather rows from now on, so that many requests that are resumed together share one frame a step."""
+        """Gather rows from now on, so that many requests that are resumed together share one frame per step."""
         if self._gathered is None:
             self._gathered = {}
 

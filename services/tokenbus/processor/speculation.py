@@ -12,7 +12,7 @@ _TOKENS = _SCHEMA.max_tokens_per_row + 1
 class Speculation:
     """Counts of the draft tokens of one worker.
 
-    A row that verified d draft tokens and emitted n tokens accepted n - 1 of them: the last token is the target
+    If a row verified d draft tokens and emitted n tokens, it accepted n - 1 draft tokens: the last token is the target
     model's own. Rows that verified no draft token, or emitted nothing, do not count.
     """
 

@@ -12,12 +12,12 @@ from tokenbus_contracts.schema import bounds_in
 STATUS_INTERVAL = 0.1
 """Seconds between two reports, and between two answers to a client that keeps asking."""
 STATUS_BURST_SECONDS = 2.0
-"""Seconds of silence whose answers a client may then get at once, so that a command does not wait for its answer."""
+"""After a silence, a client may get the answers of this many seconds at once, so that a command need not wait."""
 _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MOST_ADAPTER_BYTES = 128 * 1024
-"""Bound of the names of all workers' adapters together, so that the frame keeps its own bound."""
+"""Bound on the names of all workers' adapters together, so that the frame stays within its own bound."""
 _ENCODED_BYTES = 4
-"""The maximum number of bytes of an encoded name besides the name."""
+"""The maximum number of bytes that encoding adds to a name."""
 
 
 class StatusReport:

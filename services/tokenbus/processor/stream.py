@@ -23,7 +23,7 @@ class ReceivedItem:
 
     sequence: int
     contents: LogprobBatch | RequestEvent | None
-    """None for a kind of payload of a newer minor version."""
+    """None if only a newer minor version knows the kind of the payload."""
     kind: PayloadKind
     payload: bytes
     last_sequence: int
@@ -51,7 +51,7 @@ class ItemOutcome(StrEnum):
     TAKEN = "taken"
     DUPLICATE = "duplicate"
     DIVERGENT = "divergent"
-    """It came before, with other bytes."""
+    """An item with this sequence came before, with other bytes."""
     DAMAGED = "damaged"
     """Its checksum is wrong; the worker is asked for it again."""
     REFUSED = "refused"
@@ -62,7 +62,7 @@ class ItemOutcome(StrEnum):
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counts of the streams of one worker over all of its lives; in items unless the name says otherwise."""
+    """Counts for the streams of one worker in all of its lives; they count items unless the name says otherwise."""
 
     taken: int = 0
     bytes: int = 0
@@ -104,17 +104,17 @@ class Stream:
         self.credit = Credit()
         """The credit of this connection: the last sequence that may be sent, and the total bytes since the hello.
 
-        Both are totals, so that a lost message of credit is made up for by the next one.
+        Both are totals, so that the next message of credit makes up for a lost one.
         """
         self._used_bytes = 0
         self.refusal: ContractError | None = None
         self.wants_handshake = False
         self.produced_at_ns = 0
-        """The time of production of the last delivered step, by the worker's clock; zero: unknown."""
+        """When the last delivered step was produced, by the worker's clock; zero: unknown."""
 
     @property
     def lag(self) -> int:
-        """Items that were sent and are not in order yet."""
+        """Items that were sent but are not yet in order."""
         return max(0, self.known_last - self.expected + 1)
 
     @property
@@ -157,7 +157,7 @@ class Stream:
         """Receive one item. Raises a ContractError if its length differs from its payload's."""
         sequence = item.sequence
         if item.payload_bytes != len(payload):
-            raise ContractError("item.payload_bytes", f"{len(payload)}, as it has", item.payload_bytes)
+            raise ContractError("item.payload_bytes", f"{len(payload)}, its size", item.payload_bytes)
         if sequence > self.credit.through_sequence:
             return ItemOutcome.FLOOD
         self.counts.bytes += len(payload)
@@ -225,7 +225,7 @@ class Stream:
         self.counts.refused += 1
         self.refusal = error
         sequence = item.sequence
-        # Without a checksum, the item may be damaged: the worker is asked for it once more.
+        # Without a checksum, the item may be damaged, so the worker is asked for it once more.
         if item.HasField("payload_crc32") or sequence in self._refused_once:
             ids = _ids_in(item, payload, self._limits)
             self._put_ahead(LostItems(sequence, sequence, GapReason.GAP_REASON_REFUSED, ids, len(payload)))
@@ -234,11 +234,11 @@ class Stream:
         return ItemOutcome.REFUSED
 
     def declare_lost(self, first: int, last: int, reason: GapReason, ids: frozenset[int]) -> None:
-        """Mark a run of items as lost, as far as they have not come."""
+        """Mark a run of items as lost, except for the ones that have arrived."""
         if last < self.expected:
             return
         first = max(first, self.expected)
-        while isinstance(self._ahead.get(first), ReceivedItem):  # it came after all
+        while isinstance(self._ahead.get(first), ReceivedItem):  # it arrived after all
             first += 1
         if first > last:
             return
@@ -247,7 +247,7 @@ class Stream:
         self._put_ahead(LostItems(first, last, reason, ids))
 
     def in_order(self, may_come: Callable[[ReceivedItem | LostItems], bool]) -> deque[ReceivedItem | LostItems]:
-        """Return the next items in order, up to a missing one or one that may not come yet."""
+        """Return the next items in order, up to a missing item or one that must still wait."""
         ready: deque[ReceivedItem | LostItems] = deque()
         while (entry := self._ahead.get(self.expected)) is not None and may_come(entry):
             self._pop_ahead(self.expected)
@@ -270,7 +270,10 @@ class Stream:
         self.known_last = max(self.known_last, min(last_sequence, self.credit.through_sequence))
 
     def missing(self, now: float) -> tuple[int, int] | None:
-        """Return the range of missing items to ask for now, or None. After the last attempt it is declared lost."""
+        """Return the range of missing items to ask for now, or None.
+
+        After the last attempt the range is declared lost.
+        """
         if self.known_last < self.expected or self.expected in self._ahead:
             return None
         if self._asked_at is not None and now - self._asked_at < self._settings.replay_timeout_ms / 1000:

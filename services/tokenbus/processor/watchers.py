@@ -1,4 +1,4 @@
-"""Watchers: the clients that watch workers' streams, item by item."""
+"""Watchers: clients that watch workers' streams, item by item."""
 
 from collections.abc import Mapping
 from zlib import crc32
@@ -20,7 +20,7 @@ class Watchers:
         self._workers = workers
         self._watched: dict[Session, str] = {}
         self._shown: dict[Session, Stream] = {}
-        """The stream that was announced to each session last: an item's frame does not name its stream."""
+        """The stream that was last announced to each session: an item's frame does not name its stream."""
         self.skipped_items = 0
 
     def __len__(self) -> int:

@@ -33,9 +33,9 @@ _log = logger("processor")
 _LIMITS = [field.name for field in StreamLimits.DESCRIPTOR.fields]
 _MOST_EPOCHS = 1024
 _GRACE_SECONDS = 0.5
-"""Time for a worker to reconnect after its connection closed: a link may break, or a new publisher take over."""
+"""Time for a worker to reconnect after its connection closed: a link may break, or a new publisher may take over."""
 _SILENCE = 1.5
-"""Heartbeat intervals of silence that are more than jitter."""
+"""More heartbeat intervals of silence than this are not jitter."""
 _MOST_SEQUENCE = 2**61
 """Half of the bound in the schema, so that credit beyond a worker's last sequence stays within it."""
 
@@ -49,13 +49,13 @@ class WorkerConnections(Connections[Worker]):
         self._intake = intake
         self._registry = intake.registry
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """The oldest epoch that a departed worker may come back with, and the end of that restriction."""
+        """The oldest epoch with which a departed worker may come back, and the time when that restriction ends."""
 
     # Frames.
 
     def _handle(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
         if not parts:
-            raise ContractError("message", "one part, and an item's payload", 0, rule=Rule.LENGTH)
+            raise ContractError("message", "one part, and the payload of an item", 0, rule=Rule.LENGTH)
         frame = read_frame(WorkerFrame, parts[0])
         body = frame.WhichOneof("body")
         if body == "hello":
@@ -67,7 +67,8 @@ class WorkerConnections(Connections[Worker]):
         elif body is not None:
             self._excuse_silence(known, now)
             known.last_heard = now
-            # Items may be older than the engine's last progress; then the next heartbeat says how long it stalled.
+            # Items may be older than the engine's last progress. Then the next heartbeat tells how long the engine has
+            # stalled.
             known.stalled = frame.heartbeat.stalled_ms / 1000
             known.is_stalled = known.stalled > self._timeout
             self._frame(known, frame, body, parts, now)
@@ -107,7 +108,7 @@ class WorkerConnections(Connections[Worker]):
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
         before = self._workers.at(peer)
         if before is not None and before.stream.worker_id != hello.worker_id:
-            raise protocol_error("hello.worker_id: one worker a connection")
+            raise protocol_error("hello.worker_id: one worker for each connection")
         known = self._workers.by_id.get(hello.worker_id)
         if known is not None:
             known = self._same_or_older_life(known, peer, epoch, hello, now)
@@ -122,7 +123,7 @@ class WorkerConnections(Connections[Worker]):
         self._greet(known, hello, now)
 
     def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
-        """Return the known worker if the hello is its own, or None after a younger life has replaced it."""
+        """Return the known worker if the hello comes from it, or None after a newer life has replaced it."""
         name = known.stream.worker_id
         is_same_epoch = epoch == known.stream.epoch
         is_same_key = known.identity.name == self._workers.listener.identity(peer).name
@@ -130,13 +131,13 @@ class WorkerConnections(Connections[Worker]):
             return known
         self._check_epoch(name, epoch, known.stream.epoch)
         if is_same_epoch or self._is_alive(known, now):
-            message = f"worker {name}: another process has this id; give one of them another worker.id (--id)"
+            message = f"worker {name}: another process has this id; give one of the two another worker.id (--id)"
             raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
         self._lose(known, "a new life of it said hello")
         return None
 
     def _check_fence(self, worker_id: str, epoch: int, now: float) -> None:
-        """Refuse a life that is older than a departed one, for a while: no epoch locks a name out for good."""
+        """Refuse for a while a life that is older than a departed one; no epoch may lock a name out for good."""
         latest, until = self._fenced.get(worker_id, (0, now))
         if now < until:
             self._check_epoch(worker_id, epoch, latest)
@@ -144,7 +145,10 @@ class WorkerConnections(Connections[Worker]):
 
     def _check_epoch(self, worker_id: str, epoch: int, latest: int) -> None:
         if epoch < latest:
-            message = f"epoch {epoch} of worker {worker_id}: a younger life was here, at least {latest} may come now"
+            message = (
+                f"epoch {epoch} of worker {worker_id}: a newer life was here, so the epoch must be "
+                f"at least {latest} for now"
+            )
             raise RefusedError(RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED, message)
 
     def _new_worker(self, hello: Hello, epoch: int, identity: Identity, now: float) -> Worker:
@@ -179,8 +183,8 @@ class WorkerConnections(Connections[Worker]):
         registry, owners = self._registry, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
         worker.source.owners.update(zip(hello.request_ids, owners, strict=False))
-        # After the welcome, because a worker ignores aborts before it. Unknown requests open only when a client resumes
-        # them: a hello may invent any number.
+        # After the welcome, because a worker ignores aborts until then. Unknown requests are opened only when a client
+        # resumes them: a hello may name any number of invented ones.
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_ids))
         for request_id, owner in worker.source.owners.items():
             registry.table.forget_end_at_other_client(request_id, owner)
@@ -199,7 +203,7 @@ class WorkerConnections(Connections[Worker]):
 
     def _goodbye(self, worker: Worker, goodbye: Goodbye, now: float) -> None:
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
-            self._workers.disconnect(worker)  # it is lost only if it stays away for the heartbeat's timeout
+            self._workers.disconnect(worker)  # it is lost only if it stays away for the heartbeat timeout
             return
         self._lose(worker, goodbye.message or "it stopped")
         self._fence(worker, worker.stream.epoch + 1, now)
@@ -241,14 +245,15 @@ class WorkerConnections(Connections[Worker]):
         self._workers.acknowledge(known, at_once=True)
         if now >= known.next_heartbeat:
             self._send_heartbeat(known, now)
-            # Sent again because one may have been lost: then the worker would wait for it forever. Both are totals.
+            # Sent again because the last one may have been lost, and the worker would wait for it forever. Both are
+            # totals.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
             self._workers.send(known, ProcessorFrame(credit=known.stream.credit))
 
     def _why_lost(self, worker: Worker, now: float) -> str:
         """Return why a stalled worker is lost; an empty string while it may be in a long step.
 
-        Silence alone is not a proof: on a busy machine a computing worker may not be scheduled for seconds.
+        Silence alone proves nothing: on a busy machine, a worker that computes may not be scheduled for seconds.
         """
         grace = min(_GRACE_SECONDS, self._timeout)
         if worker.gone_since is not None and now - worker.gone_since >= grace:
@@ -269,7 +274,7 @@ class WorkerConnections(Connections[Worker]):
             self._fenced.popitem(last=False)
 
     def _excuse_silence(self, worker: Worker, now: float) -> None:
-        """Restart the timeout of a worker's open steps after a time in which it could not send."""
+        """Restart the timeout of a worker's open steps after a period in which the worker could not send."""
         if now - worker.last_heard > _SILENCE * self._interval or self._intake.is_throttled(worker):
             worker.assembler.renew(now)
 

@@ -18,7 +18,7 @@ from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Worker(KnownPeer):
-    """One life of a worker: its stream, through all of its connections."""
+    """One life of a worker: its stream, across all of its connections."""
 
     stream: Stream
     assembler: Assembler
@@ -30,25 +30,25 @@ class Worker(KnownPeer):
     no_decode_since: float | None = None
     """The time since which this prefill worker has had no decode worker here."""
     last_turn: int = 0
-    """The number of the last request that was dispatched to it, which breaks ties."""
+    """The number of the last request dispatched to it, which decides between equally loaded workers."""
     stalled: float = 0.0
-    """Seconds without progress of its engine, as of its last heartbeat."""
+    """Seconds without progress of its engine, according to its last heartbeat."""
     is_stalled: bool = False
     """Whether it gets no new requests because its connection is closed, or its engine makes no progress."""
     kv_cache_permille: int | None = None
     """The share of its engine's KV cache in use at its last heartbeat, in thousandths; None: unknown."""
     gone_since: float | None = None
-    """When its connection was found closed."""
+    """When its connection was found to be closed."""
     is_draining: bool = False
     """Whether it drains: it gets no new requests."""
     held_back: tuple[PendingAck, float] | None = None
-    """The oldest pending ack while the consumers' buffer is too full, and the time since which it is the oldest."""
+    """The oldest pending ack while the consumers' buffer is too full, and since when it has been the oldest."""
     waits_for_room: bool = False
     """Whether its next item has more unclaimed requests than the table has room for."""
     hellos: int = 0
     """Completed handshakes."""
     reconcile: tuple[int, frozenset[int]] | None = None
-    """The last sequence before its hello, and the requests that the hello named; None once they were reconciled."""
+    """The last sequence before its hello, and the requests that the hello named; None after they were reconciled."""
 
     def count(self, step: Step) -> None:
         counts, rows = self.stream.counts, step.rows
@@ -96,7 +96,10 @@ class Workers(Peers[Worker]):
         return next((source for source in sources if request_id in source.owners), None)
 
     def send(self, known: Worker, frame: Message) -> Outcome:
-        """Send a frame, or disconnect a worker that does not read: its next hello makes up for the lost frames."""
+        """Send a frame.
+
+        If the worker does not read, disconnect it: after its next hello the lost frames are made up for.
+        """
         outcome = super().send(known, frame)
         if outcome is Outcome.FULL:
             self.disconnect(known)
@@ -107,7 +110,10 @@ class Workers(Peers[Worker]):
             self.send(worker, ProcessorFrame(abort=Abort(request_id=request_id)))
 
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
-        """Acknowledge the items that no consumer needs: a share of the credit at a time, as each ack is a message."""
+        """Acknowledge the items that no consumer needs.
+
+        Each ack is a message, so an ack waits until it covers a share of the credit.
+        """
         acks = worker.stream.acks
         acks.advance()
         behind = acks.acknowledged - worker.acknowledged
