@@ -123,7 +123,6 @@ def read_keys(path: Path) -> list[AllowedKey]:
 
 
 def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
-    """Replace the keys in a file atomically."""
     replace_file(path, _HEAD + "".join(_text(key) for key in keys), _MODE)
 
 

@@ -145,7 +145,6 @@ class ReconnectingSession(ABC):
         return now - self._last_heard if self.handshakes else inf
 
     def disconnected(self, now: float) -> None:
-        """Say hello again after the connection broke."""
         if self.state is SessionState.OPEN:
             self._greet_again(now)
 

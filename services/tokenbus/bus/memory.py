@@ -70,7 +70,6 @@ def unshare(*addresses: str) -> None:
 
 
 def shared(address: str) -> MemoryTransport | None:
-    """Return the transport that was shared under an address."""
     return _SHARED.get(address)
 
 
@@ -229,7 +228,6 @@ class MemoryConnection:
             self._readable.set()
 
     def has_room(self, messages: int) -> bool:
-        """Tell whether the send queue has room for a number of messages."""
         return len(self.outgoing) + messages <= self.high_water_mark
 
     def cut(self) -> None:

@@ -67,7 +67,6 @@ class LoopSocket:
         await self._readable.wait()
 
     def receive_now(self) -> list[bytes] | None:
-        """Return the parts of the next message, or None."""
         return self._receive_parts() if self._has_message() else None
 
     def _has_message(self) -> bool:
@@ -109,7 +108,6 @@ class LoopSocket:
         self._socket.connect(address)
 
     def check_open(self) -> None:
-        """Raise a ClosedError after `stop`."""
         if self._closed:
             raise ClosedError(self._name)
 

@@ -50,7 +50,6 @@ class Identity:
     """The public key that the peer proved; empty: none."""
 
     def may(self, role: Role, name: str | None = None) -> bool:
-        """Tell whether the peer has a role, and may use a name in it."""
         return role in self.roles and (name is None or any(fnmatchcase(name, pattern) for pattern in self.names))
 
 

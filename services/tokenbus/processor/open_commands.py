@@ -71,8 +71,7 @@ class OpenCommands:
         if answer.HasField("state"):
             known_adapters = worker.stream.hello.lora_adapters
             if known_adapters != answer.state.lora_adapters:
-                del known_adapters[:]
-                known_adapters.extend(answer.state.lora_adapters)
+                known_adapters[:] = answer.state.lora_adapters
                 self._on_adapters()
             worker.stream.hello.paused_since_unix_ms = answer.state.paused_since_unix_ms
             worker.stream.hello.paused_by = answer.state.paused_by

@@ -36,7 +36,6 @@ class ActiveRequests:
             return sorted(self._deadlines)
 
     def end_all(self) -> list[int]:
-        """Remove all requests, and return their ids."""
         return self.end(self.request_ids)
 
     def end_overdue(self, unix_ms: int) -> list[int]:

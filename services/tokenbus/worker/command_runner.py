@@ -293,7 +293,6 @@ class CommandRunner:
 
     @property
     def state(self) -> EngineState:
-        """The engine's state, which each answer carries."""
         return EngineState(
             weight_version=self.weight_version,
             is_paused=self._is_paused,

@@ -106,7 +106,6 @@ class EngineLoop:
                 self._run_commands()
 
     def compute(self) -> None:
-        """Compute one step and publish its batches."""
         try:
             step = self._engine.step()
             for arrays in step:

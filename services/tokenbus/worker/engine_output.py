@@ -19,7 +19,6 @@ class EngineOutput(ABC):
         """Publish an event; the publisher sets its sequence."""
 
     def admitted(self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
-        """Publish that the engine admitted a request."""
         self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
 
     def failed(self, request_id: int, code: ErrorCode, message: str) -> None:

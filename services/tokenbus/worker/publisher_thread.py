@@ -57,7 +57,6 @@ class PublisherThread(EngineOutput):
         self._put(lambda: self._publisher.publish_event(event))
 
     def emit(self, arrays: StepArrays) -> None:
-        """Queue one batch of a step; the engine may reuse its arrays when this returns."""
         copied = _copied(arrays)
         self._put(lambda: self._publisher.emit(copied))
 

@@ -102,7 +102,6 @@ class Retention:
         return len(self._entries) < before
 
     def restart(self) -> None:
-        """Remove all entries, and number items from one again."""
         self._entries.clear()
         self.bytes, self.next_sequence = 0, 1
 

@@ -126,8 +126,7 @@ class WorkerSession(ReconnectingSession):
 
     def set_engine_state(self, state: EngineState) -> None:
         """Update the next hello: the LoRA adapters, the version of the weights, and the pause."""
-        del self._introduction.lora_adapters[:]
-        self._introduction.lora_adapters.extend(state.lora_adapters)
+        self._introduction.lora_adapters[:] = state.lora_adapters
         self._introduction.paused_since_unix_ms = state.paused_since_unix_ms
         self._introduction.paused_by = state.paused_by
         self._introduction.weight_version = state.weight_version

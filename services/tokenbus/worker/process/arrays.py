@@ -41,7 +41,6 @@ class Hosted(NamedTuple):
     size: int
 
     def get(self, name: str) -> Host | None:
-        """Return an array by its name, or None."""
         wanted = ARRAYS.index(name)
         return next((values for index, values, _ in self.arrays if index == wanted), None)
 

@@ -62,7 +62,6 @@ class Ring:
         return self._written - self.taken
 
     def has_room(self, size: int) -> bool:
-        """Tell whether a record of `size` bytes fits now."""
         return len(self) < self._most and self._fits(size)
 
     def room(self, size: int) -> memoryview:
@@ -113,7 +112,6 @@ class Ring:
 
     @property
     def tail(self) -> int:
-        """The reader's position."""
         return self._words[_TAIL]
 
     @property
@@ -125,7 +123,6 @@ class Ring:
         return self._words[_WRITTEN] - self._words[_TAKEN]
 
     def next(self) -> Record | None:
-        """Return the oldest waiting record, or None."""
         return next(self.waiting(), None)
 
     def waiting(self, since: int | None = None) -> Iterator[Record]:

@@ -122,7 +122,6 @@ class SharedMemoryPublisher(EngineOutput):
         self._write(EngineRecord.REFUSED, data, request_ids.tolist())
 
     def take_no_more(self) -> None:
-        """Tell the processor to send no new requests; the worker finishes its open ones."""
         with self._lock:
             self._takes_no_more = self._owes_no_more = True
         self._write_overdue()
@@ -217,7 +216,6 @@ class SharedMemoryPublisher(EngineOutput):
     # From the publisher to the engine.
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
-        """Return the requests and aborts that came since the last call; block for at most `seconds` while none came."""
         self.counts.signs += 1
         self._write_overdue()
         if seconds and self._requests.is_empty and not (self._arrived or self._controls):
@@ -258,7 +256,6 @@ class SharedMemoryPublisher(EngineOutput):
         return aborts
 
     def take_controls(self) -> list[Control]:
-        """Return the operators' commands that came since the last call, in order; one may come twice."""
         self._read_records()
         taken, self._controls = self._controls, []
         return taken
