@@ -1,7 +1,7 @@
 """The bus: messages between processes, over any transport."""
 
 from tokenbus.bus.errors import AddressError, BusError, ClosedError, MessageError
-from tokenbus.bus.memory import shared
+from tokenbus.bus.memory import SHARED
 from tokenbus.bus.transport import ANONYMOUS, Connection, Identity, Listener, Outcome, Parts, Role, Transport, Usage
 from tokenbus.bus.zeromq import ZeroMQTransport
 from tokenbus.clock import Clock, SystemClock
@@ -29,7 +29,7 @@ __all__ = [
 
 def clock_for(address: str) -> Clock:
     """Return the clock of an address: the system's, or a test bus's clock."""
-    transport = shared(address)
+    transport = SHARED.get(address)
     return SystemClock() if transport is None else transport.clock
 
 
@@ -37,7 +37,7 @@ def transport_for(settings: BusSettings, address: str) -> Transport:
     """Return the transport of an address; raises AddressError for a memory address unless a test's bus has it."""
     if not address.startswith("memory://"):
         return ZeroMQTransport(settings)
-    transport = shared(address)
+    transport = SHARED.get(address)
     if transport is None:
         raise AddressError(address, "no bus of tokenbus.testing in this process has it")
     return transport

@@ -20,7 +20,8 @@ from tokenbus.bus.transport import (
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings
 
-_SHARED: dict[str, "MemoryTransport"] = {}  # the transports that `transport_for` returns, by address
+SHARED: dict[str, "MemoryTransport"] = {}
+"""By address, the transports that `transport_for` finds."""
 _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 
@@ -57,20 +58,6 @@ class MemoryTransport:
         if not _ADDRESS.fullmatch(address):
             raise AddressError(address, "expected memory://NAME, of letters, digits and . _ -")
         return self._meetings.setdefault(address, _Meeting(address))
-
-
-def share(transport: MemoryTransport, *addresses: str) -> None:
-    """Let `transport_for` return a transport for these addresses, until `unshare`."""
-    _SHARED.update(dict.fromkeys(addresses, transport))
-
-
-def unshare(*addresses: str) -> None:
-    for address in addresses:
-        _SHARED.pop(address, None)
-
-
-def shared(address: str) -> MemoryTransport | None:
-    return _SHARED.get(address)
 
 
 class _Meeting:

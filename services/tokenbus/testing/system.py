@@ -107,16 +107,16 @@ class Bus:
 
     async def start(self) -> None:
         """Start the processors and the first client."""
-        memory.share(self._transport, *(each for place in self._places for each in place))
+        memory.SHARED.update((address, self._transport) for place in self._places for address in place)
         for place in range(len(self._places)):
             await self.start_processor(place)
         self.client = await self.add_client()
 
     async def close(self) -> None:
         """Stop everything, without waiting for open requests."""
-        addresses = [each for place in self._places for each in place]
         async with AsyncExitStack() as stack:  # an exception does not keep the rest from stopping
-            stack.callback(memory.unshare, *addresses)
+            for address in (each for place in self._places for each in place):
+                stack.callback(memory.SHARED.pop, address, None)
             stack.callback(self.clock.run)  # for connections that the test still has
             for place, processor in enumerate(self.processors):
                 if processor is not None:
