@@ -14,7 +14,7 @@ from tokenbus.worker.assembler import StepAssembler
 from tokenbus.worker.engine_output import EngineOutput
 from tokenbus.worker.errors import RetentionFullError
 from tokenbus.worker.publisher import Publisher
-from tokenbus.worker.ragged import request_ids_of
+from tokenbus.worker.ragged import valid_request_ids
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
@@ -77,10 +77,10 @@ class EnginePublisher(EngineOutput):
         try:
             batches = self._assembler.assemble(arrays)
         except ContractError as error:
-            self._end_invalid(_valid_request_ids(arrays), error)
+            self._end_invalid(valid_request_ids(arrays.request_ids), error)
             return
         except Exception as error:  # noqa: BLE001 - arrays of any kind end only this step's requests
-            self.refuse(_valid_request_ids(arrays), f"{type(error).__name__}: {error}")
+            self.refuse(valid_request_ids(arrays.request_ids), f"{type(error).__name__}: {error}")
             return
         for batch in batches:
             try:
@@ -174,11 +174,3 @@ def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> Logpr
         if name in columns and columns[name].size:
             columns[name] = np.concatenate([columns[name], np.zeros(rows.size, columns[name].dtype)])
     return LogprobBatch.of_views(batch.header, columns)
-
-
-def _valid_request_ids(arrays: StepArrays) -> list[int]:
-    try:
-        request_ids: list[int] = request_ids_of(arrays.request_ids).tolist()
-    except ContractError:
-        return []
-    return request_ids

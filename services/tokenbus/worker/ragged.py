@@ -1,7 +1,7 @@
 """Ragged: an engine's arrays on the host, and the selection of the tokens that rows keep."""
 
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,14 @@ def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any 
         return np.array([index(each) % 2**64 for each in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
     except (TypeError, ValueError) as error:
         raise ContractError("request_ids", "whole numbers", str(error), rule=Rule.TYPE) from None
+
+
+def valid_request_ids(array: Any) -> list[int]:  # noqa: ANN401 - any framework's
+    """Return request ids; none if they are not whole numbers."""
+    try:
+        return cast("list[int]", request_ids_of(array).tolist())
+    except ContractError:
+        return []
 
 
 def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's

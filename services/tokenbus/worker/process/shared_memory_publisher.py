@@ -20,7 +20,7 @@ from tokenbus.worker.process import arrays
 from tokenbus.worker.process.memory import SharedMemory
 from tokenbus.worker.process.records import ID_COUNT, WAKE, EngineRecord, PublisherRecord, SharedCounts
 from tokenbus.worker.process.ring import RECORD_BYTES
-from tokenbus.worker.ragged import Host, request_ids_of
+from tokenbus.worker.ragged import Host, request_ids_of, valid_request_ids
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError
 from tokenbus_contracts.generated.control_pb2 import Control
@@ -114,12 +114,9 @@ class SharedMemoryPublisher(EngineOutput):
         return number
 
     def _refuse(self, step: StepArrays, error: ContractError) -> None:
-        try:
-            request_ids = request_ids_of(step.request_ids)
-        except ContractError:
-            request_ids = np.zeros(0, np.uint64)
-        data = ID_COUNT.pack(request_ids.size) + request_ids.tobytes() + str(error).encode()
-        self._write(EngineRecord.REFUSED, data, request_ids.tolist())
+        request_ids = valid_request_ids(step.request_ids)
+        data = ID_COUNT.pack(len(request_ids)) + np.array(request_ids, np.uint64).tobytes() + str(error).encode()
+        self._write(EngineRecord.REFUSED, data, request_ids)
 
     def take_no_more(self) -> None:
         with self._lock:
