@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, Unpack
@@ -368,8 +369,7 @@ class Client:
         if isinstance(prompt, Generate):
             if parameters:
                 raise ContractError("parameters", "none with a Generate message", ", ".join(parameters))
-            generate = Generate()
-            generate.CopyFrom(prompt)
+            generate = deepcopy(prompt)
         else:
             generate = request_of(prompt, parameters)
         # A request without an id gets one; an explicit id of zero is out of bounds.

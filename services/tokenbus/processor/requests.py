@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -285,8 +286,7 @@ class RequestTable:
         state = State.QUEUED if stream == NO_STREAM else State.RUNNING
         position = len(generate.continuation.token_ids)
         request = self.open(generate.request_id, position, stream, state, deadline)
-        request.generate = Generate()
-        request.generate.CopyFrom(generate)
+        request.generate = deepcopy(generate)
         request.generate.owner = owner
         request.generate.deadline_unix_ms = deadline.unix_ms
         request.is_continuable = _is_continuable(generate)
