@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
 """The values in the column `stops` for a stop token and the first stop text; the next texts have the next values."""
+_OPTIONAL = ("stops", "extras", "given_counts", "mask_bounds")
+"""The columns that may be empty although the batch has such rows."""
 _set = object.__setattr__  # the batch's own refuses
 
 
@@ -250,11 +252,9 @@ class LogprobBatch(ColumnArrays):
         header = parts[-1].header._replace(part_index=0, part_count=1)
         present = COLUMNS if any(part.has_extras for part in parts) else BASE_COLUMNS
         columns = {column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in present}
-        for name, rows_in in _OPTIONAL:
+        for name in _OPTIONAL:
             if name in columns and columns[name].size:
-                each = [(getattr(part, name), rows_in(part)) for part in parts]
-                found = [values if values.size else np.zeros(rows, values.dtype) for values, rows in each]
-                columns[name] = np.concatenate(found)
+                columns[name] = np.concatenate([_filled(part, name) for part in parts])
         return cls.of_views(header, columns).in_batch_order()
 
     def _gathered(self, rows: Index, header: BatchHeader) -> "LogprobBatch":
@@ -314,16 +314,10 @@ _SETTERS = [
 _set_header, _set_message = (LogprobBatch.__dict__[name].__set__ for name in ("header", "_message"))
 
 
-def _stopped_rows(batch: LogprobBatch) -> int:
-    return int(np.count_nonzero(batch.statuses == RowStatus.FINISHED_STOP))
-
-
-def _all_rows(batch: LogprobBatch) -> int:
-    return batch.row_count
-
-
-_OPTIONAL = (
-    ("stops", _stopped_rows),
-    *((name, _all_rows) for name in ("extras", "given_counts", "mask_bounds")),
-)
-"""Columns that may be empty, and a function for their length if they are not."""
+def _filled(batch: LogprobBatch, name: str) -> npt.NDArray[Any]:
+    """Return a column that may be empty, with zeros if it is."""
+    column: npt.NDArray[Any] = getattr(batch, name)
+    if column.size:
+        return column
+    stopped = np.count_nonzero(batch.statuses == RowStatus.FINISHED_STOP)
+    return np.zeros(stopped if name == "stops" else batch.row_count, column.dtype)

@@ -22,14 +22,7 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
         ContractError: the batch breaks a rule; it says which field, the limit and the value.
 
     Example:
-        raw = tokenbus.ValueKind.RAW_LOGPROBS
-        header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=1, value_kind=raw)
-        batch = tokenbus.LogprobBatch(
-            header,
-            request_ids=[7], batch_indices=[0], positions=[0], statuses=[tokenbus.RowStatus.ACTIVE],
-            token_counts=[2], draft_token_counts=[1], proposal_counts=[0], scorings=[tokenbus.Scoring.FULL], top_ks=[0],
-            token_ids=[11, 12], logprobs=[-0.25, -1.5], ranks=[1, 2],
-        )
+        batch = tokenbus.testing.batch([tokenbus.testing.RowShape(request_id=7, tokens=3, top_k=2)])
         assert tokenbus.decode(tokenbus.encode(batch)) == batch
     """
     if not isinstance(batch, LogprobBatch):

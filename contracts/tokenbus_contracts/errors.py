@@ -73,10 +73,6 @@ class ContractError(ValueError):
         limit = _PHRASES.get(self.rule, "{}").format(self.limit)
         return f"{self.field}: {limit}, got {_one_line(self.actual)}"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with the rule, which is not a positional argument: test runners send errors across processes."""
-        return (_rebuild, (self.field, self.limit, self.actual, self.rule))
-
 
 def _one_line(value: object) -> str:
     """Return a value, which may come from an untrusted peer, as one short line."""
@@ -86,7 +82,3 @@ def _one_line(value: object) -> str:
         return "a number of too many digits to print"
     text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[: _LONGEST_VALUE + 1])
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
-
-
-def _rebuild(field: str, limit: object, actual: object, rule: Rule) -> ContractError:
-    return ContractError(field, limit, actual, rule=rule)

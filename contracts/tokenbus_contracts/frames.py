@@ -13,13 +13,7 @@ from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerFrame
 from tokenbus_contracts.malformed import explain, first_of, first_unknown_field
 from tokenbus_contracts.schema import check_implementation, max_bytes_of, oneofs_of
 
-FRAMES: tuple[type[Message], ...] = (
-    WorkerFrame,
-    ProcessorFrame,
-    ClientFrame,
-    ServerFrame,
-    RequestEvent,
-)
+FRAMES: tuple[type[Message], ...] = (WorkerFrame, ProcessorFrame, ClientFrame, ServerFrame, RequestEvent)
 """The messages that this module reads and writes."""
 
 _Frame = TypeVar("_Frame", bound=Message)

@@ -4,38 +4,26 @@ from collections.abc import Collection, Iterator
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_contracts.schema import BATCH, COLUMN
+from tokenbus_contracts.errors import ContractError
+from tokenbus_contracts.schema import BATCH, COLUMN, DTYPES
 
 _VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
-_ITEM_SIZES = {
-    FieldDescriptor.TYPE_FIXED64: 8,
-    FieldDescriptor.TYPE_FIXED32: 4,
-    FieldDescriptor.TYPE_FLOAT: 4,
-}
+_ITEM_SIZES = {kind: dtype.itemsize for kind, dtype in DTYPES.items()}
 _VARINT_MAX_BYTES = 10
 _MOST_PEEKED = 8
 _MOST_FIELDS = 4096
 """The maximum number of fields to look at: enough for a damaged message, and too few to keep a process busy."""
 
 
-class _BrokenError(Exception):
-    """Bytes that cannot be part of a message."""
-
-    def __init__(self, field: str, limit: str, actual: str) -> None:
-        super().__init__(field, limit, actual)
-        self.error = ContractError(field, limit, actual, rule=Rule.MALFORMED)
-
-
 def explain(data: bytes, message: Descriptor = BATCH) -> ContractError:
     """Return the error that names a message's first malformed field."""
     try:
         _walk(data, message, "", iter(range(_MOST_FIELDS)))
-    except _BrokenError as broken:
-        return broken.error
+    except ContractError as error:
+        return error
     # All inspected fields are well-formed: the parser found a fault in a deeper or a later one.
-    return ContractError("message", "fields that parse", "one with damaged contents", rule=Rule.MALFORMED)
+    return ContractError("message", "fields that parse", "one with damaged contents")
 
 
 def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
@@ -86,7 +74,7 @@ def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, in
         try:
             key, contents = _read_varint(data, at, "message")
             contents, behind = _contents(data, contents, key & 7, "message")
-        except _BrokenError:
+        except ContractError:
             return
         yield key >> 3, at, contents, min(behind, len(data))
         at = behind
@@ -105,22 +93,22 @@ def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) ->
         known = message.fields_by_number.get(number)
         name = prefix + (known.name if known else f"field {number}")
         if not number:
-            raise _BrokenError(here, "a field number from 1", "0")
+            raise ContractError(here, "a field number from 1", "0")
         if wire_type == _START_GROUP:
             groups.append(name)
         elif wire_type == _END_GROUP:
             if not groups or groups.pop() != name:
-                raise _BrokenError(name, "a group that began", "the end of one that did not")
+                raise ContractError(name, "a group that began", "the end of one that did not")
         else:
             start, behind = _contents(data, behind, wire_type, name)
             if behind > len(data):
                 limit = f"at most the {len(data) - start} bytes that are left"
-                raise _BrokenError(name, limit, f"a length of {behind - start}")
+                raise ContractError(name, limit, f"a length of {behind - start}")
             if wire_type == _LENGTH and known and not groups:
                 _look_into(known, data[start:behind], name, left)
         at = behind
     if groups:
-        raise _BrokenError(groups[-1], "a group that ends", "the end of the message within it")
+        raise ContractError(groups[-1], "a group that ends", "the end of the message within it")
 
 
 def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterator[int]) -> None:
@@ -132,11 +120,11 @@ def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterato
             contents.decode()
         except UnicodeDecodeError as error:
             found = f"{contents[error.start]:#04x} at its byte {error.start}"
-            raise _BrokenError(name, "text in UTF-8", found) from None
+            raise ContractError(name, "text in UTF-8", found) from None
     elif field.type in _ITEM_SIZES and len(contents) % _ITEM_SIZES[field.type]:
-        raise _BrokenError(name, f"elements of {_ITEM_SIZES[field.type]} bytes", f"{len(contents)} bytes")
+        raise ContractError(name, f"elements of {_ITEM_SIZES[field.type]} bytes", f"{len(contents)} bytes")
     elif name in COLUMN and COLUMN[name].is_bytes and contents and contents[-1] >= 1 << 7:
-        raise _BrokenError(name, "whole varints", "the end of the column within one")
+        raise ContractError(name, "whole varints", "the end of the column within one")
 
 
 def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int]:
@@ -147,7 +135,7 @@ def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int
         length, at = _read_varint(data, at, name)
         return at, at + length
     if wire_type not in _FIXED_SIZES:
-        raise _BrokenError(name, "a wire type from 0 to 5", str(wire_type))
+        raise ContractError(name, "a wire type from 0 to 5", str(wire_type))
     return at, at + _FIXED_SIZES[wire_type]
 
 
@@ -158,5 +146,5 @@ def _read_varint(data: bytes, at: int, name: str) -> tuple[int, int]:
         if digit < 1 << 7:
             return value, at + place + 1
     if at + _VARINT_MAX_BYTES <= len(data):
-        raise _BrokenError(name, f"a varint of at most {_VARINT_MAX_BYTES} bytes", "a longer one")
-    raise _BrokenError(name, "a whole varint", "the end of the message within one")
+        raise ContractError(name, f"a varint of at most {_VARINT_MAX_BYTES} bytes", "a longer one")
+    raise ContractError(name, "a whole varint", "the end of the message within one")

@@ -1,6 +1,6 @@
 """An AsyncAPI 3 document of the protocols: channels, directions, and payloads as JSON Schema."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict
@@ -93,15 +93,10 @@ def asyncapi(schema: Schema) -> Document:
     }
 
 
-def bodies_of(schema: Schema, frame: str) -> list[Field]:
+def _bodies_of(schema: Schema, frame: str) -> list[Field]:
     """Return the possible bodies of a frame."""
     (fields,) = schema.messages[frame].oneofs().values()
-    return list(fields)
-
-
-def parts_of(frame: str, body: str) -> Sequence[str]:
-    """Return the parts of the transport message whose frame has this body."""
-    return _PARTS.get((frame, body), [frame])
+    return fields
 
 
 def _channel(schema: Schema, channel: Channel) -> Document:
@@ -125,14 +120,14 @@ def _operations(schema: Schema, channel: Channel) -> Iterable[tuple[str, Documen
                 "summary": f"What {writers} say to {readers}.",
                 "messages": [
                     {"$ref": f"#/channels/{channel.name}/messages/{frame}.{field.proto.name}"}
-                    for field in bodies_of(schema, frame)
+                    for field in _bodies_of(schema, frame)
                 ],
             },
         )
 
 
 def _messages_of(schema: Schema, frame: str) -> Iterable[tuple[str, Document]]:
-    for field in bodies_of(schema, frame):
+    for field in _bodies_of(schema, frame):
         name = field.proto.name
         found = {
             "name": f"{frame}.{name}",
@@ -144,7 +139,7 @@ def _messages_of(schema: Schema, frame: str) -> Iterable[tuple[str, Document]]:
             },
             "x-protobuf-message": f"tokenbus.v1.{frame}",
             "x-max-bytes": schema.messages[frame].bounds.max_bytes,
-            "x-parts": list(parts_of(frame, name)),
+            "x-parts": _PARTS.get((frame, name), [frame]),
         }
         yield f"{frame}.{name}", found
 

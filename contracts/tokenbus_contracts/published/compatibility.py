@@ -9,6 +9,7 @@ from tokenbus_contracts.generated.bounds_pb2 import ColumnLength, FieldBounds, M
 from tokenbus_contracts.published.descriptors import FRAMES, Enum, Field, Message, Schema
 from tokenbus_contracts.schema import status_rule_in
 
+_Bounds = FieldBounds | MessageBounds
 _TYPES = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 _LARGEST = ("max", "max_items", "max_bytes")
 _SMALLEST = ("min", "least", "min_bytes")
@@ -80,7 +81,7 @@ def _messages(old: Schema, new: Schema) -> Iterator[Change]:
         if was is None or now is None:
             yield _gone_or_new("message", name, sides, is_gone=now is None)
             continue
-        yield from _limits(name, was, now, sides)
+        yield from _bounds(name, was.bounds, now.bounds, sides)
         yield from _fields(name, was, now, sides)
 
 
@@ -109,14 +110,6 @@ def _gone_or_new(what: str, name: str, sides: _Sides, *, is_gone: bool) -> Chang
         return Change(name, breaks=True, sentence=text)
     text = f"the {what} is new: {sides.readers} with the old schema ignore it"
     return Change(name, breaks=False, sentence=text)
-
-
-def _limits(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Change]:
-    before, after = was.bounds.max_bytes, now.bounds.max_bytes
-    if before != after:
-        yield _moved(name, "max_bytes", before or None, after or None, sides, is_upper=True)
-    elif change := _default(name, "default_max_bytes", was.bounds, now.bounds, sides):
-        yield change
 
 
 def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Change]:
@@ -211,24 +204,23 @@ def _oneof_of(message: Message, field: Field) -> str:
     return next((name for name, fields in message.oneofs().items() if field in fields), "")
 
 
-def _bounds(subject: str, was: FieldBounds, now: FieldBounds, sides: _Sides) -> Iterator[Change]:
+def _bounds(subject: str, was: _Bounds, now: _Bounds, sides: _Sides) -> Iterator[Change]:
     for bound in (*_LARGEST, *_SMALLEST):
         before, after = _value(was, bound), _value(now, bound)
         if before != after:
             yield _moved(subject, bound, before, after, sides, is_upper=bound in _LARGEST)
     for demand in _DEMANDS:
-        before, after = getattr(was, demand), getattr(now, demand)
+        before, after = _value(was, demand), _value(now, demand)
         if before != after:
             yield _demanded(subject, demand, sides, is_new=bool(after), is_other=bool(before and after))
     for default, bound in _DEFAULTS.items():
-        is_told = bound == "max_bytes" or _value(was, bound) != _value(now, bound)
-        if not is_told and (change := _default(subject, default, was, now, sides)):
-            yield change
+        if _value(was, bound) == _value(now, bound):
+            yield from _default(subject, default, was, now, sides)
 
 
-def _value(bounds: FieldBounds | MessageBounds, name: str) -> int | None:
-    is_set = bounds.HasField(name) if bounds.DESCRIPTOR.fields_by_name[name].has_presence else getattr(bounds, name)
-    return int(getattr(bounds, name)) if is_set else None
+def _value(bounds: _Bounds, name: str) -> int | None:
+    """Return a bound's value; None if it is not set, or if there is no such bound for a field or for a message."""
+    return next((int(value) for field, value in bounds.ListFields() if field.name == name), None)
 
 
 def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, is_upper: bool) -> Change:  # noqa: ANN401, PLR0913
@@ -247,19 +239,17 @@ def _demanded(subject: str, demand: str, sides: _Sides, *, is_new: bool, is_othe
     return Change(subject, breaks=True, sentence=text)
 
 
-def _default(
-    subject: str, bound: str, was: FieldBounds | MessageBounds, now: FieldBounds | MessageBounds, sides: _Sides
-) -> Change | None:
-    """Return the change of a default limit; without a default, the bound itself applies."""
+def _default(subject: str, bound: str, was: _Bounds, now: _Bounds, sides: _Sides) -> Iterator[Change]:
+    """Yield the change of a default limit; without a default, the bound itself applies."""
     before, after = (_value(each, bound) or _value(each, _DEFAULTS[bound]) for each in (was, now))
     if before == after:
-        return None
+        return
     less = after is not None and (before is None or after < before)
     text = (
         f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.refusal(by_new=less, without_limit=True)} above "
         f"{_shown(after if less else before)}"
     )
-    return Change(subject, breaks=True, sentence=text)
+    yield Change(subject, breaks=True, sentence=text)
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401

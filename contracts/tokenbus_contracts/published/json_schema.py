@@ -46,15 +46,15 @@ class _Writer:
 
     def message(self, name: str) -> Document:
         message = self._schema.messages[name]
-        required = [_json_name(field) for field in message.fields if field.must_be_set]
+        required = [field.proto.json_name for field in message.fields if field.must_be_set]
         found: Document = {
             "type": "object",
             "description": message.comment,
-            "properties": {_json_name(field): self._field(field) for field in message.fields},
+            "properties": {field.proto.json_name: self._field(field) for field in message.fields},
         }
         if required:
             found["required"] = required
-        choices = [_one_of([_json_name(field) for field in fields]) for fields in message.oneofs().values()]
+        choices = [_one_of([field.proto.json_name for field in fields]) for fields in message.oneofs().values()]
         if choices:
             found["allOf"] = choices
         return found
@@ -125,7 +125,3 @@ def _of_integer(field: Field) -> Document:
     # Protobuf's JSON writes 64-bit numbers as text, for readers with doubles, and reads both.
     digits = "^[1-9][0-9]*$" if least else "^[0-9]+$"
     return found | {"type": ["string", "integer"], "pattern": digits} if is_wide else found
-
-
-def _json_name(field: Field) -> str:
-    return field.proto.json_name

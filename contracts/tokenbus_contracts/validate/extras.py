@@ -9,8 +9,8 @@ from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.enums import Scoring
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN
-from tokenbus_contracts.validate.rows import refuse_above
-from tokenbus_contracts.validate.tokens import ceiling, check_ids, check_length, highest_token_id, refuse_value
+from tokenbus_contracts.validate.rows import check_range, check_zero
+from tokenbus_contracts.validate.tokens import ceiling, check_length, highest_token_id, refuse_value
 
 _ROW_COLUMNS = ("extras", "given_counts", "mask_bounds")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -45,7 +45,7 @@ def check_extras(batch: LogprobBatch, limits: Limits) -> None:
         # NaN fails both comparisons.
         if values.size and not (np.maximum.reduce(values) <= most and np.minimum.reduce(values) >= least):
             refuse_value(name, values, most, least)
-    check_ids("given_token_ids", batch.given_token_ids, highest)
+    check_range("given_token_ids", batch.given_token_ids, highest)
     _check_masks(batch, np.repeat(bounds, counts * (bounds > 0)), highest)
 
 
@@ -53,29 +53,17 @@ def _check_asked(batch: LogprobBatch, name: str, rows: int) -> None:
     """Check one of `_ROW_COLUMNS`: its length, its bound, and that the row's scoring permits the value."""
     asked = getattr(batch, name)
     check_length(name, asked, rows, "one for each row, or none")
-    if np.maximum.reduce(asked) > COLUMN[name].max:
-        refuse_above(name, asked, COLUMN[name].max)
-    forbids = batch.scorings == Scoring.NONE if name == "extras" else batch.scorings != Scoring.FULL
-    surplus = forbids & (asked != 0)
-    if surplus.any():
-        row = int(surplus.argmax())
-        limit = f"0 where the row's scoring is {Scoring(batch.scorings[row]).name}"
-        raise ContractError(f"{name}[{row}]", limit, int(asked[row]), rule=Rule.SCORING)
+    check_range(name, asked, COLUMN[name].max)
+    check_zero(batch, name, batch.scorings == Scoring.NONE if name == "extras" else batch.scorings != Scoring.FULL)
 
 
 def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int) -> None:
     """Check the sizes of masks and the listed ids. `bounds` has, for each mask, the mask_bound of its row."""
     sizes, ids = batch.mask_sizes, batch.mask_token_ids
-    most = batch.header.vocabulary_size or _SIZES.max
-    if sizes.size:
-        if np.minimum.reduce(sizes) < _SIZES.min:
-            element = int(sizes.argmin())
-            raise ContractError(f"mask_sizes[{element}]", _SIZES.min, int(sizes[element]), rule=Rule.MIN)
-        if np.maximum.reduce(sizes) > most:
-            refuse_above("mask_sizes", sizes, most)
+    check_range("mask_sizes", sizes, batch.header.vocabulary_size or _SIZES.max, _SIZES.min)
     told = np.where(sizes <= bounds, sizes, 0).astype(np.intp)
     check_length("mask_token_ids", ids, int(told.sum()), "those of the masks up to their row's mask_bound")
-    check_ids("mask_token_ids", ids, highest)
+    check_range("mask_token_ids", ids, highest)
     rises = ids[1:] > ids[:-1]
     ends = np.add.accumulate(told)
     rises[ends[(ends > 0) & (ends < ids.size)] - 1] = True  # the next id is another mask's first

@@ -13,10 +13,6 @@ from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN, COLUMNS, STATUS_RULES, Column
 
 _ROW_COLUMNS = [column.name for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
-_POSITION_MAX = COLUMN["positions"].max
-_STOP_MAX = COLUMN["stops"].max
-
-
 # Sets of byte values, for bytes.translate to delete: if nothing remains, a column has only members of the set. For a
 # few hundred bytes that is several times faster than any array operation.
 _UP_TO = [bytes(range(most + 1)) for most in range(256)]
@@ -56,9 +52,7 @@ def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
     if rows:
         _check_once("request_ids", batch.request_ids, 1, COLUMN["request_ids"].max)
         _check_once("batch_indices", batch.batch_indices, 0, batch.header.step_rows - 1)
-        highest = np.maximum.reduce(batch.positions)
-        if highest > _POSITION_MAX:
-            refuse_above("positions", batch.positions, _POSITION_MAX)
+        check_range("positions", batch.positions, COLUMN["positions"].max)
     _check_statuses(batch, rows)
     if batch.stops.size:
         _check_stops(batch)
@@ -88,17 +82,16 @@ def _check_values(batch: LogprobBatch, limits: Limits) -> None:
         _refuse_unnamed("statuses", batch.statuses, _STATUSES)
     if batch.scorings.tobytes().translate(None, _SCORINGS):
         _refuse_unnamed("scorings", batch.scorings, _SCORINGS)
-    if batch.token_counts.tobytes().translate(None, _UP_TO[limits.max_tokens_per_row]):
-        refuse_above("token_counts", batch.token_counts, limits.max_tokens_per_row)
-    drafts = _UP_TO[limits.max_draft_tokens_per_row]
-    if batch.draft_token_counts.tobytes().translate(None, drafts):
-        refuse_above("draft_token_counts", batch.draft_token_counts, limits.max_draft_tokens_per_row)
-    if batch.proposal_counts.tobytes().translate(None, drafts):
-        refuse_above("proposal_counts", batch.proposal_counts, limits.max_draft_tokens_per_row)
-    # A token cannot have more alternatives than the vocabulary has tokens.
-    most = min(limits.max_top_k, batch.header.vocabulary_size or limits.max_top_k)
-    if batch.top_ks.tobytes().translate(None, _UP_TO[most]):
-        refuse_above("top_ks", batch.top_ks, most)
+    for name, most in (
+        ("token_counts", limits.max_tokens_per_row),
+        ("draft_token_counts", limits.max_draft_tokens_per_row),
+        ("proposal_counts", limits.max_draft_tokens_per_row),
+        # A token cannot have more alternatives than the vocabulary has tokens.
+        ("top_ks", min(limits.max_top_k, batch.header.vocabulary_size or limits.max_top_k)),
+    ):
+        values = getattr(batch, name)
+        if values.tobytes().translate(None, _UP_TO[most]):
+            _refuse_above(name, values, most)
 
 
 def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, most: int) -> None:
@@ -107,7 +100,7 @@ def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, 
     if in_order[0] < least:
         raise ContractError(f"{name}[{int(values.argmin())}]", least, int(in_order[0]), rule=Rule.MIN)
     if in_order[-1] > most:
-        refuse_above(name, values, most)
+        _refuse_above(name, values, most)
     if np.count_nonzero(in_order[1:] == in_order[:-1]):
         _refuse_repeated(name, values)
 
@@ -141,8 +134,7 @@ def _check_stops(batch: LogprobBatch) -> None:
     if batch.stops.size != stopped:
         limit = f"{stopped} elements, one for each row that is FINISHED_STOP, or none"
         raise ContractError("stops", limit, batch.stops.size, rule=Rule.LENGTH)
-    if np.maximum.reduce(batch.stops) > _STOP_MAX:
-        refuse_above("stops", batch.stops, _STOP_MAX)
+    check_range("stops", batch.stops, COLUMN["stops"].max)
 
 
 def _check_scorings(batch: LogprobBatch, rows: int) -> None:
@@ -152,14 +144,30 @@ def _check_scorings(batch: LogprobBatch, rows: int) -> None:
         limit = "a kind, because rows are scored"
         raise ContractError("header.value_kind", limit, int(batch.header.value_kind), rule=Rule.SCORING)
     if scorings.count(Scoring.FULL) != rows:
-        surplus = (batch.scorings != Scoring.FULL) & (batch.top_ks != 0)
-        if surplus.any():
-            row = int(surplus.argmax())
-            limit = f"0 where the row's scoring is {Scoring(batch.scorings[row]).name}"
-            raise ContractError(f"top_ks[{row}]", limit, int(batch.top_ks[row]), rule=Rule.SCORING)
+        check_zero(batch, "top_ks", batch.scorings != Scoring.FULL)
 
 
-def refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int) -> None:
+def check_zero(batch: LogprobBatch, name: str, forbids: npt.NDArray[np.bool_]) -> None:
+    """Refuse a value other than 0 in the rows whose scoring forbids it."""
+    surplus = forbids & (getattr(batch, name) != 0)
+    if surplus.any():
+        row = int(surplus.argmax())
+        limit = f"0 where the row's scoring is {Scoring(batch.scorings[row]).name}"
+        raise ContractError(f"{name}[{row}]", limit, int(getattr(batch, name)[row]), rule=Rule.SCORING)
+
+
+def check_range(name: str, values: npt.NDArray[np.unsignedinteger], most: int, least: int = 0) -> None:
+    """Refuse a value out of its bounds."""
+    if not values.size:
+        return
+    if least and np.minimum.reduce(values) < least:
+        element = int(values.argmin())
+        raise ContractError(f"{name}[{element}]", least, int(values[element]), rule=Rule.MIN)
+    if np.maximum.reduce(values) > most:
+        _refuse_above(name, values, most)
+
+
+def _refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int) -> None:
     """Raise the error for the first value above `most`."""
     element = int((values > most).argmax())
     raise ContractError(f"{name}[{element}]", most, int(values[element]), rule=Rule.MAX)

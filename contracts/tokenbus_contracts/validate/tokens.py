@@ -10,13 +10,12 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.enums import Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN
-from tokenbus_contracts.validate.rows import Shape
+from tokenbus_contracts.validate.rows import Shape, check_range
 
 Values = npt.NDArray[np.float32]
 Ranks = npt.NDArray[np.unsignedinteger | np.signedinteger]
 
-_RANK_MIN = COLUMN["ranks"].min
-_RANK_MAX = COLUMN["ranks"].max
+_RANKS = COLUMN["ranks"]
 _LARGEST = float(np.finfo(np.float32).max)
 _LOGITS = (ValueKind.RAW_LOGITS, ValueKind.PROCESSED_LOGITS)
 
@@ -31,10 +30,10 @@ def check_tokens(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
     check_length("alternative_logprobs", batch.alternative_logprobs, shape.alternatives, wanted)
     check_length("proposal_token_ids", batch.proposal_token_ids, shape.proposals, "one for each proposal")
     most = highest_token_id(batch, limits)
-    check_ids("token_ids", batch.token_ids, most)
-    check_ids("proposal_token_ids", batch.proposal_token_ids, most)
+    check_range("token_ids", batch.token_ids, most)
+    check_range("proposal_token_ids", batch.proposal_token_ids, most)
     if shape.scored_tokens:
-        _check_ranks(batch.ranks, batch.header.vocabulary_size or _RANK_MAX)
+        check_range("ranks", batch.ranks, batch.header.vocabulary_size or _RANKS.max, _RANKS.min)
         highest, lowest = np.maximum.reduce(batch.logprobs), np.minimum.reduce(batch.logprobs)
         # A NaN anywhere makes both NaN, and every comparison with NaN fails.
         if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
@@ -50,13 +49,6 @@ def highest_token_id(batch: LogprobBatch, limits: Limits) -> int:
     """Return the largest valid token id: below the vocabulary's size if that is known."""
     vocabulary = batch.header.vocabulary_size
     return min(limits.max_token_id, vocabulary - 1) if vocabulary else limits.max_token_id
-
-
-def check_ids(name: str, ids: npt.NDArray[np.uint32], most: int) -> None:
-    """Refuse a token id that the model does not have."""
-    if ids.size and np.maximum.reduce(ids) > most:
-        element = int((ids > most).argmax())
-        raise ContractError(f"{name}[{element}]", most, int(ids[element]), rule=Rule.MAX)
 
 
 def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least: float = -_LARGEST) -> None:
@@ -76,18 +68,9 @@ def check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason
         raise ContractError(name, f"{wanted} elements, {reason}", column.size, rule=Rule.LENGTH)
 
 
-def _check_ranks(ranks: npt.NDArray[np.uint32], most: int) -> None:
-    if np.minimum.reduce(ranks) < _RANK_MIN:
-        element = int(ranks.argmin())
-        raise ContractError(f"ranks[{element}]", _RANK_MIN, int(ranks[element]), rule=Rule.MIN)
-    if np.maximum.reduce(ranks) > most:
-        element = int((ranks > most).argmax())
-        raise ContractError(f"ranks[{element}]", most, int(ranks[element]), rule=Rule.MAX)
-
-
 def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
     """Check the alternatives' ids, values, order and agreement; there is at least one alternative."""
-    check_ids("alternative_token_ids", batch.alternative_token_ids, highest_token_id(batch, limits))
+    check_range("alternative_token_ids", batch.alternative_token_ids, highest_token_id(batch, limits))
     sampled = _Sampled(batch, shape)
     _check_order(batch, sampled)
     _check_agreement(batch, sampled)
