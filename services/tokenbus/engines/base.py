@@ -9,29 +9,13 @@ import numpy.typing as npt
 
 from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Role
 from tokenbus.engines.prompt_scoring import PromptPiece, Scores, scored
-from tokenbus.engines.requests import Request, Requests
+from tokenbus.engines.requests import SequenceRequests
 from tokenbus.engines.sampling import FINAL, Ids, Logits, distribution, drawn, uniforms
 from tokenbus.engines.scheduler import Plan
 from tokenbus.plugins import Tokenizer, load_tokenizer
 from tokenbus.worker.step import Array
 from tokenbus_contracts import SpeculativeMethod
 from tokenbus_gpu_ops import token_logprobs
-
-
-class _Sequences(Requests):
-    """The requests, with the token ids of prompt and output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token_ids: dict[int, list[int]] = {}
-
-    def _write(self, slot: int, request: Request) -> None:
-        self.token_ids[slot] = request.prompt + request.output
-
-    def remove(self, slots: Ids) -> None:
-        super().remove(slots)
-        for slot in slots.tolist():
-            del self.token_ids[slot]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -63,7 +47,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         (step,) = engine.step()
     """
 
-    _requests: _Sequences
+    _requests: SequenceRequests
     _method = SpeculativeMethod.NONE
 
     def __init__(
@@ -95,7 +79,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         found = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         if not isinstance(found, Tokenizer):
             raise TypeError(f"tokenizer: an object with encode and token_bytes, got {type(found).__name__}")
-        super().__init__(options, found, _Sequences())
+        super().__init__(options, found, SequenceRequests())
 
     @abstractmethod
     def logits(self, sequences: Sequence[Sequence[int]]) -> Array:

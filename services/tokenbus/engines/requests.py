@@ -165,3 +165,19 @@ class Requests:
                 grown[:before] = array
                 setattr(self, name, grown)
         self._free += range(size - 1, before - 1, -1)
+
+
+class SequenceRequests(Requests):
+    """The requests, with the token ids of prompt and output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_ids: dict[int, list[int]] = {}
+
+    def remove(self, slots: Ids) -> None:
+        super().remove(slots)
+        for slot in slots.tolist():
+            del self.token_ids[slot]
+
+    def _write(self, slot: int, request: Request) -> None:
+        self.token_ids[slot] = request.prompt + request.output

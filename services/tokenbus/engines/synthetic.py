@@ -99,32 +99,22 @@ def true_extras(request_id: int, begin: int, end: int, asked: TokenScoring, weig
     places, of_none = np.zeros(numbers.size, np.uint64), slice(0)
     given = np.array(asked.token_ids, np.uint64)
     of_given = mixed(numbers[:, None] ^ given)
-    sizes = _sizes(numbers)
+    entropies = ((numbers >> np.uint64(44)) % np.uint64(512)).astype(np.float32) / np.float32(64)
+    sizes = (numbers >> np.uint64(33)).astype(np.uint32) % _MOST_CHOICES + 1
     choices = [
-        _choices(number, size) for number, size in zip(numbers, sizes.tolist(), strict=True) if size <= asked.mask_bound
+        np.sort(_ids(np.full(size, number, np.uint64), np.arange(size, dtype=np.uint64)))
+        for number, size in zip(numbers, sizes.tolist(), strict=True)
+        if size <= asked.mask_bound
     ]
     return Extras(
         _logprobs(mixed(numbers), places)[slice(None) if asked.other_logprobs else of_none],
-        _entropies(numbers)[slice(None) if asked.entropies else of_none],
+        entropies[slice(None) if asked.entropies else of_none],
         given.astype(np.uint32),
         _logprobs(of_given, np.zeros(of_given.shape, np.uint64)),
         sizes[slice(None) if asked.mask_bound else of_none],
         np.concatenate([np.zeros(0, np.uint32), *choices]),
         asked.mask_bound,
     )
-
-
-def _sizes(numbers: Words) -> npt.NDArray[np.uint32]:
-    return (numbers >> np.uint64(33)).astype(np.uint32) % _MOST_CHOICES + 1
-
-
-def _choices(number: np.uint64, size: int) -> npt.NDArray[np.uint32]:
-    """Return the token ids that sampling could choose."""
-    return np.sort(_ids(np.full(size, number, np.uint64), np.arange(size, dtype=np.uint64)))
-
-
-def _entropies(numbers: Words) -> npt.NDArray[np.float32]:
-    return ((numbers >> np.uint64(44)) % np.uint64(512)).astype(np.float32) / np.float32(64)
 
 
 def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_id: int = 0) -> PromptScores:

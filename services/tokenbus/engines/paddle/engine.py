@@ -14,7 +14,7 @@ from tokenbus.engines.paddle.runner import Piece, Runner
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from tokenbus.engines.paddle.weights import COMMITTED, WeightsError
 from tokenbus.engines.prompt_scoring import PromptPiece, Scores, scored
-from tokenbus.engines.requests import Request, Requests
+from tokenbus.engines.requests import Request, SequenceRequests
 from tokenbus.engines.sampling import (
     DRAFT,
     Drafts,
@@ -61,12 +61,11 @@ class Drafted(NamedTuple):
     counts: Ids
 
 
-class PaddleRequests(Requests):
+class PaddleRequests(SequenceRequests):
     """The requests with their tokens and drafts."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.texts: dict[int, list[int]] = {}
         self.undrafted: set[int] = set()
         """The slots of continued requests whose drafts, lost with the previous turn, are not yet recomputed."""
         self.draft_counts = np.zeros(0, np.int64)
@@ -75,15 +74,13 @@ class PaddleRequests(Requests):
 
     def remove(self, slots: Ids) -> None:
         super().remove(slots)
-        for slot in slots.tolist():
-            del self.texts[slot]
-            self.undrafted.discard(slot)
+        self.undrafted.difference_update(slots.tolist())
 
     def _write(self, slot: int, request: Request) -> None:
+        super()._write(slot, request)
         self.draft_counts[slot] = 0
         if request.output:
             self.undrafted.add(slot)
-        self.texts[slot] = request.prompt + request.output
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -179,14 +176,14 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
             return None
         positions, states = requests.positions[slots], self._runner.chosen(lines, last_lines[is_due])
         counts = np.minimum(self._options.speculate, requests.ends[slots] - positions - 1)
-        last = np.array([requests.texts[slot][-1] for slot in slots.tolist()])
+        last = np.array([requests.token_ids[slot][-1] for slot in slots.tolist()])
         return Drafted(slots, *self._drafted(states, last, positions, counts, requests.params(slots)), counts)
 
     def _pieces(self, plan: Plan) -> list[Piece]:
         """Return the last token and the drafts of each decoding slot, whose earlier tokens are in the cache."""
         requests, found = self._requests, []
         for slot in plan.decode.tolist():
-            place, text = int(requests.places[slot]), requests.texts[slot]
+            place, text = int(requests.places[slot]), requests.token_ids[slot]
             drafts = requests.drafts[slot, : requests.draft_counts[slot]].tolist()
             found.append(Piece(place, len(text) - 1, [text[-1], *drafts]))
         return found
@@ -195,7 +192,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         requests = self._requests
         begins = requests.to_compute(plan.computing) - requests.missing[plan.computing]
         return [
-            Piece(int(requests.places[slot]), begin, requests.texts[slot][begin : begin + size])
+            Piece(int(requests.places[slot]), begin, requests.token_ids[slot][begin : begin + size])
             for slot, begin, size in zip(plan.computing.tolist(), begins.tolist(), plan.sizes.tolist(), strict=True)
         ]
 
@@ -265,7 +262,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         requests, continued = self._requests, block.continued
         columns: Sequence[npt.NDArray[Any]] = (block.slots, block.tokens, result.kept, result.statuses)
         for slot, tokens, kept, status in zip(*(each.tolist() for each in columns), strict=True):
-            requests.texts[slot] += tokens[:kept]
+            requests.token_ids[slot] += tokens[:kept]
             if status == RowStatus.UNRECOVERABLE:
                 _log.error("request ended: logits not finite", request_id=f"{requests.request_ids[slot]:016x}")
                 self._runner.cache.clear(int(requests.places[slot]))

@@ -60,7 +60,7 @@ class KeyValueCache:
         """Return a store that writes the rows' valid positions and returns the first `keys` positions."""
         from paddle import gather, to_tensor  # for such short rows, gather is three times as fast as index_select
 
-        begins = self._begins(slots)
+        begins = (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
         every = np.repeat(valid[:, None], self._heads, axis=1)
         written = to_tensor((begins + positions[:, None])[every])
         chosen = None if valid.all() else to_tensor(np.flatnonzero(every))
@@ -82,9 +82,6 @@ class KeyValueCache:
         written, nothing = to_tensor(slot * lines + np.arange(lines)), zeros([lines, self._size])
         for cached in (*self._keys, *self._values):
             cached.scatter_(written, nothing, overwrite=True)
-
-    def _begins(self, slots: Index) -> Index:
-        return (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
 
 
 class Piece(NamedTuple):
