@@ -11,8 +11,7 @@ import pytest
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.engines.runs import Run, asked, paddle
 from tokenbus.engines.paddle import PaddleEngine, PaddleOptions, WeightsError
-from tokenbus.engines.paddle.network import Shape
-from tokenbus.engines.paddle.weights import COMMITTED, load
+from tokenbus.engines.paddle.weights import COMMITTED, Shape, load
 
 pytestmark = NEEDS_PADDLE
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.engines.engine import BatchEngine, Block, EngineOptions, Outcome, Proposed, mask_of
-from tokenbus.engines.paddle.network import Tensor
-from tokenbus.engines.paddle.runner import Piece, Runner
+from tokenbus.engines.paddle.runner import Piece, Runner, Tensor
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from tokenbus.engines.paddle.weights import COMMITTED, WeightsError
 from tokenbus.engines.prompt_scoring import PromptPiece, Scores, scored

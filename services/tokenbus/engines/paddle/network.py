@@ -1,63 +1,33 @@
-"""Network: a small transformer over bytes with ALiBi positions and draft heads, each for one token further."""
+"""Network: a small transformer over bytes with ALiBi positions and draft heads, each for one token further.
+
+This module imports paddle, so it is imported when a runner is created.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from paddle import arange, concat, full_like, gather, nn, to_tensor, where, zeros  # noqa: TID253 - as above
+from paddle.nn.functional import gelu, softmax  # noqa: TID253
+
+from tokenbus.engines.paddle.runner import Tensor
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE
+from tokenbus.engines.paddle.weights import STORED, Shape, WeightsError, load
+from tokenbus.engines.sampling import Ids
 
-Tensor = Any
-"""A paddle tensor; paddle is imported lazily."""
 Layer = Any
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Stores a layer's new keys and values [rows, heads, positions, head width]; returns all cached ones."""
 
 _MASKED = -1e9
-_LARGEST = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes that determine the names and shapes of all weights."""
-
-    layers: int = 3
-    width: int = 128
-    attention_heads: int = 4
-    mixing_width: int = 384
-    """The inner width of a block's MLP."""
-    draft_heads: int = 3
-    """The limit of draft tokens: each head predicts one token further."""
-    draft_width: int = 256
-    """The inner width of a draft head's MLP."""
-
-    def __post_init__(self) -> None:
-        if self.width % self.attention_heads:
-            raise ValueError(f"attention_heads: a divisor of width, {self.width}, got {self.attention_heads}")
-
-    @property
-    def head_width(self) -> int:
-        return self.width // self.attention_heads
-
-    @classmethod
-    def of_metadata(cls, metadata: dict[str, str]) -> Self:
-        """Read the shape from a file's metadata; raises ValueError."""
-        sizes = {}
-        for field in fields(cls):
-            text = metadata.get(field.name, "nothing")
-            if not (
-                text.isascii() and text.isdigit() and len(text) <= len(str(_LARGEST)) and 1 <= int(text) <= _LARGEST
-            ):
-                raise ValueError(f"{field.name}: a whole number from 1 to {_LARGEST}, got {text[:32]}")
-            sizes[field.name] = int(text)
-        return cls(**sizes)
 
 
 class Network:
     """The layers of the network. The output layer shares the embedding's weights."""
 
     def __init__(self, shape: Shape) -> None:
-        from paddle import nn, to_tensor
-
         self.shape = shape
         self.layers: Layer = nn.LayerDict(
             {
@@ -85,8 +55,6 @@ class Network:
 
     def further(self, number: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the state and logits of a draft head, from the previous state and the token sampled from it."""
-        from paddle import concat
-
         head = self.layers["heads"][number]
         token = head["token_norm"](self.layers["embedding"](tokens))
         joined = head["join"](concat([head["state_norm"](state), token], axis=-1))
@@ -94,14 +62,10 @@ class Network:
         return state, self.logits(head["norm"](state))
 
     def _bias(self, positions: Tensor, keys: int) -> Tensor:
-        from paddle import arange, full_like, where
-
         distance = (positions.unsqueeze(-1) - arange(keys, dtype="int64")).astype("float32").unsqueeze(1)
         return where(distance < 0, full_like(distance, _MASKED), -distance * self._slopes)
 
     def _attention(self, block: Layer, layer: int, found: Tensor, bias: Tensor, store: Store | None) -> Tensor:
-        from paddle.nn.functional import softmax
-
         query, key, value = block["query_key_value"](block["attention_norm"](found)).chunk(3, axis=-1)
         heads, size = self.shape.attention_heads, self.shape.head_width
         query, key, value = (_by_head(each, heads, size) for each in (query, key, value))
@@ -117,14 +81,10 @@ def _by_head(each: Tensor, heads: int, size: int) -> Tensor:
 
 
 def _mixed(layers: Layer, found: Tensor) -> Tensor:
-    from paddle.nn.functional import gelu
-
     return layers["contract"](gelu(layers["expand"](layers["mixing_norm"](found))))
 
 
 def _block(shape: Shape) -> Layer:
-    from paddle import nn
-
     width = shape.width
     return nn.LayerDict(
         {
@@ -139,8 +99,6 @@ def _block(shape: Shape) -> Layer:
 
 
 def _head(shape: Shape) -> Layer:
-    from paddle import nn
-
     width = shape.width
     return nn.LayerDict(
         {
@@ -153,3 +111,61 @@ def _head(shape: Shape) -> Layer:
             "norm": nn.LayerNorm(width),
         }
     )
+
+
+class KeyValueCache:
+    """The keys and values of each layer, by slot, head and position; its size is fixed."""
+
+    def __init__(self, shape: Shape, slots: int, context: int) -> None:
+        self._context = context
+        self._heads, self._size = shape.attention_heads, shape.head_width
+        lines = slots * self._heads * context
+        self._keys = [zeros([lines, self._size]) for _ in range(shape.layers)]
+        self._values = [zeros([lines, self._size]) for _ in range(shape.layers)]
+
+    def store(self, slots: Ids, positions: Ids, valid: npt.NDArray[np.bool_], keys: int) -> Store:
+        """Return a store that writes the rows' valid positions and returns the first `keys` positions."""
+        begins = (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
+        every = np.repeat(valid[:, None], self._heads, axis=1)
+        written = to_tensor((begins + positions[:, None])[every])
+        chosen = None if valid.all() else to_tensor(np.flatnonzero(every))
+        window = to_tensor((begins + np.arange(keys)).reshape(-1))
+        given = [slots.size, self._heads, keys, self._size]
+
+        def through(cached: Tensor, new: Tensor) -> Tensor:
+            lines = new.reshape([-1, self._size])
+            cached.scatter_(written, lines if chosen is None else lines.index_select(chosen), overwrite=True)
+            # For such short rows, `gather` is three times as fast as `index_select`.
+            return gather(cached, window).reshape(given)
+
+        return lambda layer, key, value: (through(self._keys[layer], key), through(self._values[layer], value))
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot: NaN would spoil the next request, even where attention masks it."""
+        lines = self._heads * self._context
+        written, nothing = to_tensor(slot * lines + np.arange(lines)), zeros([lines, self._size])
+        for cached in (*self._keys, *self._values):
+            cached.scatter_(written, nothing, overwrite=True)
+
+
+def network_of(path: Path) -> Network:
+    """Return a network with a file's weights, on paddle's current device."""
+    weights = load(path)
+    network = Network(weights.shape)
+    own = network.layers.state_dict()
+    for name in sorted(own.keys() | weights.arrays.keys()):
+        if name not in weights.arrays:
+            raise WeightsError(path, f"{name}: missing")
+        if name not in own:
+            raise WeightsError(path, f"{name}: unknown weight")
+        array = weights.arrays[name]
+        if array.dtype != STORED:
+            raise WeightsError(path, f"{name}: {STORED}, got {array.dtype}")
+        wanted = tuple(own[name].shape)
+        if array.shape != wanted:
+            raise WeightsError(path, f"{name}: shape {wanted}, got {array.shape}")
+        if not np.isfinite(array).all():
+            raise WeightsError(path, f"{name}: finite numbers, got {array[~np.isfinite(array)][0]}")
+    network.layers.set_state_dict({name: to_tensor(array.astype(np.float32)) for name, array in weights.arrays.items()})
+    network.layers.eval()
+    return network

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from tokenbus.engines.paddle.network import Shape, Store, Tensor
-from tokenbus.engines.paddle.weights import WeightsError, network_of
-from tokenbus.engines.sampling import Logits
+from tokenbus.engines.paddle.weights import WeightsError
+from tokenbus.engines.sampling import Ids, Logits
 
-Index = npt.NDArray[np.int64]
-Lines = npt.NDArray[np.float32]
+Tensor = Any
+"""A tensor of paddle, which is imported when a runner is created."""
 
 
 class DeviceError(RuntimeError):
@@ -44,46 +42,6 @@ def framework(device: str) -> Any:  # noqa: ANN401 - a module
     return paddle
 
 
-class KeyValueCache:
-    """The keys and values of each layer, by slot, head and position; its size is fixed."""
-
-    def __init__(self, shape: Shape, slots: int, context: int) -> None:
-        from paddle import zeros
-
-        self._context = context
-        self._heads, self._size = shape.attention_heads, shape.head_width
-        lines = slots * self._heads * context
-        self._keys = [zeros([lines, self._size]) for _ in range(shape.layers)]
-        self._values = [zeros([lines, self._size]) for _ in range(shape.layers)]
-
-    def store(self, slots: Index, positions: Index, valid: npt.NDArray[np.bool_], keys: int) -> Store:
-        """Return a store that writes the rows' valid positions and returns the first `keys` positions."""
-        from paddle import gather, to_tensor  # for such short rows, gather is three times as fast as index_select
-
-        begins = (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
-        every = np.repeat(valid[:, None], self._heads, axis=1)
-        written = to_tensor((begins + positions[:, None])[every])
-        chosen = None if valid.all() else to_tensor(np.flatnonzero(every))
-        window = to_tensor((begins + np.arange(keys)).reshape(-1))
-        given = [slots.size, self._heads, keys, self._size]
-
-        def through(cached: Tensor, new: Tensor) -> Tensor:
-            lines = new.reshape([-1, self._size])
-            cached.scatter_(written, lines if chosen is None else lines.index_select(chosen), overwrite=True)
-            return gather(cached, window).reshape(given)
-
-        return lambda layer, key, value: (through(self._keys[layer], key), through(self._values[layer], value))
-
-    def clear(self, slot: int) -> None:
-        """Zero a slot: NaN would spoil the next request, even where attention masks it."""
-        from paddle import to_tensor, zeros
-
-        lines = self._heads * self._context
-        written, nothing = to_tensor(slot * lines + np.arange(lines)), zeros([lines, self._size])
-        for cached in (*self._keys, *self._values):
-            cached.scatter_(written, nothing, overwrite=True)
-
-
 class Piece(NamedTuple):
     """Consecutive tokens of a request to compute, after those in its slot's cache."""
 
@@ -98,18 +56,21 @@ class Runner:
     def __init__(self, weights: Path, device: str, *, slots: int, context: int) -> None:
         """Read the weights and allocate the cache; raises WeightsError or DeviceError."""
         self._paddle = framework(device)
+        from tokenbus.engines.paddle.network import KeyValueCache, network_of  # noqa: PLC0415 - it imports paddle
+
+        self._network_of = network_of
         self._network = network_of(weights)
         self.shape = self._network.shape
         self.cache = KeyValueCache(self.shape, slots, context)
 
     def reload(self, weights: Path) -> None:
         """Load other weights of the same shape; raises WeightsError, which changes nothing."""
-        network = network_of(weights)
+        network = self._network_of(weights)
         if network.shape != self.shape:
             raise WeightsError(weights, f"{self.shape}, got {network.shape}")
         self._network = network
 
-    def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Index]:
+    def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Ids]:
         """Return the state of each token and the start of each piece; each group's pieces are padded to one length."""
         found, begins, count = [], [], 0
         for pieces in filter(None, groups):
@@ -135,13 +96,13 @@ class Runner:
         to_tensor = self._paddle.to_tensor
         return self._network.hidden(to_tensor(tokens), to_tensor(positions), keys, store)
 
-    def chosen(self, lines: Tensor, places: Index) -> Tensor:
+    def chosen(self, lines: Tensor, places: Ids) -> Tensor:
         return lines.index_select(self._paddle.to_tensor(places))
 
     def logits(self, hidden: Tensor) -> Logits:
         found: Logits = self._network.logits(hidden).numpy()
         return found
 
-    def further(self, head: int, state: Tensor, tokens: npt.NDArray[np.int64]) -> tuple[Tensor, Logits]:
+    def further(self, head: int, state: Tensor, tokens: Ids) -> tuple[Tensor, Logits]:
         state, logits = self._network.further(head, state, self._paddle.to_tensor(tokens))
         return state, logits.numpy()

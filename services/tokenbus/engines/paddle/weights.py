@@ -1,18 +1,54 @@
 """Reads and checks the network's weights, a safetensors file, which cannot contain code."""
 
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-
-from tokenbus.engines.paddle.network import Network, Shape
 
 COMMITTED = Path(__file__).with_name("weights.safetensors")
 """Written by `python -m tests.engines.paddle.training`."""
 FORMAT = "tokenbus-paddle-1"
 STORED = np.dtype(np.float16)
 _MOST_BYTES = 2**31
+_LARGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes that determine the names and shapes of all weights."""
+
+    layers: int = 3
+    width: int = 128
+    attention_heads: int = 4
+    mixing_width: int = 384
+    """The inner width of a block's MLP."""
+    draft_heads: int = 3
+    """The limit of draft tokens: each head predicts one token further."""
+    draft_width: int = 256
+    """The inner width of a draft head's MLP."""
+
+    def __post_init__(self) -> None:
+        if self.width % self.attention_heads:
+            raise ValueError(f"attention_heads: a divisor of width, {self.width}, got {self.attention_heads}")
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.attention_heads
+
+    @classmethod
+    def of_metadata(cls, metadata: dict[str, str]) -> Self:
+        """Read the shape from a file's metadata; raises ValueError."""
+        sizes = {}
+        for field in fields(cls):
+            text = metadata.get(field.name, "nothing")
+            if not (
+                text.isascii() and text.isdigit() and len(text) <= len(str(_LARGEST)) and 1 <= int(text) <= _LARGEST
+            ):
+                raise ValueError(f"{field.name}: a whole number from 1 to {_LARGEST}, got {text[:32]}")
+            sizes[field.name] = int(text)
+        return cls(**sizes)
 
 
 class WeightsError(RuntimeError):
@@ -53,28 +89,3 @@ def load(path: Path) -> Weights:
     except ValueError as error:
         raise WeightsError(path, str(error)) from None
     return Weights(shape, arrays)
-
-
-def network_of(path: Path) -> Network:
-    """Return a network with a file's weights, on paddle's current device."""
-    from paddle import to_tensor
-
-    weights = load(path)
-    network = Network(weights.shape)
-    own = network.layers.state_dict()
-    for name in sorted(own.keys() | weights.arrays.keys()):
-        if name not in weights.arrays:
-            raise WeightsError(path, f"{name}: missing")
-        if name not in own:
-            raise WeightsError(path, f"{name}: unknown weight")
-        array = weights.arrays[name]
-        if array.dtype != STORED:
-            raise WeightsError(path, f"{name}: {STORED}, got {array.dtype}")
-        wanted = tuple(own[name].shape)
-        if array.shape != wanted:
-            raise WeightsError(path, f"{name}: shape {wanted}, got {array.shape}")
-        if not np.isfinite(array).all():
-            raise WeightsError(path, f"{name}: finite numbers, got {array[~np.isfinite(array)][0]}")
-    network.layers.set_state_dict({name: to_tensor(array.astype(np.float32)) for name, array in weights.arrays.items()})
-    network.layers.eval()
-    return network

@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.engines.paddle.training.prose import stories, tokens_of
-from tokenbus.engines.paddle.network import Network, Shape, Tensor
-from tokenbus.engines.paddle.runner import framework
+from tokenbus.engines.paddle.runner import Tensor, framework
 from tokenbus.engines.paddle.tokenizer import VOCABULARY_SIZE
-from tokenbus.engines.paddle.weights import COMMITTED, FORMAT, STORED
+from tokenbus.engines.paddle.weights import COMMITTED, FORMAT, STORED, Shape
+
+if TYPE_CHECKING:
+    from tokenbus.engines.paddle.network import Network
 
 _LINE = 256
 _WARM_UP = 40
@@ -41,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def trained(paddle: Any, steps: int, lines: int, seed: int, began: float) -> Network:  # noqa: ANN401 - a module
+def trained(paddle: Any, steps: int, lines: int, seed: int, began: float) -> "Network":  # noqa: ANN401 - a module
+    from tokenbus.engines.paddle.network import Network  # noqa: PLC0415 - it imports paddle
+
     network = Network(Shape())
     rate = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: _rate(step, steps))
     parameters, clip = network.layers.parameters(), paddle.nn.ClipGradByGlobalNorm(1.0)
@@ -61,12 +65,12 @@ def trained(paddle: Any, steps: int, lines: int, seed: int, began: float) -> Net
     return network
 
 
-def _losses(network: Network, tokens: Tensor) -> list[Tensor]:
+def _losses(network: "Network", tokens: Tensor) -> list[Tensor]:
     """Return how surprised the target's head is by each next token, and each draft head by those further on."""
     return [_surprise(logits, wanted) for logits, wanted in _predictions(network, tokens)]
 
 
-def _predictions(network: Network, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _predictions(network: "Network", tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return each head's logits, and the tokens that they should foresee: the target's, then the draft heads'."""
     from paddle import arange
 
@@ -104,7 +108,7 @@ def _rate(step: int, steps: int) -> float:
     return _LOWEST_RATE + (_HIGHEST_RATE - _LOWEST_RATE) * (1 + math.cos(math.pi * done)) / 2
 
 
-def _save(path: Path, network: Network) -> None:
+def _save(path: Path, network: "Network") -> None:
     from safetensors.numpy import save_file  # noqa: PLC0415 - of the extra, as paddle is
 
     arrays = {name: each.numpy().astype(STORED) for name, each in network.layers.state_dict().items()}
