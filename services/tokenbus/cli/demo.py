@@ -3,15 +3,12 @@
 import argparse
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tokenbus.cli.configuration import declare_settings, load_settings
 from tokenbus.cli.errors import CommandError
@@ -19,15 +16,16 @@ from tokenbus.cli.supervisor import ServiceEvent, Supervisor
 from tokenbus.cli.system import Plan, plan_for, runtime_folder
 from tokenbus.cli.terminal import Progress, styled
 from tokenbus.cli.values import text_of, token_text
-from tokenbus.client import Client
+from tokenbus.client import Client, Token
 from tokenbus.client.tokens import Turn
 from tokenbus.delivery import RequestFailedError
+from tokenbus.delivery.step import TokenLists
 from tokenbus.logs import configure
 from tokenbus.plugins import load_tokenizer
 from tokenbus.printable import printable
 from tokenbus.settings import Settings
 from tokenbus.worker import StepAssembler, engine_kind
-from tokenbus_contracts import BatchKind, Limits, Row
+from tokenbus_contracts import BatchKind, Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 
 _DESCRIPTION = """\
@@ -55,9 +53,8 @@ _LOOK_SECONDS = 0.01
 _MOST_SECONDS = 120.0
 _INTERRUPTED = 130
 _SAMPLE_TOKENS = 12
-_COLUMNS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
-ExpectedRows = dict[int, list[Row]]
-"""The rows of each request, by its id, from an engine without a bus."""
+_COMPARED = Token._fields.index("alternatives") + 1
+"""The number of compared fields of a token."""
 Results = dict[str, Any]
 """The counts, and whether all is right."""
 
@@ -142,10 +139,10 @@ async def _demo(settings: Settings, system: Supervisor, progress: Progress, show
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
-    expected = await asyncio.to_thread(expected_rows, generates, settings.limits)
+    expected = await asyncio.to_thread(expected_answers, generates, settings.limits)
     results = compared(answers, expected)
     show(styled("3. The beginning of one answer, each token with its logprob", "bold"))
-    show(_sample(max(answers, key=lambda answer: answer.position)))
+    show(_sample(max(answers, key=lambda answer: len(answer.tokens))))
     show(styled("4. Summary", "bold"))
     show("\n".join(summary_lines(results)))
     return results
@@ -164,33 +161,35 @@ async def _show_tokens(
 
 
 def _token_count(answers: Iterable["Answer"]) -> int:
-    return sum(answer.position for answer in answers)
+    return sum(len(answer.tokens) for answer in answers)
 
 
 @dataclass(slots=True)
 class Answer:
-    """The received rows of one request, and the faults in their order."""
+    """The tokens of one request, and how it ended."""
 
     generate: Generate
-    rows: list[Row] = field(default_factory=list)
-    position: int = 0
-    """The expected position of the next token."""
-    lost: int = 0
-    repeated: int = 0
+    tokens: list[Token] = field(default_factory=list)
+    status: RowStatus | None = None
     turns: Sequence[Turn] = ()
     error: str = ""
-    is_done: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.status is not None or bool(self.error)
 
     def is_at(self, worker_id: str) -> bool:
         """Return whether the worker has computed tokens of it and computes more."""
         turn = self.turns[-1] if self.turns else None
-        return turn is not None and not self.is_done and turn.worker_id == worker_id and self.position > turn.begin
+        return turn is not None and not self.is_done and turn.worker_id == worker_id and len(self.tokens) > turn.begin
 
-    def add(self, row: Row) -> None:
-        self.lost += max(0, row.position - self.position)
-        self.repeated += max(0, self.position - row.position)
-        self.position = row.position + row.token_ids.size
-        self.rows.append(row)
+    def is_in_order(self) -> bool:
+        return [token.position for token in self.tokens] == list(range(len(self.tokens)))
+
+    def is_like(self, other: "Answer") -> bool:
+        """Return whether ids, logprobs, ranks, alternatives and the end are those of the other, bit by bit."""
+        columns = [[token[:_COMPARED] for token in answer.tokens] for answer in (self, other)]
+        return self.status == other.status and columns[0] == columns[1]
 
 
 def requests(count: int, tokens: int) -> list[Generate]:
@@ -209,63 +208,51 @@ def requests(count: int, tokens: int) -> list[Generate]:
 async def _receive(client: Client, answer: Answer) -> None:
     try:
         generation = client.generate(answer.generate)
-        async for row in generation.rows():
-            answer.add(row)
+        async for token in generation:
+            answer.tokens.append(token)
             answer.turns = generation.turns
+        answer.status = generation.status
     except RequestFailedError as error:
         answer.error = str(error)
-    answer.is_done = True
 
 
-def expected_rows(generates: Sequence[Generate], limits: Limits) -> ExpectedRows:
-    """Compute each request's rows without a bus: the engine's output depends only on the request and its seed."""
+def expected_answers(generates: Sequence[Generate], limits: Limits) -> list[Answer]:
+    """Compute the answers without a bus: the engine's output depends only on the request and its seed."""
     kind, parser = engine_kind("ngram"), argparse.ArgumentParser()
     kind.declare(parser)
     engine = kind.make(parser.parse_args([]), Settings(limits=limits))
     assembler = StepAssembler(limits, engine.vocabulary_size)
+    answers = {generate.request_id: Answer(generate) for generate in generates}
     for generate in generates:
         engine.admit(generate)
-    rows: ExpectedRows = defaultdict(list)
     while engine.has_work:
-        for arrays in engine.step():
-            for batch in assembler.assemble(arrays):
-                if batch.header.kind is BatchKind.TARGET:
-                    for row in batch.rows():
-                        rows[row.request_id].append(row)
-    return rows
+        for batch in chain.from_iterable(map(assembler.assemble, engine.step())):
+            if batch.header.kind is BatchKind.TARGET:
+                tokens = TokenLists(batch)
+                for index, row in enumerate(batch.rows()):
+                    answers[row.request_id].tokens += tokens.tokens_of(index)
+                    answers[row.request_id].status = row.status
+    return list(answers.values())
 
 
-def _same(received: Sequence[Row], expected: Sequence[Row]) -> bool:
-    ends = [rows[-1].status if rows else None for rows in (received, expected)]
-    return ends[0] == ends[1] and all(_joined(received, name) == _joined(expected, name) for name in _COLUMNS)
-
-
-def _joined(rows: Sequence[Row], column: str) -> bytes:
-    parts = [np.asarray(getattr(row, column)).ravel() for row in rows if row.token_ids.size]
-    return np.concatenate(parts).tobytes() if parts else b""
-
-
-def compared(answers: Sequence[Answer], expected: ExpectedRows) -> Results:
-    """Compare the answers with the expected rows: ids, logprobs, ranks and alternatives, bit by bit."""
+def compared(answers: Sequence[Answer], expected: Sequence[Answer]) -> Results:
+    """Compare the answers with the expected ones."""
     wrong = {
-        "lost": sum(answer.lost for answer in answers),
-        "repeated": sum(answer.repeated for answer in answers),
-        "differing_requests": sum(
-            not _same(answer.rows, expected.get(answer.generate.request_id, [])) for answer in answers
-        ),
+        "disordered_requests": sum(not answer.is_in_order() for answer in answers),
+        "differing_requests": sum(not answer.is_like(true) for answer, true in zip(answers, expected, strict=True)),
         "errors": [answer.error for answer in answers if answer.error],
     }
-    tokens = sum(row.token_ids.size for answer in answers for row in answer.rows)
     continued = sum(len(answer.turns) > 1 for answer in answers)
-    return {"ok": not any(wrong.values()), "requests": len(answers), "tokens": tokens, "continued": continued, **wrong}
+    counts = {"requests": len(answers), "tokens": _token_count(answers), "continued": continued}
+    return {"ok": not any(wrong.values()), **counts, **wrong}
 
 
 def summary_lines(results: Results) -> Iterator[str]:
-    count, lost, repeated, errors = results["requests"], results["lost"], results["repeated"], results["errors"]
+    count, disordered, errors = results["requests"], results["disordered_requests"], results["errors"]
     yield f"   tokens      {results['tokens']:,}, of {count - len(errors)} of {count} requests"
     yield f"   continued   {results['continued']} of these went on at another worker"
-    order = f"{lost} LOST, {repeated} REPEATED, {len(errors)} requests FAILED"
-    yield _verdict("order", not (lost or repeated or errors), "no token lost, none repeated, all in order", order)
+    order = f"{disordered} requests with tokens LOST or REPEATED, {len(errors)} requests FAILED"
+    yield _verdict("order", not (disordered or errors), "no token lost, none repeated, all in order", order)
     same = f"{count} of {count} answers: ids, logprobs, ranks and alternatives are, bit by bit, those of an engine"
     differ = f"{results['differing_requests']} of {count} answers DIFFER from those of an engine without a bus"
     yield _verdict("truth", not results["differing_requests"], f"{same} without a bus", differ)
@@ -278,6 +265,5 @@ def _verdict(name: str, is_right: bool, right: str, wrong: str) -> str:  # noqa:
 
 def _sample(answer: Answer) -> str:
     text = text_of(load_tokenizer("ngram"))
-    tokens = ((row.token_ids[index], row.logprobs[index]) for row in answer.rows for index in range(row.token_ids.size))
-    shown = (token_text(printable(text(int(token_id))), float(logprob)) for token_id, logprob in tokens)
-    return f"   {answer.generate.text.text} {' '.join(islice(shown, _SAMPLE_TOKENS))} ..."
+    shown = [token_text(printable(text(token.id)), token.logprob) for token in answer.tokens[:_SAMPLE_TOKENS]]
+    return f"   {answer.generate.text.text} {' '.join(shown)} ..."
