@@ -83,15 +83,11 @@ def _status(given: list[str]) -> int:
         return int(found.run(parser.options(rest)))
     except SystemExit as end:  # argparse exits; the caller still has to flush its output
         return int(end.code or 0)
-    except CommandError as error:
+    except (CommandError, UsageError, PluginError, PythonVersionError) as error:
         _complain(str(error))
-        return error.status
-    except UsageError as error:
-        _complain(str(error))
-        return WRONG_USE
-    except (PluginError, PythonVersionError) as error:
-        _complain(str(error))
-        return 1
+        if isinstance(error, CommandError):
+            return error.status
+        return WRONG_USE if isinstance(error, UsageError) else 1
 
 
 def _command(name: str) -> ModuleType | CommandKind:
@@ -105,15 +101,13 @@ def _command(name: str) -> ModuleType | CommandKind:
 
 def _imported(name: str) -> ModuleType:
     # Imported modules stay in memory, so garbage collection finds nothing here, and would cost a tenth of the start.
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise PythonVersionError.instead_of(error, "this command") from None
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
 
 
 def _complain(message: str) -> None:
