@@ -12,10 +12,9 @@ from types import ModuleType
 from typing import TextIO
 
 from tokenbus.cli.arguments import Parser
-from tokenbus.cli.commands import COMMANDS, CommandKind, summaries
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.errors import UsageError
-from tokenbus.plugins import PluginError, load, names
+from tokenbus.plugins import PluginError
 from tokenbus.printable import printable, reason_of
 from tokenbus.python_version import PythonVersionError
 
@@ -26,6 +25,7 @@ _GROUPS = {
         "processor": "receive tokens from workers and deliver them to clients",
         "worker": "run an engine and publish its tokens",
         "gateway": "serve OpenAI's API and the inspector's page over HTTP",
+        "fastdeploy": "run FastDeploy with Tokenbus in place of its queue",
     },
     "look": {
         "ask": "send one prompt and print the answer, coloured by probability",
@@ -44,7 +44,9 @@ _GROUPS = {
     },
 }
 """The commands by purpose, in the order in which a newcomer needs them."""
-_COMMANDS = {name for group in _GROUPS.values() for name in group}
+_COMMANDS = [name for group in _GROUPS.values() for name in group]
+_ELSEWHERE = {"fastdeploy": "tokenbus.engines.fastdeploy_switch.command"}
+"""The modules of commands that are not in this folder; each declares its options and runs."""
 _INTERRUPTED = 130
 
 
@@ -77,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(given: list[str]) -> int:
     command, *rest = given
     try:
-        found = _command(command)
+        if command not in _COMMANDS:
+            _parser().parse_args([command])
+        found = _imported(_ELSEWHERE.get(command, f"tokenbus.cli.{command.replace('-', '_')}"))
         parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
         found.declare(parser)
         return int(found.run(parser.options(rest)))
@@ -88,15 +92,6 @@ def _status(given: list[str]) -> int:
         if isinstance(error, CommandError):
             return error.status
         return WRONG_USE if isinstance(error, UsageError) else 1
-
-
-def _command(name: str) -> ModuleType | CommandKind:
-    if name in _COMMANDS:
-        return _imported(f"tokenbus.cli.{name.replace('-', '_')}")
-    if name not in names(COMMANDS):
-        _parser().parse_args([name])
-        raise CommandError(f"{name}: no such command")
-    return load(COMMANDS, name, CommandKind)
 
 
 def _imported(name: str) -> ModuleType:
@@ -127,13 +122,10 @@ def _discard_output(stream: TextIO) -> None:
 
 
 def _parser() -> Parser:
-    added = {name: summary for name, summary in summaries(COMMANDS, CommandKind).items() if name not in _COMMANDS}
-    groups = {**_GROUPS, "engines and plugins": added} if added else _GROUPS
-    commands = [name for group in groups.values() for name in group]
-    width = max(map(len, commands))
+    width = max(map(len, _COMMANDS))
     listed = (
         f"{heading}:\n" + "".join(f"  {name:{width}}  {summary}\n" for name, summary in group.items())
-        for heading, group in groups.items()
+        for heading, group in _GROUPS.items()
     )
     parser = Parser(
         prog="tokenbus",
@@ -144,5 +136,5 @@ def _parser() -> Parser:
         epilog="`tokenbus COMMAND --help` shows the options of a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"tokenbus {version('tokenbus')}")
-    parser.add_argument("command", choices=commands, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenbus.cli.arguments import Parser
-from tokenbus.cli.commands import summaries
 from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
-from tokenbus.plugins import ENGINES, names
+from tokenbus.plugins import ENGINES, PluginError, names
 from tokenbus.settings import Settings
 from tokenbus.worker import Engine, EngineKind, engine_kind
 
@@ -30,7 +29,7 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
 
     def declare_later(given: Sequence[str]) -> None:
         if has_options and {"-h", "--help"} & set(given):
-            listed = "\n".join(f"  {each}: {summary}" for each, summary in summaries(ENGINES, EngineKind).items())
+            listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
             parser.add_argument_group("engines", f"{listed}\n\nPackages add engines as entry points of `{ENGINES}`.")
         name = _chosen(given)
         if name not in names(ENGINES):  # parsing will refuse the name
@@ -44,6 +43,13 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
                 raise CommandError(f"engine {name}: its options cannot be declared: {error}") from None
 
     parser.declare_later = declare_later
+
+
+def _summary(name: str) -> str:
+    try:
+        return engine_kind(name).summary
+    except PluginError as error:
+        return f"({error})"
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenbus.cli.arguments import Parser
-from tokenbus.cli.commands import CommandKind
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.engines.fastdeploy_switch import FORM, SWITCH, read_switch
 from tokenbus.printable import reason_of
@@ -210,6 +209,3 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
         elif word == "--check-hash-based-pycs":
             next(words, "")  # it says how modules are loaded, and not which
     return options, None
-
-
-COMMAND = CommandKind("run FastDeploy with Tokenbus in place of its queue", declare, run)
