@@ -17,7 +17,7 @@ def test_terminal_shows_progress_now_and_then() -> None:
     stream, time = Terminal(), [0.0]
     progress = Progress(stream, lambda: time[0])
     for number in range(8, 12):
-        progress.show(f"{number} items".__str__)
+        progress.show(f"{number} items")
         time[0] += 0.06
     progress.clear()
     progress.clear()
@@ -25,10 +25,10 @@ def test_terminal_shows_progress_now_and_then() -> None:
 
 
 def test_nothing_is_shown_elsewhere() -> None:
-    """In a file or a pipe there is no progress, and its text is not even made."""
+    """In a file or a pipe there is no progress."""
     stream = io.StringIO()
     progress = Progress(stream)
-    progress.show(lambda: str(1 / 0))
+    progress.show("8 items")
     progress.clear()
     assert stream.getvalue() == ""
 
@@ -37,5 +37,5 @@ def test_line_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     """A line that would go on in the next row, where nothing can write over it, is cut off."""
     monkeypatch.setenv("COLUMNS", "20")
     stream = Terminal()
-    Progress(stream).show(("0123456789" * 3).__str__)
+    Progress(stream).show("0123456789" * 3)
     assert stream.getvalue() == "\r\x1b[K0123456789012345678"

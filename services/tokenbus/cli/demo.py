@@ -156,7 +156,7 @@ async def _show_tokens(
 ) -> None:
     """Show the number of received tokens, until they are enough or all requests have ended."""
     while not (answering.done() or is_enough()):
-        progress.show(lambda: f"{_token_count(answers):,} tokens")
+        progress.show(f"{_token_count(answers):,} tokens")
         await asyncio.sleep(_LOOK_SECONDS)
 
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             for item in read_recording(Path(options.files[0])):
                 table.add(item)
-                progress.show(lambda: f"{table.items} items read")
+                progress.show(f"{table.items} items read")
         except RecordingError as error:
             fault = str(error)
         table.close()

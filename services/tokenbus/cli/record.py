@@ -2,10 +2,9 @@
 
 import argparse
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenbus.cli.configuration import load_settings
@@ -88,12 +87,10 @@ async def _to_log(settings: Settings, options: argparse.Namespace) -> int:
 
 async def record(items: AsyncGenerator[StreamItem, None], files: Files, count: int = 0) -> None:
     """Write `count` items to the files of their streams; 0: all items."""
-
-    async def write(item: StreamItem) -> None:
-        files.write(item)
-
     try:
-        await _write(items, count, write, lambda: (files.total("items"), files.total("payload_bytes")))
+        async with aclosing(_first(items, count)) as wanted:
+            async for item in wanted:
+                files.write(item)
     finally:
         files.close()
 
@@ -111,27 +108,24 @@ async def record_to_log(
     drain_seconds = 0.0
     try:
         _log.info("writing", log=stream.address)
-        write = partial(writer.write, stop=stop)
-        await _write(items, count, write, lambda: (writer.counts.items, writer.counts.payload_bytes))
+        async with aclosing(_first(items, count)) as wanted:
+            async for item in wanted:
+                await writer.write(item, stop=stop)
         drain_seconds = settings.client.drain_timeout_ms / 1000
     finally:
         await writer.close(drain_seconds)
     return writer.counts, writer.unwritten_items
 
 
-async def _write(
-    items: AsyncGenerator[StreamItem, None],
-    count: int,
-    write: Callable[[StreamItem], Awaitable[None]],
-    written: Callable[[], tuple[int, int]],
-) -> None:
-    progress, seen = Progress(), 0
+async def _first(items: AsyncGenerator[StreamItem, None], count: int) -> AsyncGenerator[StreamItem, None]:
+    """Yield the first `count` items (0: all), and show the progress."""
+    progress, seen, size = Progress(), 0, 0
     try:
         async with aclosing(items):
             async for item in items:
-                await write(item)
-                progress.show(lambda: "{} items, {} bytes recorded".format(*written()))
-                seen += 1
+                yield item
+                seen, size = seen + 1, size + len(item.payload)
+                progress.show(f"{seen} items, {size} bytes recorded")
                 if seen == count:
                     return
     finally:

@@ -28,11 +28,11 @@ class Progress:
         self._now = now
         self._next = 0.0
 
-    def show(self, text: Callable[[], str]) -> None:
-        """Show the result of `text`, which is called at most ten times a second."""
+    def show(self, text: str) -> None:
+        """Show a text, at most ten times a second."""
         if self._stream is not None and (now := self._now()) >= self._next:
             self._next = now + _PERIOD
-            line = text()[: get_terminal_size().columns - 1]  # a wrapped line could not be overwritten
+            line = text[: get_terminal_size().columns - 1]  # a wrapped line could not be overwritten
             self._stream.write(_ERASE + line)
             self._stream.flush()
 

@@ -173,7 +173,7 @@ class Screen:
         """Print an event of a service; `starting` only as progress."""
         if event.event == "starting":
             if not self.as_json and self.failure is None:
-                self.progress.show(lambda: f"{event.service:11} {printable(event.text)}")
+                self.progress.show(f"{event.service:11} {printable(event.text)}")
             return
         if self.as_json:
             values = {"line": event.values} if event.event == "log" else event.values
