@@ -26,7 +26,7 @@ from tokenbus.worker import engine_kind
 
 def plan(folder: Path, overrides: Mapping[str, object] | None = None, **given: Any) -> Plan:  # noqa: ANN401
     settings = Settings.load(environment={}, overrides=overrides or {})
-    return plan_for(settings, folder, **{"engine": "synthetic", "mixed": 1, "prefill": 0, "decode": 0, **given})
+    return plan_for(settings, folder, **{"engine": "synthetic", "roles": {"mixed": 1}, **given})
 
 
 async def read(data: bytes) -> tuple[Child, list[ServiceEvent]]:
@@ -93,7 +93,7 @@ def test_services_get_exactly_the_settings() -> None:
 def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
     """Defaults become sockets in the folder; an address that was set stays, and its service reports what is wrong."""
     chosen = {"bus.workers_address": "tcp://0.0.0.0:7000", "processor.metrics_address": "127.0.0.1:7001"}
-    made = plan(tmp_path, chosen, prefill=1, decode=1, port=1)
+    made = plan(tmp_path, chosen, roles={"mixed": 1, "decode": 1, "prefill": 1}, port=1)
     bus = made.settings.bus
     assert (bus.workers_address, bus.clients_address) == ("tcp://0.0.0.0:7000", f"ipc://{tmp_path}/clients")
     assert made.settings.processor.metrics_address == "127.0.0.1:7001"
@@ -139,7 +139,7 @@ def test_banner_says_how_to_ask(tmp_path: Path) -> None:
 
 def test_each_rank_is_a_worker(tmp_path: Path) -> None:
     ranks = engine_kind("vllm").ranks(["-dp", "2", "--max-model-len", "64"])
-    made = plan(tmp_path, engine="vllm", mixed=4, ranks=ranks)
+    made = plan(tmp_path, engine="vllm", roles={"mixed": 4}, ranks=ranks)
     shared = ("worker", "--engine", "vllm", "--", "-dp", "2", "--max-model-len", "64", "--data-parallel-rank")
     assert [(worker.name, worker.arguments) for worker in made.services[1:-1]] == [
         (f"mixed-{number}", (*shared, str(number % 2))) for number in range(4)

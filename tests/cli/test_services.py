@@ -95,8 +95,8 @@ class Closing(SyntheticEngine):
         (["--speculate", "8"], "tokenbus: --speculate: 0 to 7 (limits.max_tokens_per_row is 8), got 8"),
         (["--max-running", "0"], "tokenbus: max_running: 1 to 1024, got 0"),
         (["--engine", "paddle", "--context", "1"], "tokenbus: context: 2 to 65536, got 1"),
-        (["--steps-per-second", "-1"], "argument --steps-per-second: a number of at least 0, got '-1'"),
-        (["--steps-per-second", "nan"], "argument --steps-per-second: a number of at least 0, got 'nan'"),
+        (["--steps-per-second", "-1"], "argument --steps-per-second: a whole number of at least 0, got '-1'"),
+        (["--steps-per-second", "nan"], "argument --steps-per-second: a whole number of at least 0, got 'nan'"),
         (["--engine", "steam"], "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'vllm')"),
     ],
 )

@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     configure(replace(settings.log, level="error"))  # the demo itself kills the processor
     with runtime_folder() as folder:
-        pace = _STEPS_PER_SECOND
-        plan = plan_for(settings, folder, engine="ngram", mixed=1, prefill=1, decode=1, steps_per_second=pace)
+        roles = {"mixed": 1, "decode": 1, "prefill": 1}
+        plan = plan_for(settings, folder, engine="ngram", roles=roles, steps_per_second=_STEPS_PER_SECOND)
         return asyncio.run(_run(plan, folder))
 
 

@@ -11,19 +11,17 @@ from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 
-Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
 
-
-def serve(options: argparse.Namespace, serving: Serving) -> int:
+def serve(options: argparse.Namespace, serving: Callable[[Settings], AbstractAsyncContextManager[object]]) -> int:
     """Run a service until a signal, shut it down in order, and return the exit status."""
     settings = load_settings(options)
     log_open_files = open_files_for(settings)
-    asyncio.run(_serve_until_signal(serving, settings, log_open_files))
+    asyncio.run(_serve_until_signal(serving(settings), log_open_files))
     return 0
 
 
-async def _serve_until_signal(serving: Serving, settings: Settings, started: Callable[[], None]) -> None:
-    served, starting = serving(settings), asyncio.current_task()
+async def _serve_until_signal(served: AbstractAsyncContextManager[object], started: Callable[[], None]) -> None:
+    starting = asyncio.current_task()
     with stop_on_signals() as stop:
         stopping = asyncio.create_task(_cancel_at(stop, starting))
         with suppress(asyncio.CancelledError):  # a signal before the service was up

@@ -42,16 +42,14 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     folder: Path,
     *,
     engine: str,
-    mixed: int,
-    prefill: int,
-    decode: int,
+    roles: Mapping[str, int],
     gateways: int = 1,
     port: int | None = None,
     model: Path | None = None,
     ranks: Sequence[Sequence[str]] = ((),),
     steps_per_second: int = 0,
 ) -> Plan:
-    """Plan a processor, workers of each role, and gateways if their libraries are installed.
+    """Plan a processor, so many workers of each role, and gateways if their libraries are installed.
 
     Default addresses become sockets in the folder and free ports; other addresses stay. All gateways share `port`.
     `model` is a model's folder, whose tokenizer the gateways use too. `ranks` holds the engine's options of each
@@ -82,9 +80,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
 
     services = [
         service("processor", ["processor"], shared.processor.drain_timeout_ms, _PROCESSOR, 2, {}),
-        *workers("mixed", mixed),
-        *workers("decode", decode),
-        *workers("prefill", prefill),
+        *(worker for role, count in roles.items() for worker in workers(role, count)),
     ]
     if lacking := gateway_lacks():
         if port is not None or gateways > 1:

@@ -5,7 +5,7 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from tokenbus.cli.supervisor import START_SECONDS, Child, ServiceEvent, Supervis
 from tokenbus.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
 from tokenbus.cli.terminal import Progress, styled
 from tokenbus.printable import printable
-from tokenbus.settings import Settings
 from tokenbus.worker import engine_kind
 
 _DESCRIPTION = """\
@@ -82,19 +81,16 @@ def run(options: argparse.Namespace) -> int:
     settings = load_engine_settings(options)
     model = _model(options)
     ranks = engine_kind(options.engine).ranks(getattr(options, "rest", ()))
-    options.workers *= len(ranks)
-    for role in ("prefill", "decode"):
-        if getattr(options, role) is None:
-            setattr(options, role, 0 if model is not None else 1)
-    _check_counts(options, settings)
+    default = 0 if model is not None else 1
+    decode, prefill = (default if given is None else given for given in (options.decode, options.prefill))
+    roles = {"mixed": options.workers * len(ranks), "decode": decode, "prefill": prefill}
+    _check_counts(roles, settings.processor.max_workers)
     with runtime_folder() as folder:
         plan = plan_for(
             settings,
             folder,
             engine=options.engine,
-            mixed=options.workers,
-            prefill=options.prefill,
-            decode=options.decode,
+            roles=roles,
             gateways=options.gateways,
             port=options.port,
             model=model,
@@ -245,10 +241,10 @@ def _model(options: argparse.Namespace) -> Path | None:
     return model
 
 
-def _check_counts(options: argparse.Namespace, settings: Settings) -> None:
-    total, most = options.workers + options.prefill + options.decode, settings.processor.max_workers
-    if bool(options.prefill) != bool(options.decode):
-        given = f"--prefill {options.prefill} and --decode {options.decode}"
+def _check_counts(roles: Mapping[str, int], most: int) -> None:
+    total = sum(roles.values())
+    if bool(roles["prefill"]) != bool(roles["decode"]):
+        given = f"--prefill {roles['prefill']} and --decode {roles['decode']}"
         raise CommandError(f"prefill and decode workers: some of both or none of either, got {given}", WRONG_USE)
     if not 1 <= total <= most:
         raise CommandError(f"workers: 1 to {most} in all (processor.max_workers), got {total}", WRONG_USE)

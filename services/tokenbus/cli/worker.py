@@ -1,10 +1,9 @@
 """tokenbus worker."""
 
 import argparse
-import math
 from functools import partial
 
-from tokenbus.cli.arguments import Parser
+from tokenbus.cli.arguments import Parser, whole
 from tokenbus.cli.configuration import declare_settings
 from tokenbus.cli.engines import create_engine, declare_engine, load_engine_settings
 from tokenbus.cli.errors import CommandError
@@ -35,9 +34,9 @@ def declare(parser: Parser) -> None:
     declare_engine(parser, has_options=True)
     parser.add_argument(
         "--steps-per-second",
-        type=_rate,
-        default=0.0,
-        metavar="X",
+        type=whole(0),
+        default=0,
+        metavar="N",
         help="limit the steps per second (default: 0, no limit)",
     )
     declare_settings(
@@ -63,13 +62,3 @@ def run(options: argparse.Namespace) -> int:
     except (EngineBrokenError, NotRunningError) as error:
         raise CommandError(str(error)) from None
     return 0
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    if not 0 <= rate < math.inf:
-        raise argparse.ArgumentTypeError(f"a number of at least 0, got {text!r}")
-    return rate
