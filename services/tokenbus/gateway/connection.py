@@ -44,8 +44,6 @@ class Connection(HttpToolsProtocol):
         """The stream whose events the compiled renderer may send to the socket; closed before the socket is."""
         self._answered: RequestResponseCycle | None = None
 
-    # For responses and the server.
-
     @property
     def is_answering(self) -> bool:
         return self._answered is not None and not self._answered.response_complete
@@ -193,8 +191,6 @@ class Connection(HttpToolsProtocol):
     def _should_upgrade(self) -> bool:
         """Return whether the request asks for another protocol; it is then parsed again without that header."""
         return self._get_upgrade() is not None
-
-    # Parsing, timeouts and refusals.
 
     def _parse(self, data: bytes) -> None:
         try:

@@ -56,8 +56,6 @@ class MessagesFormat(Format):
             return EventStream()
         return EventStream(EventForm(_TEXT, _BEHIND_TEXT, b"", Form.NONE, has_ids=False))
 
-    # Streamed.
-
     def beginnings(self) -> bytes:
         message: dict[str, Any] = {
             **self._head,
@@ -91,8 +89,6 @@ class MessagesFormat(Format):
 
     def error(self, error: ApiError) -> bytes:
         return _event("error", **message_error(error))
-
-    # Whole.
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
         content: list[dict[str, Any]] = [{"type": "text", "text": text}]

@@ -130,8 +130,6 @@ class Envelope(Format):
             are_given=are_given,
         )
 
-    # Streamed.
-
     def beginnings(self) -> bytes:
         if not self._request.is_chat:
             return b""
@@ -169,8 +167,6 @@ class Envelope(Format):
 
     def error(self, error: ApiError) -> bytes:
         return event("error", error.body)
-
-    # Whole.
 
     def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
         yield self._head + b',"choices":['

@@ -124,8 +124,6 @@ class Routes:
         self.access = Access(app, self._gateway, {*tokens, "/inspect"})
         return _Counted(self.access, self._gateway, {route.path for route in routes})
 
-    # Tokens.
-
     def _answering(self, kind: str, form: Callable[[CompletionRequest, int], Format]) -> _Handler:
         async def handle(request: Request) -> Response:
             asked = await self._read(request, kind, unpacked)
@@ -235,8 +233,6 @@ class Routes:
             return LongResponse(await self._read(request, kind, bytes), _who(request), self._gateway)
 
         return handle
-
-    # Facts.
 
     async def _models(self, _request: Request) -> Response:
         await self._gateway.learn_models()
