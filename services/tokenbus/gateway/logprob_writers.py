@@ -40,8 +40,9 @@ class MemberWriter(Protocol):
     separator: bytes = b","
     is_empty: bool = False
 
-    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:  # noqa: ARG002
         """Return the piece of a row's first `count` tokens."""
+        return ()
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         """Return the pieces of a repeated prompt, each made when it is read; most members have none."""
@@ -68,9 +69,6 @@ class NoLogprobs(MemberWriter):
     name = b'"logprobs":'
     is_empty = True
     form = _NULL
-
-    def take(self, step: RenderedStep, row: int, count: int) -> Piece:  # noqa: ARG002 - the protocol's
-        return ()
 
 
 class Drafted(MemberWriter):
@@ -170,8 +168,8 @@ class Lists(MemberWriter):
 class Entries(MemberWriter):
     """Logprobs as chats have them: an object for each token, which contains its alternatives."""
 
-    form = b'{"content":[%b],"refusal":null}'
     name: bytes = b'"logprobs":'
+    form: bytes = b'{"content":[%b],"refusal":null}'
     names_ids: bool = False
     are_given: bool = False
 
@@ -197,10 +195,11 @@ class Entries(MemberWriter):
         return (b"".join(written)[2:] + b"}",)
 
 
+@dataclass
 class IdEntries(Entries):
     """Logprobs as /inference/v1/generate has them: as in chats, but by token ids, and the token itself comes first."""
 
-    form = b'{"content":[%b]}'
+    form: bytes = b'{"content":[%b]}'
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:
         top_k, begin, scored = step.top_ks[row], step.begins[row], step.scored_begins[row]
@@ -224,12 +223,6 @@ class IdEntries(Entries):
         return (b",".join(entries),)
 
 
-class BareEntries(Entries):
-    """Logprobs as responses have them: the list of a chat without the object around it."""
-
-    form = b"[%b]"
-
-
 class TokenExtras(MemberWriter):
     """`token_extras`: an object for each token with its other logprob, entropy, given logprobs and mask."""
 
@@ -239,8 +232,7 @@ class TokenExtras(MemberWriter):
         found = extras_by_token(step.batch.row(row).extras, count)
         return (b",".join([_NULL if each is None else _extras_object(each) for each in found[:count]]),)
 
-    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:
-        del scores, vocabulary
+    def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
         return ((b",".join([_NULL] * len(prompt)),),)
 
 

@@ -11,7 +11,7 @@ from tokenbus.gateway.answer import Beside, Choice, Format
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import BareEntries, MemberWriter, Piece, Written
+from tokenbus.gateway.logprob_writers import Entries, MemberWriter, Piece, Written
 from tokenbus.gateway.sse import event
 from tokenbus.gateway.tool_calls import call_writer
 
@@ -40,9 +40,7 @@ class ResponsesFormat(Format):
         return EventStream()
 
     def writers(self, progress: EventStream) -> tuple[MemberWriter, ...]:  # noqa: ARG002
-        return () if self._request.top_logprobs is None else (BareEntries(),)
-
-    # Streamed.
+        return () if self._request.top_logprobs is None else (Entries(form=b"[%b]"),)
 
     def beginnings(self) -> bytes:
         response = self._response("in_progress", [])
@@ -79,8 +77,6 @@ class ResponsesFormat(Format):
         response = self._response("failed", self._items) | {"error": {"code": code, "message": error.message}}
         return self._event("response.failed", response=response)
 
-    # Whole.
-
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:  # noqa: ARG002
         status, calls = _status(end), []
         if self._calls is not None:
@@ -101,8 +97,6 @@ class ResponsesFormat(Format):
         for choice in choices:
             yield from choice
         yield b',"usage":%b}' % orjson.dumps(self._usage(tokens, cached))
-
-    # Both.
 
     def _response(self, status: str, output: list[dict[str, Any]], usage: object = None) -> dict[str, Any]:
         is_cut = status == "incomplete"
