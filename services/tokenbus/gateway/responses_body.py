@@ -36,10 +36,8 @@ class InputText(Body, kw_only=True, tag_field="type", tag="input_text"):
     text: Annotated[Content, says("The text.")]
 
 
-class OutputText(Body, kw_only=True, tag_field="type", tag="output_text"):
+class OutputText(InputText, kw_only=True, tag="output_text"):
     """A model's text."""
-
-    text: Annotated[Content, says("The text.")]
 
 
 class Refusal(Body, kw_only=True, tag_field="type", tag="refusal"):
@@ -159,10 +157,7 @@ class Responses(bodies.FullSampling, kw_only=True):
 
 
 _UNFINISHED = ("in_progress", "incomplete")
-_SAME = (
-    *bodies.FullSampling.__struct_fields__,
-    *("model", "stream", "parallel_tool_calls", "chat_template_kwargs"),
-)
+_SAME = (*bodies.FullSampling.__struct_fields__, "model", "stream", "parallel_tool_calls", "chat_template_kwargs")
 
 
 def typed(value: Any) -> Any:  # noqa: ANN401 - JSON

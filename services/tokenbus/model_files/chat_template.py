@@ -38,11 +38,6 @@ class MessageForm(NamedTuple):
     knows_developer: bool
     """Whether it has the role `developer`; else a developer's messages become the system's, before all others."""
 
-    @classmethod
-    def of(cls, source: str, tree: nodes.Template) -> "MessageForm":
-        """Return the form that a template reads, from its source and its parsed tree."""
-        return cls(_goes_through_parts(tree), "'developer'" in source or '"developer"' in source)
-
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in this form, without nulls, and with the arguments of calls as objects."""
         fitted = [self._fit(message) for message in messages]
@@ -100,10 +95,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._names = frozenset({"messages", "tools", *environment.globals, *special_tokens})
         try:
-            self._templates = {
-                name: (environment.from_string(source), MessageForm.of(source, environment.parse(source)))
-                for name, source in templates.items()
-            }
+            self._templates = {}
+            for name, source in templates.items():
+                knows_developer = "'developer'" in source or '"developer"' in source
+                form = MessageForm(_goes_through_parts(environment.parse(source)), knows_developer)
+                self._templates[name] = environment.from_string(source), form
         except TemplateError as error:
             raise ModelFilesError(f"its chat template cannot be compiled: {_line(error)}") from None
         if _DEFAULT not in self._templates:
@@ -268,11 +264,9 @@ def _parameters(tree: nodes.Template, names: set[str]) -> set[str]:
     found = set()
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Name) and call.node.name in macros:
-            given = [
-                *zip(macros[call.node.name], call.args, strict=False),
-                *((each.key, each.value) for each in call.kwargs),
-            ]
-            found |= {name for name, value in given if _is_content(value, names)}
+            given = dict(zip(macros[call.node.name], call.args, strict=False))
+            given |= {each.key: each.value for each in call.kwargs}
+            found |= {name for name, value in given.items() if _is_content(value, names)}
     return found
 
 
