@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,16 +13,15 @@ from starlette.routing import Route
 from tokenbus.client import ControlError, Operator
 from tokenbus.client.operator import MODES, States
 from tokenbus.gateway.access import visitor_of
-from tokenbus.gateway.answer import JSON
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.gateway import Gateway
 from tokenbus.gateway.request_body import read_body
+from tokenbus.gateway.response import json_response
 from tokenbus.gateway.validation import invalid, parse_json
 from tokenbus.settings.errors import shown
 from tokenbus_contracts.generated.control_pb2 import EngineState
 from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
 
-_NO_STORE = {"cache-control": "no-store"}
 _MOST_VERSION = 2**63 - 1
 _SECONDS = 1800.0
 _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
@@ -102,7 +100,7 @@ class ControlRoutes:
                 raise ApiError(400, str(error), code="invalid_value") from None
             except TimeoutError:
                 raise ApiError(503, "no processor answers", code="no_processor", retry_after_ms=1000) from None
-            return Response(orjson.dumps(answer), headers=_NO_STORE, media_type=JSON)
+            return json_response(answer)
 
         return handle
 
@@ -119,14 +117,10 @@ class ControlRoutes:
 
     async def _abort_named(self, _operator: Operator, arguments: _Arguments) -> object:
         """End requests by their ids or by their clients' names for them; ended ones are ignored."""
-        names = arguments.get("request_ids")
-        found: list[int] = []
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise invalid("request_ids", f"a list of texts, got {shown(names)}")
-        for name in names:
-            own = self._gateway.named.get(name) or self._gateway.named.get(_PREFIX.sub("", name))
+        named, found = self._gateway.named, list[int]()
+        for name in _texts(arguments, "request_ids"):
             match = _REQUEST_ID.fullmatch(name)
-            found += own or ([] if match is None else [int(match[1], 16)])
+            found += named.get(name) or named.get(_PREFIX.sub("", name)) or ([int(match[1], 16)] if match else [])
         return self._abort(found)
 
     def _abort(self, request_ids: Sequence[int]) -> object:
@@ -159,15 +153,13 @@ class ControlRoutes:
         return f"Success: LoRA adapter '{name}' removed successfully."
 
     def _check_may(self, request: Request) -> None:
-        settings, key = self._gateway.settings.gateway, visitor_of(request.scope).caller.key
-        path = request.url.path
-        if key is not None and not key.operator:
-            wanted = "an API key that may control engines, as `tokenbus api-keys add --operator` makes it"
-            message = f"{path}: {wanted}, got another"
-            raise ApiError(403, message, code="not_an_operator")
-        if key is None and not settings.control:
-            message = f"{path}: not offered, as gateway.control is false and there is no API key that may"
-            raise ApiError(403, message, code="not_an_operator")
+        key, may = visitor_of(request.scope).caller.key, self._gateway.settings.gateway.control
+        why = "not offered, as gateway.control is false and there is no API key that may"
+        if key is not None:
+            may = key.operator
+            why = "an API key that may control engines, as `tokenbus api-keys add --operator` makes it, got another"
+        if not may:
+            raise ApiError(403, f"{request.url.path}: {why}", code="not_an_operator")
 
     async def _body(self, request: Request) -> dict[str, Any]:
         if not (request.headers.get("content-length", "0").strip("0") or "transfer-encoding" in request.headers):
@@ -195,11 +187,16 @@ def _of_adapter(error: ControlError) -> ApiError:
 
 def _text(arguments: _Arguments, name: str) -> str:
     value = arguments.get(name)
-    if value is None:
-        raise invalid(name, "a text, got none")
     if not isinstance(value, str) or not value:
-        raise invalid(name, f"a text, got {shown(value)}")
+        raise invalid(name, f"a text, got {'none' if value is None else shown(value)}")
     return value
+
+
+def _texts(arguments: _Arguments, name: str) -> list[str]:
+    texts = arguments.get(name)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise invalid(name, f"a list of texts, got {shown(texts)}")
+    return texts
 
 
 def _flag(arguments: _Arguments, name: str) -> bool:
@@ -297,9 +294,7 @@ async def _sleep(operator: Operator, arguments: _Arguments) -> object:
 
 
 async def _wake_up(operator: Operator, arguments: _Arguments) -> object:
-    tags = arguments.get("tags")
-    if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
-        raise invalid("tags", f"a list of texts, got {shown(tags)}")
+    tags = None if arguments.get("tags") is None else _texts(arguments, "tags")
     states = await operator.wake_up(tags or ())
     sleeps = any(state.is_sleeping for state in states.values())
     return {"status": "sleeping" if sleeps else "awake", "tags": tags}

@@ -20,6 +20,7 @@ from tokenbus.logs import logger
 
 _log = logger("gateway")
 RAW_SEND = "tokenbus.send"
+NO_STORE = {"cache-control": "no-store"}
 _NS = 1_000_000_000
 _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
 """A window of 4 KiB, longer than any event: a compressor then takes 40 kB for each stream instead of 260."""
@@ -31,8 +32,11 @@ _STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 def error_response(error: ApiError, path: str) -> Response:
     body = message_error(error) if path.startswith("/v1/messages") else error.body
-    headers = {"cache-control": "no-store", **error.headers}
-    return JSONResponse(body, status_code=error.status, headers=headers)
+    return JSONResponse(body, status_code=error.status, headers={**NO_STORE, **error.headers})
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, NO_STORE, JSON)
 
 
 def _written_load(form: str, load: Mapping[str, float]) -> bytes:

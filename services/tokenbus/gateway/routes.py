@@ -36,7 +36,7 @@ from tokenbus.gateway.openai_format import Envelope, GenerateFormat
 from tokenbus.gateway.openapi import document
 from tokenbus.gateway.processor_status import bus_panel
 from tokenbus.gateway.request_body import read_body
-from tokenbus.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
+from tokenbus.gateway.response import NO_STORE, RAW_SEND, AnswerResponse, LongResponse, error_response, json_response
 from tokenbus.gateway.responses_format import ResponsesFormat
 from tokenbus.gateway.sse import InspectedAnswer, StreamedAnswer
 from tokenbus.gateway.validation import invalid, parse_json
@@ -45,7 +45,6 @@ from tokenbus.logs import logger
 T = TypeVar("T")
 _Handler = Callable[[Request], Awaitable[Response]]
 _log = logger("gateway")
-_NO_STORE = {"cache-control": "no-store"}
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "cache-control": "no-cache",
@@ -236,14 +235,16 @@ class Routes:
 
     async def _models(self, _request: Request) -> Response:
         await self._gateway.learn_models()
-        return _json({"object": "list", "data": [self._model_of(model) for model in self._gateway.reader.models]})
+        return json_response(
+            {"object": "list", "data": [self._model_of(model) for model in self._gateway.reader.models]}
+        )
 
     async def _model(self, request: Request) -> Response:
         model = request.path_params["model"]
         await self._gateway.learn_models(is_new=model not in self._gateway.reader.models)
         if model not in self._gateway.reader.models:
             raise ApiError(404, f"there is no model {model!r}", param="model", code=MODEL_NOT_FOUND)
-        return _json(self._model_of(model))
+        return json_response(self._model_of(model))
 
     def _model_of(self, model: str) -> dict[str, object]:
         reader = self._gateway.reader
@@ -254,29 +255,29 @@ class Routes:
 
     async def _tokenizer_info(self, _request: Request) -> Response:
         text = json.dumps(self._gateway.vocabulary.config)  # orjson refuses a model_max_length beyond 64 bits
-        return Response(text, headers=_NO_STORE, media_type=JSON)
+        return Response(text, headers=NO_STORE, media_type=JSON)
 
     async def _bus(self, _request: Request) -> Response:
         try:
-            return _json(bus_panel(await self._gateway.status.get(), time.time()))
+            return json_response(bus_panel(await self._gateway.status.get(), time.time()))
         except TimeoutError as error:
-            return _json({"error": str(error)}, 503)
+            return json_response({"error": str(error)}, 503)
 
     async def _healthz(self, request: Request) -> Response:
         health = self._gateway.health()
         status = 503 if health.problems else 200
         if not visitor_of(request.scope).is_known:
-            return _json({"status": "failing" if health.problems else "ok"}, status)
-        return Response(health.body, status, _NO_STORE, JSON)
+            return json_response({"status": "failing" if health.problems else "ok"}, status)
+        return Response(health.body, status, NO_STORE, JSON)
 
     async def _ping(self, _request: Request) -> Response:
-        return Response(status_code=503 if await self._gateway.why_not_ready() else 200, headers=_NO_STORE)
+        return Response(status_code=503 if await self._gateway.why_not_ready() else 200, headers=NO_STORE)
 
     async def _version(self, _request: Request) -> Response:
-        return _json({"version": version("tokenbus")})
+        return json_response({"version": version("tokenbus")})
 
     async def _load(self, _request: Request) -> Response:
-        return _json({"server_load": len(self._gateway.dispatcher)})
+        return json_response({"server_load": len(self._gateway.dispatcher)})
 
     async def _readyz(self, request: Request) -> Response:
         problems = await self._gateway.why_not_ready()
@@ -284,11 +285,11 @@ class Routes:
         status: dict[str, object] = {"status": "not ready" if problems else "paused" if pauses else "ready"}
         if visitor_of(request.scope).is_known:
             status |= {"problems": problems, "paused": pauses}
-        return _json(status, 503 if problems else 200)
+        return json_response(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:
         page = generate_latest(gateway_collector(self._gateway))
-        return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
+        return Response(page, headers=NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
 
     async def _openapi(self, _request: Request) -> Response:
         return Response(self._document, media_type=JSON)
@@ -385,10 +386,6 @@ async def _no_such_route(request: Request, error: HTTPException) -> Response:
         made.headers.update(error.headers or {})
         return made
     return error_response(ApiError(error.status_code, f"{what}: no such route", code="not_found"), request.url.path)
-
-
-def _json(content: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, _NO_STORE, JSON)
 
 
 def _draw_request_id() -> int:
