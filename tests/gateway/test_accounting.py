@@ -18,7 +18,7 @@ from tokenbus.gateway.messages_format import MessagesFormat
 from tokenbus.gateway.openai_format import Envelope, GenerateFormat
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.responses_format import ResponsesFormat
-from tokenbus.gateway.sse import InspectedAnswer, StreamedAnswer
+from tokenbus.gateway.sse import InspectorFormat, StreamedAnswer
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.testing import RowShape, batch
 from tokenbus_contracts import LogprobBatch, RowStatus
@@ -175,4 +175,5 @@ async def test_nothing_is_kept_of_an_answer_whose_client_has_left() -> None:
 async def test_inspected_answers_are_charged_with_their_memory() -> None:
     request = CompletionRequest(model="m", prompts=[PROMPT], top_logprobs=TOP_K, is_streamed=True)
     gateway = settings({"gateway.stream_buffer_bytes": 2**28}).gateway
-    await _check(lambda asked, buffers: InspectedAnswer(asked, 1, gateway, buffers), request)
+    form = InspectorFormat(request, 1)  # type: ignore[abstract]  # it is always streamed
+    await _check(lambda asked, buffers: StreamedAnswer(asked, form, gateway, buffers), request)

@@ -16,7 +16,7 @@ from tokenbus.engines.paddle import tokenizer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.rendered_step import RenderedStep
-from tokenbus.gateway.sse import InspectedAnswer
+from tokenbus.gateway.sse import InspectorFormat, StreamedAnswer
 from tokenbus.gateway.vocabulary import Vocabulary, vocabulary_of
 from tokenbus.model_files import ModelTokenizer
 from tokenbus.testing import RowShape, batch
@@ -355,9 +355,10 @@ async def test_inspector_tells_parts_of_characters_apart() -> None:
     columns = {"token_ids": np.array(ids, np.uint32), "alternative_token_ids": np.array(others, np.uint32)}
     made = LogprobBatch.of_views(made.header, made.columns | columns)
     asked = CompletionRequest(model="m", prompts=[[1]], top_logprobs=1)
-    answer = InspectedAnswer(asked, 1, settings().gateway, Buffers(2**30))
+    form = InspectorFormat(asked, 1)  # type: ignore[abstract]  # it is always streamed
+    answer = StreamedAnswer(asked, form, settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
-    answer.take(RenderedStep(made, VOCABULARIES["bytes"]), 0)
+    answer.listeners[0].take(RenderedStep(made, VOCABULARIES["bytes"]), 0)
     _, row, *_ = answer.queue.take(2**30).data.decode().split("\n\n")
     tokens = json.loads(row.partition("data: ")[2])["tokens"]
     assert [token["text"] for token in tokens] == ["a", "", "\u00e9", ""]

@@ -38,7 +38,7 @@ from tokenbus.gateway.processor_status import bus_panel
 from tokenbus.gateway.request_body import read_body
 from tokenbus.gateway.response import NO_STORE, RAW_SEND, AnswerResponse, LongResponse, error_response, json_response
 from tokenbus.gateway.responses_format import ResponsesFormat
-from tokenbus.gateway.sse import InspectedAnswer, StreamedAnswer
+from tokenbus.gateway.sse import InspectorFormat, StreamedAnswer
 from tokenbus.gateway.validation import invalid, parse_json
 from tokenbus.logs import logger
 
@@ -59,6 +59,7 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/v1/messages": ("messages", MessagesFormat),
     "/v1/responses": ("responses", ResponsesFormat),
     "/inference/v1/generate": ("generation", GenerateFormat),
+    "/inspect": ("inspection", InspectorFormat),
 }
 """The reader's method for a route's bodies, and the format of its answers."""
 _UNWATCHED_SECONDS = 0.05
@@ -94,7 +95,6 @@ class Routes:
             Route("/v1/chat/completions/render", self._encoding("chat_rendering"), methods=["POST"]),
             Route("/v1/messages/render", self._encoding("messages_rendering"), methods=["POST"]),
             Route("/v1/responses/render", self._encoding("responses_rendering"), methods=["POST"]),
-            Route("/inspect", self._inspect, methods=["POST"]),
             Route("/tokenize", self._encoding("tokenization"), methods=["POST"]),
             Route("/detokenize", self._encoding("detokenization"), methods=["POST"]),
             Route("/tokenizer_info", self._tokenizer_info),
@@ -120,13 +120,13 @@ class Routes:
             exception_handlers=handlers,  # type: ignore[arg-type]  # each takes its own error
         )
         app.router.redirect_slashes = False
-        self.access = Access(app, self._gateway, {*tokens, "/inspect"})
+        self.access = Access(app, self._gateway, set(tokens))
         return _Counted(self.access, self._gateway, {route.path for route in routes})
 
     def _answering(self, kind: str, form: Callable[[CompletionRequest, int], Format]) -> _Handler:
         async def handle(request: Request) -> Response:
             asked = await self._read(request, kind, unpacked)
-            first = _draw_request_id()
+            first = secrets.randbits(64) or 1
             # The answer's id is its first request's id on the bus; the others follow.
             request_ids = [(first + index) % _IDS or _IDS - 1 for index in range(asked.choices)]
             kept = asked.kept()
@@ -136,13 +136,6 @@ class Routes:
             return await self._begin(request, asked, answer, request_ids, kept.size)
 
         return handle
-
-    async def _inspect(self, request: Request) -> Response:
-        gateway = self._gateway
-        asked = await self._read(request, "inspection", unpacked)
-        request_id = _draw_request_id()
-        answer = InspectedAnswer(asked.kept(), request_id, gateway.settings.gateway, gateway.buffers)
-        return await self._begin(request, asked, answer, [request_id])
 
     async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
         """Return the result of the reader's method `kind` for a request's body; `decode` reads an encoder's result."""
@@ -201,7 +194,7 @@ class Routes:
             await asyncio.gather(*watching, return_exceptions=True)
 
     async def _begin(
-        self, request: Request, asked: CompletionRequest, answer: Answer, request_ids: list[int], kept_bytes: int = 0
+        self, request: Request, asked: CompletionRequest, answer: Answer, request_ids: list[int], kept_bytes: int
     ) -> Response:
         dispatcher, named = self._gateway.dispatcher, self._gateway.named
         caller = visitor_of(request.scope).caller
@@ -386,7 +379,3 @@ async def _no_such_route(request: Request, error: HTTPException) -> Response:
         made.headers.update(error.headers or {})
         return made
     return error_response(ApiError(error.status_code, f"{what}: no such route", code="not_found"), request.url.path)
-
-
-def _draw_request_id() -> int:
-    return secrets.randbits(64) or 1

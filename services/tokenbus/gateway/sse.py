@@ -10,17 +10,13 @@ import orjson
 
 from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
-from tokenbus.gateway.answer import REASONS, UNRECOVERABLE, Answer, Choice, ChoicesAnswer, unrecoverable
-from tokenbus.gateway.buffers import Buffers
+from tokenbus.gateway.answer import Choice, ChoicesAnswer, Format, Outcome
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
-from tokenbus.gateway.logprob_writers import Piece
+from tokenbus.gateway.logprob_writers import MemberWriter, Piece
 from tokenbus.gateway.rendered_step import RenderedStep
-from tokenbus.gateway.stop_strings import RunningText
-from tokenbus.gateway.vocabulary import Vocabulary
-from tokenbus.settings import GatewaySettings
-from tokenbus_contracts import PromptScores, RowStatus
+from tokenbus_contracts import RowStatus
 
 EVENTS = "text/event-stream; charset=utf-8"
 _UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -38,6 +34,15 @@ class StreamedAnswer(ChoicesAnswer):
     _held = 0
     _kept = 0
     """The part of the form's `kept` that the queue counts."""
+
+    def begin(self, close: Callable[[], None]) -> None:
+        super().begin(close)
+        if isinstance(self._format, InspectorFormat):
+            self._begin_stream()
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield the results of its requests; the inspector's does not count for a model."""
+        return iter(()) if isinstance(self._format, InspectorFormat) else super().outcomes()
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         self._begin_stream()
@@ -91,64 +96,51 @@ class StreamedAnswer(ChoicesAnswer):
         return self._format.error(error)
 
 
-class InspectedAnswer(Answer):
-    """One request's tokens with all their facts, as events: `begin`, `row` for each row, `end` or `error`."""
+class InspectorFormat(Format):
+    """Writes tokens with all their facts, as events: `begin`, `row` for each row, `end` or `error`."""
 
-    content_type = EVENTS
-    is_streamed = True
-    has_begun = True
-    stream: EventStream | None = None
-    cached_tokens: int | None = None
-    turns: Sequence[Turn] = ()
+    def __init__(self, request: CompletionRequest, request_id: int) -> None:
+        facts = {"model": request.model, "prompt_tokens": request.prompt_tokens}
+        self._begin = event("begin", {"request": f"{request_id:016x}", **facts})
+        self._tokens = 0
 
-    def __init__(
-        self, request: CompletionRequest, request_id: int, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
-        super().__init__(settings.stream_buffer_bytes, buffers)
-        self.tokens = 0
-        self.listeners = (self,)
-        self._request = request
-        self.model = request.model
-        self._request_id = request_id
-        self._decoder = _UTF8("replace")
-        self._stops = bool(request.stopping.texts)
-        self._stopping = RunningText(request.stopping)
+    def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
+        return EventStream()
 
-    def begin(self, close: Callable[[], None]) -> None:
-        super().begin(close)
-        facts = {"model": self.model, "prompt_tokens": self._request.prompt_tokens}
-        self.queue.put(event("begin", {"request": f"{self._request_id:016x}", **facts}))
+    def writers(self, progress: EventStream) -> tuple[MemberWriter, ...]:  # noqa: ARG002
+        return (_Facts(),)
 
-    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
-        """Do nothing: the inspector does not ask for the prompt's scores."""
+    def beginnings(self) -> bytes:
+        return self._begin
 
-    def take(self, step: RenderedStep, row: int) -> bool:
-        count, position = step.counts[row], self.tokens
-        ids = step.row_ids(row)
-        if self._stops:
-            _, count = self._stopping.add_until_stop(map(step.vocabulary.pieces.__getitem__, ids))
-            ids = ids[:count]
-        self.tokens += count
-        if count:
-            self.queue.put(event("row", self._row(step, row, ids, position)), step.produced_at_ns)
-        status = step.statuses[row]
-        if status == UNRECOVERABLE:
-            self.end(unrecoverable(self.tokens))
-            return False
-        reason = REASONS.get(status) if self._stopping.stop is None else "stop"
-        if reason is not None:
-            history = history_of(step.weight_spans(row), self.turns)
-            self.queue.put(event("end", {"reason": reason, "tokens": self.tokens, **history}))
-            self.queue.close()
-        return reason is None
+    def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002 - the rows have it
+        self._tokens = choice.tokens
+        events = list(chain(*pieces))
+        if choice.ending is not None:
+            reason, _, spans, turns = choice.ending
+            events.append(event("end", {"reason": reason, "tokens": choice.tokens, **history_of(spans, turns)}))
+        return b"".join(events)
 
-    def _error_event(self, error: ApiError) -> bytes:
-        members = {"code": error.code or "error", "message": error.message, "tokens": self.tokens}
+    def error(self, error: ApiError) -> bytes:
+        members = {"code": error.code or "error", "message": error.message, "tokens": self._tokens}
         return event("error", members)
 
-    def _row(self, step: RenderedStep, row: int, ids: Sequence[int], position: int) -> dict[str, Any]:
-        header = step.batch.header
-        return {
+
+class _Facts(MemberWriter):
+    """Writes a row's event."""
+
+    name = b""
+
+    def __init__(self) -> None:
+        self._position = 0
+        self._decoder = _UTF8("replace")
+
+    def take(self, step: RenderedStep, row: int, count: int) -> Piece:
+        if not count:
+            return ()
+        header, ids, position = step.batch.header, step.row_ids(row)[:count], self._position
+        self._position += count
+        facts = {
             "worker": header.worker_id,
             "epoch": str(header.epoch),
             "step": header.step,
@@ -158,6 +150,7 @@ class InspectedAnswer(Answer):
             "tokens": list(self._tokens(step, row, ids)),
             "draft": list(_draft(step, row, ids)),
         }
+        return (event("row", facts),)
 
     def _tokens(self, step: RenderedStep, row: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
         columns = step.batch.row(row)
