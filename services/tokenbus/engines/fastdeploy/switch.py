@@ -13,12 +13,6 @@ from tokenbus.engines.fastdeploy.process import PROCESS
 from tokenbus.engines.fastdeploy_switch import SWITCH
 from tokenbus.logs import logger
 
-_PAIRS = (
-    ("save_output", "get_output"),
-    ("save_output_topk", "get_output_topk"),
-    ("speculate_save_output", "speculate_get_output"),
-    ("speculate_save_output_topk", "speculate_get_output_topk"),
-)
 _STATIC = "static_op_"
 """Prefix of an op for static graphs; FastDeploy may wrap that op under the plain name."""
 _OF_THE_QUEUE = re.compile("(save|get)_output|save_first_token")
@@ -44,7 +38,7 @@ def replace_ops(name: str) -> None:
         for op, value in found.items()
         if callable(value) and _is_of_the_queue(op)
     }
-    if any(save in ops and get in ops for save, get in _PAIRS):
+    if any("save_output" in op and op.replace("save", "get") in ops for op in ops):
         PROCESS.is_xpu = name.endswith(".xpu")
         for names in map(vars, (module, *_submodules(name))):
             for op in ops:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,6 +145,12 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
         return PendingScores(token_logprobs(own, token_ids.contiguous(), most, value_kind=kind, **arguments))
 
 
+_HANDS_OVER = SimpleNamespace(
+    is_logits_logprobs_mode=True, sampler=SimpleNamespace(gather_logprobs=lambda logits, *_: logits)
+)
+"""Stands in for vLLM's rejection sampler, which then returns the logits instead of scores."""
+
+
 class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: ignore[misc]
     """vLLM's rejection sampler, with our scores of the accepted tokens."""
 
@@ -190,20 +197,7 @@ class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: igno
     def _lines(metadata: Any, logits: Any, drafts: Any, last: Any, sampled: Any) -> torch.Tensor:  # noqa: ANN401
         """Return the logits of each draft token and of the bonus token, in vLLM's order."""
         found = rejection_sampler.RejectionSampler._get_logprobs_tensors  # noqa: SLF001 - for its index computation
-        return found(_HandsOver, 0, metadata, logits, drafts, last, sampled)
-
-
-class _Gathers:
-    """Stands in for vLLM's sampler and returns the logits instead of scores."""
-
-    @staticmethod
-    def gather_logprobs(logits: torch.Tensor, *_: Any) -> torch.Tensor:  # noqa: ANN401
-        return logits
-
-
-class _HandsOver:
-    is_logits_logprobs_mode = True
-    sampler = _Gathers
+        return found(_HANDS_OVER, 0, metadata, logits, drafts, last, sampled)
 
 
 def _extra_scores_of(asked: Sequence[Asked], *, is_processed: bool) -> ExtraScores:
