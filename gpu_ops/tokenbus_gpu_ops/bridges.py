@@ -1,6 +1,7 @@
 """Bridges to frameworks: the caller's stream, and fast access to addresses."""
 
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ _TORCH_NAMES = {
     "torch.int32": "int32",
     "torch.int64": "int64",
 }
-_names_of_torch: dict[Any, str] = {}
 
 
 def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - whatever speaks DLPack
@@ -104,18 +104,16 @@ def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
 
 def _of_torch(values: Any) -> Tensor | None:  # noqa: ANN401
     """Return the address and layout of a plain torch tensor, in a third of DLPack's time; None for others."""
-    dtype = values.dtype
-    name = _names_of_torch.get(dtype)
-    if name is None:
-        name = _TORCH_NAMES.get(str(dtype))
-        if name is None:
-            return None
-        _names_of_torch[dtype] = name
-    on_gpu = values.is_cuda
-    if not on_gpu and values.device.type != "cpu":
+    name, on_gpu = _torch_name(values.dtype), values.is_cuda
+    if name is None or (not on_gpu and values.device.type != "cpu"):
         return None
     device = values.device.index if on_gpu else None
     return Tensor(values.data_ptr(), tuple(values.shape), values.stride(), name, device, values)
+
+
+@cache
+def _torch_name(dtype: Any) -> str | None:  # noqa: ANN401
+    return _TORCH_NAMES.get(str(dtype))
 
 
 def _handle(stream: Any) -> int:  # noqa: ANN401

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus_contracts import schema
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.generated.enums import ValueKind
 from tokenbus_contracts.header import BatchHeader
@@ -21,20 +22,10 @@ COLUMNS: tuple[Column, ...] = tuple(
 )
 """The computed columns, in the order of the message."""
 
-EXTRA_COLUMNS = (
-    "extras",
-    "given_counts",
-    "mask_bounds",
-    "other_logprobs",
-    "entropies",
-    "given_token_ids",
-    "given_logprobs",
-    "mask_sizes",
-    "mask_token_ids",
-)
-"""The columns of extra scores, by their names in the schema."""
+EXTRA_COLUMNS = tuple(column.name for column in schema.EXTRA_COLUMNS)
+"""The names of the columns of extra scores."""
 
-_EXTRA_TYPES = ("<f4", "<f4", "<f4", "<u4", "<u4")
+_EXTRA_TYPES = tuple(map(np.dtype, ("<f4", "<f4", "<f4", "<u4", "<u4")))
 _ITEM_BYTES = 4
 _NO_BYTES = np.zeros(0, np.uint8)
 _NO_IDS = np.zeros(0, np.uint32)
@@ -46,7 +37,12 @@ class Place(NamedTuple):
 
     at: int
     items: int
-    prefix: bytes
+    dtype: np.dtype[Any]
+    prefix: bytes = b""
+
+    def view(self, memory: Memory) -> npt.NDArray[Any]:
+        """Return a view of the column, which may be unaligned."""
+        return memory[self.at : self.at + self.items * _ITEM_BYTES].view(self.dtype)
 
 
 class Body(NamedTuple):
@@ -61,16 +57,6 @@ class Body(NamedTuple):
     """The columns of extras.Sizes after the body, aligned and without prefixes."""
     size: int
     """The size of the memory."""
-
-    def column(self, memory: npt.NDArray[np.uint8], which: int) -> npt.NDArray[Any]:
-        """Return a view of one column, which may be unaligned."""
-        place = self.places[which]
-        return memory[place.at : place.at + place.items * _ITEM_BYTES].view(COLUMNS[which].dtype)
-
-    def extra_column(self, memory: npt.NDArray[np.uint8], which: int) -> npt.NDArray[Any]:
-        """Return a view of one extra column."""
-        place = self.extras[which]
-        return memory[place.at : place.at + place.items * _ITEM_BYTES].view(_EXTRA_TYPES[which])
 
     def write_prefixes(self, memory: npt.NDArray[np.uint8]) -> None:
         for place in self.places:
@@ -90,14 +76,14 @@ def body(tokens: int, scored: int, alternatives: int, extras: Shape = NOTHING) -
     first = _aligned(read + len(prefixes[0]))
     at = first - len(prefixes[0])
     begin, places = at, []
-    for prefix, count in zip(prefixes, items, strict=True):
+    for column, prefix, count in zip(COLUMNS, prefixes, items, strict=True):
         at += len(prefix)
-        places.append(Place(at, count, prefix))
+        places.append(Place(at, count, column.dtype, prefix))
         at += count * _ITEM_BYTES
     end, others = at, []
-    for count in extras.sizes:
+    for dtype, count in zip(_EXTRA_TYPES, extras.sizes, strict=True):
         at = _aligned(at)
-        others.append(Place(at, count, b""))
+        others.append(Place(at, count, dtype))
         at += count * _ITEM_BYTES
     return Body(read, begin, end, tuple(places), tuple(others), at)
 
@@ -136,12 +122,39 @@ class TokenFault(NamedTuple):
     """Whether the fault is in `other_logits`; the results from `logits` are then valid."""
 
 
+def _computed(which: int) -> Any:  # noqa: ANN401 - a property, which is typed where it is used
+    return property(lambda self: self._columns[which])
+
+
+def _computed_extra(which: int) -> Any:  # noqa: ANN401
+    return property(lambda self: self._extra_columns[which])
+
+
 class TokenColumns:
     """The columns of one call, in the layout of a message.
 
     The first access waits for the GPU; `ready` tells whether it would. The arrays are views of one block of memory,
     which is reused for another call when the last view is gone.
     """
+
+    token_ids: npt.NDArray[np.uint32] = _computed(0)
+    """The tokens' ids."""
+    logprobs: npt.NDArray[np.float32] = _computed(1)
+    """The logprobs of the scored tokens."""
+    ranks: npt.NDArray[np.uint32] = _computed(2)
+    """The ranks of the scored tokens, from 1."""
+    alternative_token_ids: npt.NDArray[np.uint32] = _computed(3)
+    """The ids of the alternatives of each token, the most probable first."""
+    alternative_logprobs: npt.NDArray[np.float32] = _computed(4)
+    """The logprobs of the alternatives."""
+    other_logprobs: npt.NDArray[np.float32] = _computed_extra(0)
+    """The values under `other_logits`, for requests that asked for them."""
+    entropies: npt.NDArray[np.float32] = _computed_extra(1)
+    """The entropies of `logits`, in nats, for requests that asked for them."""
+    given_logprobs: npt.NDArray[np.float32] = _computed_extra(2)
+    """The values of the given ids, for each token."""
+    mask_sizes: npt.NDArray[np.uint32] = _computed_extra(3)
+    """The size of each token's mask, the logits above -inf, for requests with a bound."""
 
     def __init__(
         self, plan: Plan, body: Body, kind: ValueKind, arrived: "Arrival", extras: Extras | None = None
@@ -177,31 +190,6 @@ class TokenColumns:
         return self._plan.top_ks
 
     @property
-    def token_ids(self) -> npt.NDArray[np.uint32]:
-        """The tokens' ids."""
-        return self._columns[0]
-
-    @property
-    def logprobs(self) -> npt.NDArray[np.float32]:
-        """The logprobs of the scored tokens."""
-        return self._columns[1]
-
-    @property
-    def ranks(self) -> npt.NDArray[np.uint32]:
-        """The ranks of the scored tokens, from 1."""
-        return self._columns[2]
-
-    @property
-    def alternative_token_ids(self) -> npt.NDArray[np.uint32]:
-        """The ids of the alternatives of each token, the most probable first."""
-        return self._columns[3]
-
-    @property
-    def alternative_logprobs(self) -> npt.NDArray[np.float32]:
-        """The logprobs of the alternatives."""
-        return self._columns[4]
-
-    @property
     def extras(self) -> npt.NDArray[np.uint8]:
         """The extras of each request: bit 1 `other_logprobs`, bit 2 `entropies`; empty if no request has any."""
         return self._of_requests("flags", _NO_BYTES)
@@ -217,29 +205,9 @@ class TokenColumns:
         return self._of_requests("mask_bounds", _NO_IDS)
 
     @property
-    def other_logprobs(self) -> npt.NDArray[np.float32]:
-        """The values under `other_logits`, for requests that asked for them."""
-        return self._extra_columns[0]
-
-    @property
-    def entropies(self) -> npt.NDArray[np.float32]:
-        """The entropies of `logits`, in nats, for requests that asked for them."""
-        return self._extra_columns[1]
-
-    @property
     def given_token_ids(self) -> npt.NDArray[np.uint32]:
         """The given ids, request after request."""
         return _NO_IDS if self._extras is None else self._extras.given_token_ids
-
-    @property
-    def given_logprobs(self) -> npt.NDArray[np.float32]:
-        """The values of the given ids, for each token."""
-        return self._extra_columns[2]
-
-    @property
-    def mask_sizes(self) -> npt.NDArray[np.uint32]:
-        """The size of each token's mask, the logits above -inf, for requests with a bound."""
-        return self._extra_columns[3]
 
     @cached_property
     def mask_token_ids(self) -> npt.NDArray[np.uint32]:
@@ -301,12 +269,12 @@ class TokenColumns:
     @cached_property
     def _extra_columns(self) -> tuple[npt.NDArray[Any], ...]:
         memory = self._arrived.memory()
-        return tuple(self._body.extra_column(memory, which) for which in range(len(_EXTRA_TYPES)))
+        return tuple(place.view(memory) for place in self._body.extras)
 
     @cached_property
     def _columns(self) -> tuple[npt.NDArray[Any], ...]:
         memory = self._arrived.memory()
-        return tuple(self._body.column(memory, which) for which in range(len(COLUMNS)))
+        return tuple(place.view(memory) for place in self._body.places)
 
 
 class Arrival:

@@ -45,14 +45,14 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
     """Compute all tokens and return the memory with the results."""
     memory = np.zeros(body.size, np.uint8)
     body.write_prefixes(memory)
-    columns = [body.column(memory, which) for which in range(len(body.places))]
+    columns = [place.view(memory) for place in body.places]
     columns[0][:] = ids
     faults, details, sampled = memory[: body.faults], plan.details, ids[plan.details.tokens]
     items = None if extras is None else extras.items[: plan.scored]
     own = _Rows(details.logits_rows, sampled, details.top_ks, details.alternatives_at, faults[: plan.scored], items)
     more = None
     if extras is not None:
-        more = _More(extras.given_token_ids, *(body.extra_column(memory, which) for which in range(len(body.extras))))
+        more = _More(extras.given_token_ids, *(place.view(memory) for place in body.extras))
     with np.errstate(all="ignore"):  # infinities and NaN are detected and reported
         _put(own, _Blocks(logits), columns, more, as_logits=as_logits)
         if extras is not None and other is not None:

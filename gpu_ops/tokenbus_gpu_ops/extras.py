@@ -18,21 +18,8 @@ MAX_GIVEN = COLUMN["given_counts"].max
 MAX_MASK_BOUND = COLUMN["mask_bounds"].max
 NOWHERE = 0xFFFFFFFF
 _FULL = np.uint8(Scoring.FULL)
-ITEM = np.dtype(
-    [
-        (name, "<u4")
-        for name in (
-            "value_at",
-            "entropy_at",
-            "given_ids_at",
-            "given_at",
-            "given_count",
-            "mask_at",
-            "mask_ids_at",
-            "mask_bound",
-        )
-    ]
-)
+_FIELDS = "value_at entropy_at given_ids_at given_at given_count mask_at mask_ids_at mask_bound"
+ITEM = np.dtype([(name, "<u4") for name in _FIELDS.split()])
 """The extra scores of one row of logits, with their offsets; the struct Wish of call.cuh."""
 
 

@@ -55,9 +55,10 @@ class Tensor(NamedTuple):
         low, high = sum(step for step in reach if step < 0), sum(step for step in reach if step > 0)
         items = high - low + 1
         memory = (ctypes.c_byte * (items * dtype.itemsize)).from_address(self.address + low * dtype.itemsize)
-        flat = np.frombuffer(memoryview(memory), dtype)
         strides = tuple(stride * dtype.itemsize for stride in self.strides)
-        return np.lib.stride_tricks.as_strided(flat[-low:], self.shape, strides, writeable=False)
+        view = np.ndarray(self.shape, dtype, memoryview(memory), -low * dtype.itemsize, strides)
+        view.flags.writeable = False
+        return view
 
 
 def from_numpy(values: npt.NDArray[Any]) -> Tensor:
