@@ -121,12 +121,6 @@ def _of_workers(title: str, meaning: str, advice: str, read: Callable[[Worker], 
     return Family(title, meaning, advice, lambda view: {of.stream.worker_id: read(of) for of in view.workers})
 
 
-def _of_processor(
-    title: str, meaning: str, advice: str, read: Callable[[Processor], float | Samples]
-) -> Family[ProcessorView]:
-    return Family(title, meaning, advice, lambda view: read(view.processor))
-
-
 def _of_log(
     title: str, meaning: str, advice: str, read: "Callable[[ItemLog], float | Samples]"
 ) -> Family[ProcessorView]:
@@ -134,25 +128,25 @@ def _of_log(
     return Family(title, meaning, advice, lambda view: {} if (log := view.processor.item_log) is None else read(log))
 
 
-def _by_state(processor: Processor) -> Samples:
-    counted = np.bincount(processor.registry.table.state, minlength=max(_STATES.values()) + 1)
+def _by_state(view: ProcessorView) -> Samples:
+    counted = np.bincount(view.processor.registry.table.state, minlength=max(_STATES.values()) + 1)
     return {name: int(counted[state]) for name, state in _STATES.items()}
 
 
-def _requests(processor: Processor) -> Samples:
-    counts = processor.registry.counts
+def _requests(view: ProcessorView) -> Samples:
+    counts = view.processor.registry.counts
     return {
         ("opened", ""): counts.opened,
         ("finished", ""): counts.finished,
         ("unclaimed", ""): counts.unclaimed,
         **{("failed", code): count for code, count in counts.failed.copy().items()},
-        **{("refused", code): count for code, count in processor.dispatch.refused.copy().items()},
+        **{("refused", code): count for code, count in view.processor.dispatch.refused.copy().items()},
     }
 
 
-def _settled(processor: Processor) -> Samples:
+def _settled(view: ProcessorView) -> Samples:
     names = ("delivered", "repeated", "late", "unknown", "foreign")
-    return {name: getattr(processor.intake.router.counts, name) for name in names}
+    return {name: getattr(view.processor.intake.router.counts, name) for name in names}
 
 
 def _by_presence(side: str, peers: Sequence[Worker | Session]) -> Samples:
@@ -181,10 +175,10 @@ def _paused(view: ProcessorView) -> Samples:
     return {(hello.worker_id, hello.paused_by): hello.paused_since_unix_ms / 1000 for hello in hellos}
 
 
-def _refused_peers(processor: Processor) -> Samples:
+def _refused_peers(view: ProcessorView) -> Samples:
     return {
         (side, reason): refused
-        for side, peers in (("worker", processor.worker_connections), ("client", processor.clients))
+        for side, peers in (("worker", view.processor.worker_connections), ("client", view.processor.clients))
         for reason, refused in peers.refusals.copy().items()
     }
 
@@ -278,52 +272,52 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "Low: the draft model does not fit. Low for late heads: draft fewer.",
         lambda of: {str(head): accepted for head, _, accepted in of.speculation.heads()},
     ),
-    _of_processor(
+    Family(
         "tokenbus_open_requests{state}",
         "Open requests.",
         "ended, resumed: clients went away, or processors restart.",
         _by_state,
     ),
-    _of_processor(
+    Family(
         "tokenbus_undispatched_requests",
         "Requests that wait for a worker to connect.",
         "High: workers are slow to come back; then the requests end with no_worker.",
-        lambda of: of.dispatch.waiting,
+        lambda view: view.processor.dispatch.waiting,
     ),
-    _of_processor(
+    Family(
         "tokenbus_requests_total{outcome, code}",
         "Requests by outcome.",
         "failed: operations.md has each code. refused: overloaded, no_worker: add workers. finished falls behind "
         "opened: requests pile up. unclaimed: clients die, or cannot reach this processor.",
         _requests,
     ),
-    _of_processor(
+    Family(
         "tokenbus_settled_rows_total{outcome}",
         "Rows by outcome.",
         "late, unknown: workers continue ended requests; foreign: two workers have the same request.",
         _settled,
     ),
-    _of_processor(
+    Family(
         "tokenbus_buffered_rows",
         "Rows that wait for a client to resume their request.",
         "High: clients do not resume their requests.",
-        lambda of: of.registry.table.buffered_rows,
+        lambda view: view.processor.registry.table.buffered_rows,
     ),
-    _of_processor(
+    Family(
         "tokenbus_refused_messages_total{rule}",
         "Invalid messages, by the rule that they break.",
         "`item refused` and `frame refused` in the log name the sender, field and value.",
-        lambda of: of.refused_messages.by_rule,
+        lambda view: view.processor.refused_messages.by_rule,
     ),
-    _of_processor(
+    Family(
         "tokenbus_refusals_total{side}",
         "Refused workers, steps and clients, and connections that the transport refused.",
         "The log names the peer and the reason. client, transport on an open network: a probe.",
-        lambda of: {
-            "worker": of.worker_connections.refused + of.intake.refused_items,
-            "step": of.intake.refused_parts,
-            "client": of.clients.refused,
-            "transport": of.refused_connections,
+        lambda view: {
+            "worker": view.processor.worker_connections.refused + view.processor.intake.refused_items,
+            "step": view.processor.intake.refused_parts,
+            "client": view.processor.clients.refused,
+            "transport": view.processor.refused_connections,
         },
     ),
     Family(
@@ -359,59 +353,59 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "Requests wait: has this client died? `POST /resume`. With `lease_s` a pause ends by itself.",
         _paused,
     ),
-    _of_processor(
+    Family(
         "tokenbus_gone_workers_total",
         "Workers that left or were lost.",
         "Without a deployment: `worker gone` in the log has the reason.",
-        lambda of: of.workers.lost,
+        lambda view: view.processor.workers.lost,
     ),
-    _of_processor(
+    Family(
         "tokenbus_refused_peers_total{side, reason}",
         "Refused workers and clients.",
         "Its key lacks the role or the name, or a live peer has the same id; the log names the peer.",
         _refused_peers,
     ),
-    _of_processor(
+    Family(
         "tokenbus_refused_resumes_total",
         "Attempts to resume another client's request.",
         "Two programs use one request id, or an attack; `resume refused` in the log names the client.",
-        lambda of: of.registry.counts.refused_resumes,
+        lambda view: view.processor.registry.counts.refused_resumes,
     ),
-    _of_processor(
+    Family(
         "tokenbus_evicted_clients_total",
         "Clients that lost their requests because too much data waited for them.",
         "The client reads too slowly, or acknowledges nothing; `slow client` in the log names it.",
-        lambda of: of.clients.evicted,
+        lambda view: view.processor.clients.evicted,
     ),
-    _of_processor(
+    Family(
         "tokenbus_watch_skipped_items_total",
         "Items skipped for a watching client that reads too slowly.",
         "Watch fewer workers. Requests are not affected.",
-        lambda of: of.clients.watchers.skipped_items,
+        lambda view: view.processor.clients.watchers.skipped_items,
     ),
-    _of_processor(
+    Family(
         "tokenbus_commands_total{command, outcome}",
         "Operator commands: done, refused, or lost with their worker.",
         "refused, lost: the worker's `command refused` has the reason.",
-        lambda of: of.clients.commands.answers,
+        lambda view: view.processor.clients.commands.answers,
     ),
-    _of_processor(
+    Family(
         "tokenbus_open_commands",
         "Operator commands without an answer.",
         "Stays up: an engine waits for its requests to end, or loads weights.",
-        lambda of: len(of.clients.commands),
+        lambda view: len(view.processor.clients.commands),
     ),
-    _of_processor(
+    Family(
         "tokenbus_failed_ticks_total",
         "Failed periodic checks of a peer or request; each is a defect.",
         "Report it, with the traceback of `tick failed`.",
-        lambda of: of.failed_ticks,
+        lambda view: view.processor.failed_ticks,
     ),
-    _of_processor(
+    Family(
         "tokenbus_unreachable_addresses",
         "Addresses where nothing new can connect.",
         "Not 0: a socket's file was removed; restart the processor.",
-        lambda of: len(of.unreachable),
+        lambda view: len(view.processor.unreachable),
     ),
     Family(
         "tokenbus_bus_connections{state}",
