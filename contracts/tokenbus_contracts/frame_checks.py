@@ -141,7 +141,7 @@ def _repeated(rule: FieldRule, here: str) -> Check:
             for element, value in enumerate(values):
                 single(value, f"{here}[{element}]")
         if rule.unique:
-            _refuse_twice(values, here)
+            refuse_twice(values, here)
 
     return check
 
@@ -212,7 +212,8 @@ def _wrong_length(here: str, length: int, rule: FieldRule, what: str) -> Contrac
     return ContractError(here, rule.max_bytes, length, rule=Rule.BYTES)
 
 
-def _refuse_twice(values: Sequence[Any], here: str) -> None:
+def refuse_twice(values: Sequence[Any], here: str) -> None:
+    """Raise the error for the first value that comes twice, if any does."""
     seen: dict[Any, int] = {}
     for element, value in enumerate(values):
         earlier = seen.setdefault(value, element)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
-from google.protobuf.descriptor_pb2 import DescriptorProto, EnumValueOptions, FieldOptions, MessageOptions
+from google.protobuf.descriptor_pb2 import EnumValueOptions, FieldOptions, MessageOptions
 from google.protobuf.internal import api_implementation
 
 from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
@@ -248,11 +248,11 @@ HEADER_RULES: dict[str, FieldRule] = {
 @cache
 def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
     """Return the fields of each oneof, without the oneofs that protoc makes for optional fields."""
-    proto = DescriptorProto()
-    message.CopyToProto(proto)
-    optional = {field.name for field in proto.field if field.proto3_optional}
-    oneofs = {oneof.name: [field.name for field in oneof.fields] for oneof in message.oneofs}
-    return {name: members for name, members in oneofs.items() if not optional.issuperset(members)}
+    return {
+        oneof.name: [field.name for field in oneof.fields]
+        for oneof in message.oneofs
+        if oneof.name != f"_{oneof.fields[0].name}"
+    }
 
 
 def max_bytes_of(message: Descriptor) -> int:

@@ -86,7 +86,7 @@ def asyncapi(schema: Schema) -> Document:
         "components": {
             "messages": {
                 **{key: message for frame in frames for key, message in _messages_of(schema, frame)},
-                **{name: _message(schema.messages[name]) for name in payloads},
+                **{name: _payload(schema.messages[name]) for name in payloads},
             },
             "schemas": definitions(schema, [*frames, *payloads], "#/components/schemas/"),
         },
@@ -129,32 +129,26 @@ def _operations(schema: Schema, channel: Channel) -> Iterable[tuple[str, Documen
 def _messages_of(schema: Schema, frame: str) -> Iterable[tuple[str, Document]]:
     for field in _bodies_of(schema, frame):
         name = field.proto.name
-        found = {
-            "name": f"{frame}.{name}",
-            "title": f"{name} in a {frame}",
-            "summary": field.comment,
-            "contentType": _CONTENT_TYPE,
-            "payload": {
-                "allOf": [{"$ref": f"#/components/schemas/{frame}"}, {"required": [field.proto.json_name]}],
-            },
-            "x-protobuf-message": f"tokenbus.v1.{frame}",
-            "x-max-bytes": schema.messages[frame].bounds.max_bytes,
-            "x-parts": _PARTS.get((frame, name), [frame]),
-        }
-        yield f"{frame}.{name}", found
+        payload = {"allOf": [{"$ref": f"#/components/schemas/{frame}"}, {"required": [field.proto.json_name]}]}
+        titles = {"name": f"{frame}.{name}", "title": f"{name} in a {frame}", "summary": field.comment}
+        parts = _PARTS.get((frame, name), [frame])
+        yield f"{frame}.{name}", _message(schema.messages[frame], titles, payload) | {"x-parts": parts}
 
 
-def _message(message: Message) -> Document:
-    found: Document = {
-        "name": message.name,
-        "title": message.name,
-        "summary": message.comment,
+def _payload(message: Message) -> Document:
+    titles = {"name": message.name, "title": message.name, "summary": message.comment}
+    found = _message(message, titles, {"$ref": f"#/components/schemas/{message.name}"})
+    return found | ({"examples": list(_examples())} if message.name == "LogprobBatch" else {})
+
+
+def _message(message: Message, titles: Document, payload: Document) -> Document:
+    return {
+        **titles,
         "contentType": _CONTENT_TYPE,
-        "payload": {"$ref": f"#/components/schemas/{message.name}"},
+        "payload": payload,
         "x-protobuf-message": f"tokenbus.v1.{message.name}",
         "x-max-bytes": message.bounds.max_bytes,
     }
-    return found | ({"examples": list(_examples())} if message.name == "LogprobBatch" else {})
 
 
 def _examples() -> Iterator[Document]:

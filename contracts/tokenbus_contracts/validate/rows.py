@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.frame_checks import refuse_twice
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength, TokenRule
 from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
@@ -102,7 +103,7 @@ def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, 
     if in_order[-1] > most:
         _refuse_above(name, values, most)
     if np.count_nonzero(in_order[1:] == in_order[:-1]):
-        _refuse_repeated(name, values)
+        refuse_twice(values.tolist(), name)
 
 
 def _check_statuses(batch: LogprobBatch, rows: int) -> None:
@@ -184,14 +185,6 @@ def unnamed(column: Column, element: int, value: int) -> ContractError:
     if value < column.min:
         return ContractError(field, column.min, value, rule=Rule.MIN)
     return ContractError(field, "a value that the schema names", value, rule=Rule.NAMED)
-
-
-def _refuse_repeated(name: str, values: npt.NDArray[np.unsignedinteger]) -> None:
-    _, first = np.unique(values, return_index=True)
-    element = int(np.setdiff1d(np.arange(values.size), first)[0])
-    earlier = int((values == values[element]).argmax())
-    limit = f"each value only once, and {name}[{earlier}] has it"
-    raise ContractError(f"{name}[{element}]", limit, int(values[element]), rule=Rule.UNIQUE)
 
 
 def _refuse_status(batch: LogprobBatch, name: str, row: int, limit: str) -> None:

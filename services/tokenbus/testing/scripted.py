@@ -74,7 +74,6 @@ class ScriptedEngine:
         self._answers = iter(answers)
         self._answer = answer or self._next
         self._rows: dict[int, _Row] = {}
-        self._is_broken = False
 
     def _next(self, generate: Generate) -> Answer:
         found = next(self._answers, None)

@@ -278,9 +278,6 @@ class Bus:
             quiet = quiet + 1 if self._moved == before else 0
             if quiet == _QUIET_TURNS:
                 break
-        self._raise_defects()
-
-    def _raise_defects(self) -> None:
         for worker in self.workers:
             defect, worker.defect = worker.defect, None
             if defect is not None:
