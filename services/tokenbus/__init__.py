@@ -7,7 +7,7 @@
             print(token.id, token.logprob)
 
 A client begins with `connect`, an engine with `run_engine`; docs/api.md has every name. Importing this package imports
-nothing else: a name is loaded when it is used first, and no GPU framework before an engine needs one.
+nothing else: a name is loaded when it is first used, and a GPU framework only when an engine needs it.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tokenbus.on_use import loader
 
-# It would write one statement for each name.
+# isort would write one statement for each name.
 # isort: skip_file
 if TYPE_CHECKING:
     from tokenbus.bus import AddressError as AddressError

@@ -1,4 +1,4 @@
-"""Names of Python 3.11's standard library, for 3.10 too."""
+"""Names from Python 3.11's standard library that also work on 3.10."""
 
 import sys
 

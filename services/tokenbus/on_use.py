@@ -1,4 +1,4 @@
-"""loader: imports the public names of a package lazily, at their first use."""
+"""loader: imports the public names of a package lazily, when they are first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

@@ -15,9 +15,9 @@ _OTHERS = 128
 def open_files_for(settings: Settings) -> Callable[[], None]:
     """Raise the limit for the settings, as far as the system allows; return a function that logs the result.
 
-    A service calls that function when it runs, so that a failed start logs only its reason.
+    A service calls that function once it is running, so that a failed start logs only the reason.
     """
-    # A connection of the bus needs two: libzmq's, and the duplicate through which the bus limits it.
+    # A connection of the bus needs two descriptors: libzmq's, and the duplicate through which the bus limits it.
     wanted = 2 * settings.most_connections + settings.gateway.most_connections + _OTHERS
     soft = _raised_to(wanted)
     return partial(_log.info, "open files", limit=soft, wanted=wanted)

@@ -10,7 +10,7 @@ TOKENIZERS = "tokenbus.tokenizers"
 """The entry-point group of tokenizers; each entry is a function without arguments that returns a `Tokenizer`."""
 
 END_NAME = "<|end|>"
-"""What people see in place of an end token, which has no text and, outside a model's folder, no name."""
+"""Shown to people in place of an end token, which has no text and, outside a model's folder, no name."""
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     """Load a tokenizer: an object with `encode(text)`, `token_bytes(token_id)` and `vocabulary_size`.
 
     Args:
-        name: Of an installed tokenizer: `ngram` or `bytes`, as the engines ngram and paddle have them; or the path of a
-            model's folder, with a slash.
+        name: The name of an installed tokenizer, such as `ngram` or `bytes` (of the engines ngram and paddle); or the
+        path of a model's folder, with a slash.
 
     Raises:
         PluginError: There is no such tokenizer, or it cannot be loaded.

@@ -24,7 +24,7 @@ class PythonVersionError(ImportError):
 
 
 class _Refusal:
-    """An import finder that refuses packages for which this Python is too old."""
+    """An import finder that refuses packages that need a newer Python."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -34,6 +34,6 @@ class _Refusal:
 
 
 def refuse_what_needs_3_11() -> None:
-    """On Python 3.10, let the import of packages that need 3.11 raise PythonVersionError."""
+    """On Python 3.10, make imports of packages that need 3.11 raise PythonVersionError."""
     if sys.version_info < (3, 11) and _Refusal not in sys.meta_path:
         sys.meta_path.insert(0, _Refusal)  # type: ignore[arg-type,unreachable,unused-ignore]

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first signal stops a service in order, the second ends its process at once."""
+"""SIGTERM and SIGINT: the first signal shuts a service down, the second ends its process at once."""
 
 import asyncio
 import signal

@@ -87,7 +87,7 @@ class Closing(SyntheticEngine):
     ("arguments", "line"),
     [
         (["--engine", "synthetic", "--tokens-per-step", "9"], "tokenbus: --tokens-per-step: 1 to 8, got 9"),
-        (["--engine", "paddle", "--model", "x"], "a name for clients is --set worker.model=NAME"),
+        (["--engine", "paddle", "--model", "x"], "to name the model for clients, use --set worker.model=NAME"),
         (["--weights", "x"], "error: unrecognized arguments: --weights x"),
         (["--engine", "paddle", "--drafts"], "error: unrecognized arguments: --drafts"),
         (["--engine", "paddle", "--slice-steps", "-1"], "tokenbus: slice_steps: 0 to 2147483647, got -1"),

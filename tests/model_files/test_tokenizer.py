@@ -105,7 +105,7 @@ def test_tokenizer_that_cannot_be_read(content: str | None, line: str, tmp_path:
 
 def test_folder_with_sentencepieces_file_alone(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a")
-    line = "no such file; of its tokenizer.model transformers makes one: AutoTokenizer.from_pretrained"
+    line = "no such file; transformers can make it from tokenizer.model: AutoTokenizer.from_pretrained"
     with pytest.raises(ModelFilesError, match=line) as raised:
         ModelTokenizer(tmp_path)
     assert "\n" not in str(raised.value)

@@ -57,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain("standard output is closed")
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show é still gets the line
+        sys.stdout.reconfigure(errors="backslashreplace")  # print the line even if the terminal cannot show é
     try:
         status = _status(given or ["--help"])
-        sys.stdout.flush()  # here, where a failure can still be reported
+        sys.stdout.flush()  # flush here, where a failure can still be reported
     except BrokenPipeError:
         _discard_output(sys.stdout)  # the reader is gone, as after `| head`
         return 1
@@ -95,7 +95,7 @@ def _status(given: list[str]) -> int:
 
 
 def _imported(name: str) -> ModuleType:
-    # Imported modules stay in memory, so garbage collection finds nothing here, and would cost a tenth of the start.
+    # Imported modules stay in memory, so a garbage collection would find nothing and take a tenth of the start time.
     gc.disable()
     try:
         return importlib.import_module(name)

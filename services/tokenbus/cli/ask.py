@@ -25,7 +25,7 @@ _DESCRIPTION = """\
 Send one prompt over the bus and print the answer as it streams, each token coloured by its probability: green from 1/2
 on, red below 1/10. The last line shows the number of tokens, their mean logprob and the worker.
 
-The tokenizer is that of the gateway: ngram's by default; for a model use its folder.
+The tokenizer is the gateway's: ngram's by default; for a model, name its folder.
 
 examples:
   tokenbus ask "In the evening the old man said"
@@ -80,7 +80,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def show_answer(generation: Generation, tokenizer: Tokenizer | None, show: Callable[[Values], None]) -> None:
-    """Show each token as it arrives, then the summary; a character in several tokens is text of the last of them."""
+    """Show each token as it arrives, then the summary.
+
+    If several tokens form a character, it is shown with the last one.
+    """
     total, decoder, text = 0.0, getincrementaldecoder("utf-8")(errors="replace"), text_of(tokenizer)
     async for token in generation:
         total += token.logprob or 0.0
@@ -113,7 +116,7 @@ def _token_values(token: Token, own: str, text: Texts) -> Values:
 
 
 def _shown(line: str) -> str:
-    """Return a line with its tabs, kinds of spaces and joined emoji, and all else that is unprintable escaped."""
+    """Return a line; tabs, all kinds of spaces and joined emoji stay, and other unprintable characters are escaped."""
     return "".join(each if each in _HARMLESS or category(each) == "Zs" else printable(each) for each in line)
 
 

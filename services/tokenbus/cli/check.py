@@ -31,7 +31,7 @@ examples:
 _HEAD = 4
 _RECORDING = "RECORDING"
 _MORE = 0x80
-"""The bit that every byte of a varint but the last has."""
+"""The bit that is set in every byte of a varint except the last."""
 _FRAME_BEGINS = b"\x09"
 """The first byte of a worker's frame: the tag of the field `epoch`."""
 _STYLES = {"ok": "green", "refused": "red"}

@@ -44,9 +44,9 @@ _PROMPTS = (
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
 _WORKER, _WORKER_TOKENS = "mixed-0", 300
-"""The worker that is killed once its open requests have as many tokens: they go on at another one."""
+"""The worker to kill once each of its open requests has this many tokens; they continue at another worker."""
 _ALL_TOKENS = 5000
-"""The number of tokens of all requests after which the processor is killed, while most of them are open."""
+"""The processor is killed after this many tokens of all requests, while most of the requests are open."""
 _STEPS_PER_SECOND = 60
 """The speed of a large model. At full speed the engine would finish before the kills."""
 _LOOK_SECONDS = 0.01
@@ -94,7 +94,7 @@ async def _run(plan: Plan, folder: Path) -> int:
         return _INTERRUPTED
     ok, seconds = results["ok"] and not system.died, time.monotonic() - begin
     verdict = styled("every token was right", "green") if ok else styled("something was WRONG, see above", "red")
-    show(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts the same and leaves it running.")
+    show(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts the same system and leaves it running.")
     return 0 if ok else 1
 
 
@@ -154,7 +154,7 @@ async def _show_tokens(
     answering: "asyncio.Future[Any]",
     is_enough: Callable[[], bool],
 ) -> None:
-    """Show the number of received tokens, until they are enough or all requests have ended."""
+    """Show the number of received tokens until there are enough, or until all requests have ended."""
     while not (answering.done() or is_enough()):
         progress.show(f"{_token_count(answers):,} tokens")
         await asyncio.sleep(_LOOK_SECONDS)
@@ -179,7 +179,7 @@ class Answer:
         return self.status is not None or bool(self.error)
 
     def is_at(self, worker_id: str) -> bool:
-        """Return whether the worker has computed tokens of it and computes more."""
+        """Return whether the worker has computed tokens of this request and is computing more."""
         turn = self.turns[-1] if self.turns else None
         return turn is not None and not self.is_done and turn.worker_id == worker_id and len(self.tokens) > turn.begin
 

@@ -56,8 +56,8 @@ def load_engine_settings(options: argparse.Namespace) -> Settings:
     """Load the settings and adapt them to the engine: its model's name, and the process that publishes."""
     kind = engine_kind(options.engine)
     if options.model and not kind.reads_model:
-        name = "a name for clients is --set worker.model=NAME"
-        raise CommandError(f"--model: the engine {options.engine} reads no model's folder; {name}", WRONG_USE)
+        name = "to name the model for clients, use --set worker.model=NAME"
+        raise CommandError(f"--model: the engine {options.engine} reads no model folder; {name}", WRONG_USE)
     options.model = Path(options.model) if options.model else None
     settings = load_settings(options)
     if options.model and not settings.worker.model:

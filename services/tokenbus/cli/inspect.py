@@ -21,8 +21,8 @@ from tokenbus_contracts import ContractError, ValueKind
 _DESCRIPTION = """\
 Show the requests of a recording, each token coloured by its probability: green from 1/2 on, red below 1/10. If the
 recording has entropies, they follow the tokens in brackets, and the summary has their mean. If tokens have two
-logprobs, of the model and of the distribution that was sampled, the summary has the importance ratio and an estimate of
-the KL divergence between both. The status is 1 if the recording is broken.
+logprobs, one of the model and one of the sampled distribution, the summary has the importance ratio and an estimate of
+the KL divergence between the two. The status is 1 if the recording is broken.
 
 examples:
   tokenbus inspect steps.tokenbus --tokenizer ngram            the requests as text
@@ -31,7 +31,7 @@ examples:
 _BUFFERED_TOKENS = 1 << 20
 _MOST_TOKENS = 1 << 26
 _MOST_LOG_RATIO = 80.0
-"""The mean of larger ratios would overflow."""
+"""With larger ratios, the mean would overflow."""
 
 Array = npt.NDArray[Any]
 

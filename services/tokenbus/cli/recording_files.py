@@ -50,7 +50,7 @@ class Files:
         with _writing(life.path):
             if data := life.recorder.add(item):
                 life.file.write(data)
-                life.file.flush()  # the file then has the item, however this process ends
+                life.file.flush()  # from here on the file has the item, even if this process is killed
         if life.recorder.gaps > gaps:
             _log.warning("items are missing", stream=item.worker_id, epoch=item.epoch, before=item.sequence)
 

@@ -21,7 +21,7 @@ _REPORT_SECONDS = 1.0
 _LAST_LINES = 100
 """Engines write much after the cause of a failure."""
 _LONGEST_LINE = 1_048_576
-"""A longer line is split."""
+"""Longer lines are split."""
 _MOST_CHARACTERS = 2000
 _ERROR = "tokenbus: "
 """The prefix of the line that ends a failed command."""
@@ -110,9 +110,9 @@ class Child:
 
     @property
     def last_line(self) -> str:
-        """The command's error, or else the last output line, after a colon; empty if there is none.
+        """A colon and the command's error, or otherwise its last output line; empty if there is none.
 
-        Libraries may write after the error. A killed process has no line: its last one does not say why it ended.
+        Libraries may write after the error. Empty for a killed process: its last line does not say why it ended.
         """
         if self.status in _KILLED:
             return ""
@@ -126,7 +126,7 @@ class Child:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *[*command, f"{self.service.stop_seconds:g}", str(folder), *self.service.arguments],
-                stdin=asyncio.subprocess.PIPE,  # its end tells the child that this process has ended
+                stdin=asyncio.subprocess.PIPE,  # when it closes, the child knows that this process has ended
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 env=dict(self.service.environment),

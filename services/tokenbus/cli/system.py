@@ -101,7 +101,7 @@ def gateway_lacks() -> str:
 
 
 def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str, str]:
-    """Return this process's environment with exactly these settings, after the changes in `given`, by key."""
+    """Return this process's environment with exactly these settings, changed by `given`, which has values by key."""
     ours = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
     for key, entry in ENTRIES.items():
         value = given.get(key, entry.value_in(settings))

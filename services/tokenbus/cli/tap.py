@@ -30,7 +30,7 @@ step, part, rows, tokens and age (which depends on both machines' clocks). Tap n
 when it is too slow, and a line says how many. It stops after --count items or on a signal.
 
 With --from it shows the items of a durable log, in the log's order. A batch's line then shows when the log stored it,
-and a line says how many items the log lacks.
+and another line says how many items are missing in the log.
 
 examples:
   tokenbus tap                                  every worker's items

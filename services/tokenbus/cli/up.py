@@ -47,7 +47,7 @@ _MOST_GATEWAYS = 64
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _READY_SECONDS, _SOON = 0.25, 8
-"""The interval of checks whether a request would be answered, and the check from which on the reason is shown."""
+"""The interval between checks of whether a request would be answered, and the first check that shows the reason."""
 
 
 def declare(parser: Parser) -> None:
@@ -71,7 +71,7 @@ def declare(parser: Parser) -> None:
         type=whole(1, _MOST_START_SECONDS),
         default=START_SECONDS,
         metavar="N",
-        help=f"how long a starting service may write nothing before it counts as failed ({START_SECONDS})",
+        help=f"how long a starting service may be silent before it counts as failed ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print each event as a JSON object")
     declare_settings(parser, {"--metrics-address": "processor.metrics_address"})
@@ -140,7 +140,7 @@ async def _show(plan: Plan, system: Supervisor, screen: "Screen") -> None:
 
 def _problem(gateway: str) -> str | None:
     """Return why the gateway cannot answer a request yet; None if it can."""
-    if not gateway.startswith("http://"):  # no gateway, or one whose certificate is for another name
+    if not gateway.startswith("http://"):  # there is no gateway, or its certificate is for another name
         return None
     try:
         urlopen(f"{gateway}/readyz").close()  # noqa: S310 - http only
@@ -245,6 +245,6 @@ def _check_counts(roles: Mapping[str, int], most: int) -> None:
     total = sum(roles.values())
     if bool(roles["prefill"]) != bool(roles["decode"]):
         given = f"--prefill {roles['prefill']} and --decode {roles['decode']}"
-        raise CommandError(f"prefill and decode workers: some of both or none of either, got {given}", WRONG_USE)
+        raise CommandError(f"prefill and decode workers: some of both, or neither, got {given}", WRONG_USE)
     if not 1 <= total <= most:
         raise CommandError(f"workers: 1 to {most} in all (processor.max_workers), got {total}", WRONG_USE)

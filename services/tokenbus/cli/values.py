@@ -1,4 +1,4 @@
-"""How `tap`, `check` and `inspect` show batches, rows and tokens: as JSON values and as text."""
+"""Formats batches, rows and tokens for `tap`, `check` and `inspect`, as JSON values and as text."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +13,7 @@ Values = dict[str, Any]
 Texts = Callable[[int], str]
 """Maps a token id to its text."""
 _LIKELY, _UNLIKELY = -0.7, -2.3
-"""A token is green from the first logprob on (probability 1/2), and red below the second (1/10)."""
+"""A token is green if its logprob is at least the first one (probability 1/2), and red below the second (1/10)."""
 
 
 def batch_values(batch: LogprobBatch) -> Values:
@@ -75,7 +75,7 @@ def tokenizer_of(name: str) -> Tokenizer | None:
 
 
 def text_of(tokenizer: Tokenizer | None) -> Texts:
-    """Return the function that maps token ids to texts; an id without a token is its own text."""
+    """Return the function that maps token ids to texts; for an id without a token, the text is the id."""
     size = 0 if tokenizer is None else tokenizer.vocabulary_size
 
     def text(token_id: int) -> str:

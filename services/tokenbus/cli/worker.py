@@ -14,8 +14,8 @@ _DESCRIPTION = """\
 Run an engine, take requests from the processor and publish every step. The worker can start before the processor, and
 reconnects when the processor restarts. It logs "worker started" when the engine is ready, and "connected" when a
 processor has accepted it. On SIGTERM or SIGINT it refuses new requests, finishes the open ones at full speed, waits for
-the acknowledgement of every step, and exits with status 0. worker.drain_timeout_ms bounds each of the two waits. A
-second signal ends it at once.
+the acknowledgement of every step, and exits with status 0. Each of the two waits takes at most worker.drain_timeout_ms.
+A second signal ends it at once.
 
 examples:
   tokenbus worker --id worker-2 --workers-address ipc:///run/tokenbus/workers.sock --steps-per-second 200

@@ -11,14 +11,14 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 4096, 1024
 """The contract's bounds."""
 _MOST_BYTES_A_TOKEN = 16
-"""A longer text is refused before it is encoded, which could take long."""
+"""A longer text is refused before it is encoded, because encoding could take long."""
 OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
     *("include_stop_string", "include_special_tokens", "cache_salt", "priority"),
 })  # fmt: skip
-"""The sampling parameters of these engines; some of them have no effect here."""
+"""The sampling parameters that these engines accept; some of them have no effect here."""
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
-"""Default values other than zero, false or empty."""
+"""Default values that are not zero, false or empty."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:

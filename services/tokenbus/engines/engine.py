@@ -29,7 +29,7 @@ class EngineOptions:
     """The options of an engine; ValueError names an option that is out of range."""
 
     role: Role = "mixed"
-    """prefill: prompts and first tokens; mixed and decode: all tokens."""
+    """prefill: only prompts and first tokens; mixed and decode: all tokens."""
     speculate: int = 3
     """The draft tokens per row and step; 0: no speculation."""
     max_running: int = 256
@@ -67,7 +67,7 @@ class Block:
     tokens: Ids
     """[slots, tokens]"""
     counts: Ids
-    """The number of tokens of each slot; 0 if the computation failed and the request must end."""
+    """The number of tokens of each slot; 0: the computation failed, and the request must end."""
     drafts: Ids
     """[decoding slots, drafts]: the verified drafts."""
     draft_counts: Ids
@@ -78,12 +78,12 @@ B = TypeVar("B", bound=Block)
 
 
 class Outcome(NamedTuple):
-    """The number of kept tokens, and the status, of each slot of a block."""
+    """The number of kept tokens and the status of each slot of a block."""
 
     kept: Ids
     statuses: npt.NDArray[np.uint8]
     stops: npt.NDArray[np.uint8]
-    """The stop that ended the request, as in `StepArrays.stops`."""
+    """The stop that ended each request, as in `StepArrays.stops`."""
     tails: dict[int, bytes]
     """By slot, the last bytes of the output, for requests with stop strings."""
 
@@ -141,7 +141,7 @@ class BatchEngine(ABC, Generic[B]):
         """Compute the chunks of the plan, verify the drafts of decoding slots, and sample first tokens."""
 
     def _propose(self, block: B, result: Outcome) -> Proposed | None:
-        """Draft the next tokens, if the next step does not; return the drafts to publish before verification."""
+        """Draft the next tokens, unless the next step drafts them; return the drafts to publish before verification."""
         del block, result
         return None
 
@@ -242,7 +242,7 @@ class BatchEngine(ABC, Generic[B]):
         vars(self).clear()
 
     def _outcome(self, block: B) -> Outcome:
-        """Cut each row at the first of end token, stop and length."""
+        """Cut each row at the end token, a stop or the maximum length, whichever comes first."""
         requests, slots, tokens = self._requests, block.slots, block.tokens
         room = np.minimum(block.counts, requests.ends[slots] - requests.positions[slots])
         is_end = (tokens == self._end_token) & ~requests.ignores_end[slots][:, None]
@@ -333,7 +333,7 @@ class BatchEngine(ABC, Generic[B]):
         return made
 
     def _scored(self, block: B, slots: Ids, counts: Ids, *, are_drafts: bool = False) -> dict[str, Array]:
-        """Return the score columns of the requests that ask for scores; `counts` is for the first slots."""
+        """Return the score columns of the requests that ask for scores; `counts` belongs to the first slots."""
         scored = self._requests.scored[slots]
         if not scored.any():
             return {}

@@ -20,7 +20,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
     "prefill_chunk": (int, "N", "limit of prompt tokens in a step"),
     "slice_steps": (int, "N", "steps after which a request is preempted for a waiting one; 0: never"),
     "weights": (Path, "FILE", "a safetensors file"),
-    "device": (str, None, "paddle's name of the device: cpu, gpu:1"),
+    "device": (str, None, "paddle's name of the device, such as cpu or gpu:1"),
 }
 _NGRAM = {"speculate": 3, "max_running": 256, "context": 2048, "prefill_chunk": 512}
 _PADDLE = {
@@ -29,7 +29,7 @@ _PADDLE = {
     "context": 1024,
     "prefill_chunk": 256,
     "slice_steps": 256,
-    "weights": "the one in the package",
+    "weights": "the file in the package",
     "device": "cpu",
 }
 """The options of each engine with their defaults, for --help; the engine sets the defaults."""
@@ -44,7 +44,7 @@ def _declare(engine: str, defaults: Mapping[str, object], parser: argparse.Argum
 
 
 def _given(options: argparse.Namespace, settings: Settings, names: Iterable[str]) -> dict[str, Any]:
-    """Return the given options, and the options that follow from the settings."""
+    """Return the given options, and the options derived from the settings."""
     limits = settings.limits
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
     if options.speculate is not None and not 0 <= options.speculate <= most:

@@ -30,7 +30,7 @@ class PromptPiece(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The scores of tokens. Alternatives have a line for each token of a prompt; else they are concatenated."""
+    """The scores of tokens. For prompts, alternatives have a line for each token; otherwise they are concatenated."""
 
     logprobs: Array
     ranks: Array
@@ -100,6 +100,6 @@ def scored(logits: Logits, piece: PromptPiece) -> Scores:
     if piece.named.size:
         ids = np.broadcast_to(piece.named, (len(values), piece.named.size))
     else:
-        # In the precision of the message; ties by the lower id.
+        # Sorted in the precision of the message; ties by the lower id.
         ids = np.argsort(-values.astype(np.float32), axis=1, kind="stable")[:, : piece.top_logprobs]
     return Scores(own[:, 0], ranks, ids, np.take_along_axis(values, ids, 1))

@@ -72,7 +72,7 @@ class Request:
 
 
 class Requests:
-    """The open requests, as arrays by slot; engines add arrays. Slots are reused, serials are not."""
+    """The open requests, as arrays by slot; engines add arrays. Slots are reused; serial numbers are not."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Requests:
     def add(self, request: Request) -> int:
         if not self._free:
             self._grow()
-        slot = self._free[-1]  # removed only at the end, so that a failure changes nothing
+        slot = self._free[-1]  # requests are removed only at the end, so that a failure changes nothing
         self.request_ids[slot] = request.request_id
         self.serials[slot] = self._count
         self.seeds[slot] = request.seed

@@ -141,7 +141,7 @@ def verified(target: Floats, drafts: Drafts, params: SamplingParams, positions: 
     rejected = np.flatnonzero(count < drafts.counts)
     if rejected.size:
         rest = np.maximum(source[rejected] - drafts.chances[rejected, count[rejected]], 0)
-        # The rest is empty only through rounding: the two distributions are then the same.
+        # The remainder is empty only because of rounding; then the two distributions are the same.
         source[rejected] = np.where(rest.sum(axis=-1, keepdims=True) > 0, rest, source[rejected])
     columns = np.zeros((rows, most + 1), np.int64)
     columns[:, :most] = drafts.columns

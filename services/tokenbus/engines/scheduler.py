@@ -1,4 +1,7 @@
-"""Scheduler: continuous batching. It decides which requests a step computes, and which wait or are preempted."""
+"""Scheduler: continuous batching.
+
+Scheduler: decides which requests a step computes, and which ones wait or are preempted.
+"""
 
 from collections import deque
 from typing import NamedTuple
@@ -17,7 +20,7 @@ class Plan(NamedTuple):
     decode: Ids
     """Slots that get their next tokens."""
     computing: Ids
-    """Slots of which a chunk is computed: `first` and `prefilling`."""
+    """Slots for which a chunk is computed: `first` and `prefilling`."""
     sizes: Ids
     """The number of tokens of each chunk."""
     first: Ids
@@ -29,7 +32,7 @@ class Plan(NamedTuple):
 
 
 class Scheduler:
-    """Runs requests in the order of admission, each in its own place of the engine's cache.
+    """Runs requests in the order of admission, each in its own place in the engine's cache.
 
     It owns the places, the number of missing tokens, and the set of running requests. A failed step changes only the
     places; its work is planned again.

@@ -1,7 +1,7 @@
-"""SyntheticEngine: steps without a model, whose every token can be recomputed.
+"""SyntheticEngine: steps without a model; every token can be recomputed.
 
 A token, its logprob, rank and alternatives depend only on the id of the request's first turn, the position and the
-weight version. Tests and benchmarks compare with them.
+weight version. Tests and benchmarks compare tokens with the recomputed ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
 
 
 def sampled(numbers: Words) -> TrueTokens:
-    """Return the token of each number: one of its first alternatives."""
+    """Return the token for each number: one of its first alternatives."""
     places = (numbers >> np.uint64(40)) % np.uint64(_RANKS)
     return TrueTokens(_ids(numbers, places), _logprobs(numbers, places), (places + np.uint64(1)).astype(np.uint32))
 
@@ -269,7 +269,7 @@ class SyntheticEngine:
 
     @staticmethod
     def _scored(rows: Sequence[_Running]) -> list[_Running]:
-        """Score waiting prompts, of long ones one per step, and return the rows that need no more prompt scores."""
+        """Score waiting prompts (one long prompt per step), and return the rows that need no more prompt scores."""
         scored, values = [], 0
         for row in rows:
             if row.unscored is not None and not row.is_aborted and values < _MOST_SCORES:
@@ -301,7 +301,7 @@ class SyntheticEngine:
         """Do nothing: there is no cache."""
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
-        """Register an adapter, which changes no token."""
+        """Register an adapter; it has no effect on tokens."""
         if name in self.lora_adapters and not replace:
             raise ValueError(f"load_adapter.name: {name!r} is loaded already")
         if not folder.is_dir():

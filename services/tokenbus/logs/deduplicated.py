@@ -8,7 +8,7 @@ from tokenbus.logs.values import safe
 
 _MS = 1000
 _TOGETHER = object()
-"""The shared key of all keys beyond `most`."""
+"""The key that all keys beyond `most` share."""
 
 
 @dataclass(slots=True)
@@ -23,8 +23,9 @@ class _Repetition:
 class DeduplicatedLog:
     """Logs the first event of each key, counts its repetitions, and logs a summary when they are over.
 
-    They are over after `end`, or after `quiet_ms` without a repetition (call `expire` now and then). At most `most`
-    keys are tracked; further keys are counted together, so that a peer that keeps inventing keys cannot flood the log.
+    They are over after `end`, or after `quiet_ms` without a repetition, which `expire` checks: call it now and then. At
+    most `most` keys are tracked; further keys are counted together, so that a peer that keeps inventing keys cannot
+    flood the log.
     """
 
     def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +45,7 @@ class DeduplicatedLog:
             self.expire()
             if len(self) >= self._most:
                 key, values = _TOGETHER, {**values, "counted_together": True}
-        kinds = self._open[key] = self._open.pop(key, {})  # to the end of the order
+        kinds = self._open[key] = self._open.pop(key, {})  # move the key to the end of the order
         known = kinds.get(event)
         if known is not None and not self._is_over(known, now):
             known.last = now
@@ -52,7 +53,7 @@ class DeduplicatedLog:
             return False
         if known is not None:
             _sum_up(event, known)
-        # Keep only short text until the end: an error as a value would keep its traceback's frames alive.
+        # Keep only short texts until the end: an exception would keep the frames of its traceback alive.
         kinds[event] = _Repetition(log, {name: safe(name, value) for name, value in values.items()}, now, now)
         log(event, **values)
         return True
@@ -63,7 +64,7 @@ class DeduplicatedLog:
             _sum_up(event, repetition, even_one=True)
 
     def expire(self) -> None:
-        """Log the summary of events that were quiet for `quiet_ms`."""
+        """Log the summary of events that did not recur for `quiet_ms`."""
         now = self._now()
         while self._open:
             key, kinds = next(iter(self._open.items()))

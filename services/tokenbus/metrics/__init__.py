@@ -1,1 +1,1 @@
-"""Metrics and health over HTTP; a process imports only the module of its kind."""
+"""Metrics and health over HTTP; a process imports only the module for its kind of service."""

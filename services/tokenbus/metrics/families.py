@@ -32,7 +32,7 @@ class Histogram:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self._counts_of_many = np.zeros(len(bounds) + 1, np.int64)
-        """The counts of values that came in arrays."""
+        """The counts of values that were added as arrays."""
         self._array_of_bounds = np.array(self._bounds)
         self.sum = 0.0
 
@@ -67,7 +67,7 @@ class Family(Generic[Subject]):
     title: str
     """The name, then the labels in braces. Labels have few values: never a request, a client or an error text.
 
-    The last word of the name, or the one before `total`, is the unit.
+    The unit is the last word of the name, or the word before `total`.
     """
     help: str
     advice: str
@@ -94,7 +94,7 @@ class Family(Generic[Subject]):
 
     def collect(self, subject: Subject) -> Metric:
         found: Any = self.read(subject)
-        # An atomic copy: the service may change the mapping in another thread.
+        # Copy atomically: the service may change the mapping in another thread.
         samples = dict(found).items() if isinstance(found, Mapping) else [((), found)]
         family: Any = _MAKERS[self.kind](self.name, self.help, labels=self.labels)
         for label, value in samples:
@@ -115,7 +115,7 @@ def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:
     """Return the family of the fill levels of a process's buffers."""
     return Family(
         "tokenbus_fill_ratio{of}",
-        "Fill level of each bounded buffer or table, from 0 to 1; of several of a kind, the fullest.",
+        "Fill level of each bounded buffer or table, from 0 to 1; for several of one kind, of the fullest.",
         "Near 1: find the slow consumer. send_queue, buffers: clients do not read. pending, step_queue: a client or "
         "an iterator is slow. unread_bytes: the event loop is late. retention: no processor, or slow consumers. "
         "log_buffer: the log is slow. Others: add processors or gateways.",

@@ -66,7 +66,7 @@ class ProcessorView:
 
     @cached_property
     def counts(self) -> dict[str, StreamCounts]:
-        """The counts of all workers, recently departed ones included."""
+        """The counts of all workers, including recently departed ones."""
         here = {worker.stream.worker_id: worker.stream.counts for worker in self.workers}
         return {**self.processor.workers.departed.copy(), **here}
 
@@ -99,7 +99,7 @@ def _most(values: Iterable[int]) -> int:
     return max(values, default=0)
 
 
-# Each of the following functions returns a family that reads one kind of object.
+# Each of the following functions returns a family of metrics that are read from one kind of object.
 
 
 def _of_counts(title: str, meaning: str, advice: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
@@ -215,7 +215,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_counts(
         "tokenbus_stream_bytes_total{worker}",
         "Received payload bytes, including repeated ones.",
-        "High for its tokens: lower limits.max_top_k.",
+        "High compared to its tokens: lower limits.max_top_k.",
         lambda of: of.bytes,
     ),
     _of_counts(
@@ -227,7 +227,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_counts(
         "tokenbus_stream_gaps_total{worker}",
         "Runs of lost items.",
-        "Moves: requests ended with gap; see the items lost.",
+        "Moves: requests ended with gap; see the lost items.",
         lambda of: of.gaps,
     ),
     _of_counts(
@@ -257,19 +257,19 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     _of_counts(
         "tokenbus_speculative_rows_total{worker}",
         "Rows that verified drafts.",
-        "Shows load; nothing to do.",
+        "Shows the load; nothing to do.",
         lambda of: of.speculation.rows,
     ),
     _of_outcomes(
         "tokenbus_speculative_draft_tokens_total{worker, head}",
         "Verified draft tokens by head: 1 is the token after the last known one.",
-        "High for few accepted: draft fewer.",
+        "High while few are accepted: draft fewer.",
         lambda of: {str(head): drafted for head, drafted, _ in of.speculation.heads()},
     ),
     _of_outcomes(
         "tokenbus_speculative_accepted_tokens_total{worker, head}",
         "Accepted draft tokens by head.",
-        "Low: the draft model does not fit. Low for late heads: draft fewer.",
+        "Low: the draft model does not match the model. Low for late heads: draft fewer.",
         lambda of: {str(head): accepted for head, _, accepted in of.speculation.heads()},
     ),
     Family(
@@ -416,13 +416,13 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     Family(
         "tokenbus_cut_connections_total{bound}",
         "Connections that were closed because they exceeded a limit.",
-        "bytes: endless messages. silent: no introduction. id, key: no peer of ours. connections, accept: too "
+        "bytes: endless messages. silent: no introduction. id, key: a foreign peer. connections, accept: too "
         "many. `connection refused` in the log says from where.",
         lambda view: view.usage.cut_off,
     ),
     _of_log(
         "tokenbus_log_items_total{outcome}",
-        "Items by outcome; missing: gaps in the log.",
+        "Items by outcome; missing: the log has gaps.",
         "missing: a buffer was full, or a processor was killed. refused: raise the servers' max_payload. "
         "left_out: the log is too slow.",
         lambda of: {

@@ -32,7 +32,8 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     _of_publisher(
         "tokenbus_worker_connected_processors{worker}",
         "1 while a processor answers, else 0.",
-        "0 for long: is one at bus.workers_address? Its log says `refused by processor` or `handshake failed`.",
+        "0 for long: is a processor running at bus.workers_address? Its log says `refused by processor` "
+        "or `handshake failed`.",
         lambda of: of.session.state is SessionState.OPEN,
     ),
     _of_publisher(
@@ -53,19 +54,19 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     Family(
         "tokenbus_worker_policy_batches_total{worker, action}",
         "Batches: gated (another rank publishes them), shed (without alternatives), blocked (had to wait).",
-        "shed, blocked: retention fills; see the processor. gated is normal on ranks other than 0.",
+        "shed, blocked: retention is filling up; see the processor. gated is normal on ranks other than 0.",
         lambda view: _attributes(view.publisher.worker_id, view.publisher, "gated", "shed", "blocked"),
     ),
     _of_publisher(
         "tokenbus_worker_blocked_seconds_total{worker}",
         "Time that the engine waited for room in retention.",
-        "The engine was idle in this time; worker.policy = shed does not wait.",
+        "The engine was idle during this time; worker.policy = shed does not wait.",
         lambda of: of.blocked_seconds,
     ),
     _of_publisher(
         "tokenbus_worker_unpublished_rows_total{worker}",
         "Rows without room in retention: their requests end with an error.",
-        "Find why nothing is acknowledged; then raise retention.",
+        "Find out why nothing is acknowledged; then raise the retention.",
         lambda of: of.failed,
     ),
     _of_publisher(

@@ -30,7 +30,7 @@ _log = logger("metrics")
 _SCHEME = "tcp://"
 _ASK_SECONDS = 0.25
 _PAUSE_SECONDS = 0.0002
-"""A pause between two metrics that lets other threads run: a page of many workers takes milliseconds."""
+"""A pause between two metrics, so that other threads can run: a page with many workers takes milliseconds."""
 MOST_HEADER_BYTES = 8192
 _MOST_CONNECTIONS = 16
 _MOST_SECONDS = 10.0
@@ -71,7 +71,7 @@ class LoopWatch:
         self._asked_at = self._now()
         try:
             loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # the loop is closed, which the health of its service shows
+        except RuntimeError:  # the loop is closed, which its service's health shows
             self._asked_at = None
 
     def _answer(self) -> None:
@@ -96,7 +96,7 @@ class Health:
     outside: tuple[str, ...] = ()
     """Problems of other systems, which a restart cannot solve."""
     is_ready: bool = True
-    """Whether the process accepts new work in spite of problems outside."""
+    """Whether the process accepts new work despite problems of other systems."""
 
     @property
     def body(self) -> bytes:

@@ -27,16 +27,19 @@ class ModelFilesError(ValueError):
 
 
 class ChatTemplateError(ValueError):
-    """A template refuses a chat, as for roles that do not alternate; one line says why."""
+    """A template refuses a chat, for example because roles do not alternate; one line says why."""
 
 
 class MessageForm(NamedTuple):
     """The form of messages that a template reads."""
 
     has_parts: bool
-    """Whether it loops over a message's parts; else a message's content is one text."""
+    """Whether it loops over a message's parts; otherwise a message's content is one text."""
     knows_developer: bool
-    """Whether it has the role `developer`; else a developer's messages become the system's, before all others."""
+    """Whether it has the role `developer`.
+
+    Otherwise a developer's messages become system messages, before all others.
+    """
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in this form, without nulls, and with the arguments of calls as objects."""
@@ -62,7 +65,7 @@ class MessageForm(NamedTuple):
             if message.get("tool_calls"):
                 fitted["tool_calls"] = [_call(call) for call in message["tool_calls"]]
             thought = message.get("reasoning") or message.get("reasoning_content")
-            if thought is not None:  # both names are in use
+            if thought is not None:  # models use both names
                 fitted["reasoning"] = fitted["reasoning_content"] = thought
         for name in ("tool_call_id", "name"):
             if message.get(name) is not None:
@@ -71,7 +74,7 @@ class MessageForm(NamedTuple):
 
 
 class ChatTemplate:
-    """A model's Jinja template. It runs in a sandbox, where it can change nothing and reach no file.
+    """A model's Jinja template. It runs in a sandbox, in which it can neither change anything nor access files.
 
     Some models have a second one for chats with tools.
     """
@@ -82,7 +85,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile templates by name, `default` and perhaps `tool_use`; raises a ModelFilesError.
+        """Compile the templates, by name: `default` and optionally `tool_use`; raises a ModelFilesError.
 
         `special_tokens` are variables of the template, such as `bos_token`; `now` returns the time that it may show.
         """
@@ -108,7 +111,7 @@ class ChatTemplate:
     def reserves(self, name: str) -> bool:
         """Return whether templates rely on a name, so that callers should refuse such a variable.
 
-        They also rely on the absence of special tokens that the model does not have.
+        That includes the special tokens that the model does not have: templates rely on their absence.
         """
         return name in self._names or name.endswith(("_token", "_tokens"))
 
@@ -169,7 +172,7 @@ def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _bounded(pieces: Iterable[str], most: int) -> str:
-    """Join pieces up to `most` characters; a longer text is not rendered to its end."""
+    """Join pieces of up to `most` characters; rendering stops if the text is longer."""
     taken, left = [], most
     for piece in pieces:
         left -= len(piece)
@@ -180,7 +183,7 @@ def _bounded(pieces: Iterable[str], most: int) -> str:
 
 
 def _mark_end(message: dict[str, Any]) -> None:
-    # The space shows whether the template keeps the spaces at a content's end.
+    # The space shows whether the template keeps spaces at the end of a content.
     content = message["content"]
     if isinstance(content, str):
         message["content"] = f"{content}{_MARK} "
@@ -238,7 +241,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):  # a model wrote them: the chat must go on
+    except (ValueError, RecursionError):  # a model wrote them, so the chat must go on
         arguments = {}
     arguments = arguments if isinstance(arguments, dict) else {}
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}

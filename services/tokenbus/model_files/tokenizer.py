@@ -39,7 +39,7 @@ class ModelTokenizer:
         path = folder / "tokenizer.json"
         if not path.exists() and (folder / "tokenizer.model").exists():
             saving = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-            raise ModelFilesError(f"{path}: no such file; of its tokenizer.model transformers makes one: {saving}")
+            raise ModelFilesError(f"{path}: no such file; transformers can make it from tokenizer.model: {saving}")
         described = _json_object(path)
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))
@@ -112,9 +112,9 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
     shown = [token_id for token_id in sorted(names) if token_id not in added or not added[token_id].special]
     for token_id, text in _decoded(tokenizer, before, shown):
         piece, expected = pieces[token_id], pieces[token_id].decode(errors="ignore")
-        if token_id in added:  # its text may differ from its name
+        if token_id in added:  # the text of a token may differ from its name
             pieces[token_id] = text.encode()
-        elif text != expected and piece == expected.encode():  # it splits no character
+        elif text != expected and piece == expected.encode():  # this token splits no character
             raise ModelFilesError(f"token {token_id}: its text is {expected!r}, but it is decoded to {text!r}")
     return pieces
 
@@ -137,13 +137,15 @@ def _decoding(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
     if kinds and _SPACE_DECODERS.issuperset(kinds):
         return _with_byte_fallback if "ByteFallback" in kinds else _with_spaces
     expected = "ByteLevel, or SentencePiece's"
-    raise ModelFilesError(f"decoder: {expected}, whose tokens have bytes of their own, got {' '.join(kinds) or 'none'}")
+    raise ModelFilesError(
+        f"decoder: {expected}, in which each token has certain bytes, got {' '.join(kinds) or 'none'}"
+    )
 
 
 def _byte_level(name: str) -> bytes:
     try:
         return name.translate(_BYTES_OF_CHARACTERS).encode("latin-1")
-    except UnicodeEncodeError:  # not in that alphabet, as for added tokens
+    except UnicodeEncodeError:  # not in that alphabet, for example an added token
         return name.encode()
 
 

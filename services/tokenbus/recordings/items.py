@@ -24,7 +24,7 @@ from tokenbus_contracts.wire import varint
 _LIMITS = Limits.schema()
 _LARGEST_FRAME = max_bytes_of(cast("Descriptor", WorkerFrame.DESCRIPTOR))
 _MORE = 0x80
-"""The bit of a varint's byte that announces another byte."""
+"""The bit in a byte of a varint that announces another byte."""
 _BITS = 7
 """The bits of the number in each byte of a varint."""
 _LONGEST_SIZE = 3 * _BITS
@@ -64,7 +64,7 @@ class StreamItem:
 
     @property
     def schema_version(self) -> str:
-        """The worker's version of the schema, as `1.0`."""
+        """The worker's version of the schema, such as `1.0`."""
         return f"{self.hello.schema_major}.{self.hello.schema_minor}"
 
     @cached_property
@@ -177,7 +177,7 @@ class Recorder:
     epoch: int
     hello: Hello
     first_sequence: int = 0
-    """The first sequence of the recording; 0 until the first item if the caller sets none."""
+    """The first sequence of the recording; 0 until the first item, unless the caller sets it."""
     last_sequence: int = 0
     items: int = 0
     payload_bytes: int = 0

@@ -22,7 +22,7 @@ _NAME = pa.dictionary(pa.uint8(), pa.string())
 
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
-    return pa.large_list(pa.field("element", kind, nullable=False))  # faster to write than nullable elements
+    return pa.large_list(pa.field("element", kind, nullable=False))  # non-nullable elements are faster to write
 
 
 _TYPES = {
@@ -154,13 +154,13 @@ class TokenFile:
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         leaves = _leaves(self.schema)
-        # Most values are in lists. With byte stream split, snappy makes them smaller than zstd does without it, and
-        # pages of this size stay in the CPU's cache.
+        # Most values are in lists. With byte stream split, snappy makes them smaller than zstd makes them without it.
+        # Pages of this size stay in the CPU's cache.
         lists = [path for path in leaves if path.count(".list") > self._depth]
         self._writer = pq.ParquetWriter(
             path,
             self.schema,
-            store_schema=False,  # names are strings in the file: few readers know Arrow's dictionaries
+            store_schema=False,  # names are strings in the file, because few readers know Arrow's dictionaries
             compression=dict.fromkeys(leaves, "zstd") | dict.fromkeys(lists, "snappy"),
             use_byte_stream_split=[path for path in lists if leaves[path] in _SPLIT],
             data_page_size=_PAGE_BYTES,
@@ -253,9 +253,9 @@ class RequestFile(TokenFile):
         """The unwritten requests, by id."""
         self._ended: list[_Request] = []
         self._codes: list[npt.NDArray[np.int64]] = []
-        """For each unwritten token: its request's number times `_KINDS`, plus its kind."""
+        """For each unwritten token, the number of its request times `_KINDS`, plus its kind."""
         self._held = SCHEMA.empty_table()
-        """The tokens of requests that were open at the last write."""
+        """The tokens of requests that were still open at the last write."""
 
     def close(self) -> None:
         """Write all requests; open ones have the status ACTIVE."""

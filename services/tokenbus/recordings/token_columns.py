@@ -34,7 +34,7 @@ class Lists(NamedTuple):
 
 
 Columns = dict[str, Any]
-"""The columns of docs/recording.md by name: arrays, or `Lists`. An unknown float is NaN, an unknown number 0."""
+"""The columns of docs/recording.md by name: arrays, or `Lists`. Unknown floats are NaN, and unknown integers 0."""
 _Head = tuple[int, ...]
 """The values of `_HEAD` for one item."""
 _COLUMNS = tuple(column.name for column in BASE_COLUMNS if column.name not in {"batch_indices", "stops"})

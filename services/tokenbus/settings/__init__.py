@@ -31,7 +31,7 @@ _FILE_VARIABLE = "TOKENBUS_SETTINGS"
 _FASTDEPLOY_VARIABLES = {"TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS", "TOKENBUS_FASTDEPLOY_FORM"}
 _OTHER_VARIABLES = {_FILE_VARIABLE, "TOKENBUS_CACHE_DIR", "TOKENBUS_PURE_PYTHON", *_FASTDEPLOY_VARIABLES}
 _LARGEST_FILE = 2**20
-_SIMILARITY = 0.8  # high, because all variables share a prefix
+_SIMILARITY = 0.8  # the required similarity; high, because all variables share a prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,13 @@ class Settings:
         environment: Mapping[str, str] = os.environ,
         overrides: Mapping[str, object] | None = None,
     ) -> "Settings":
-        """Load the settings. Overrides win over environment variables, these over the file, and the file over defaults.
+        """Load the settings.
+
+        Overrides take precedence over environment variables, which take precedence over the file and then the defaults.
 
         Variables are TOKENBUS_<SECTION>_<FIELD>. The file is TOML with a table for each section; its default is the
-        value of TOKENBUS_SETTINGS. Keys of overrides are ``section.field``; a value may be text, as in a variable.
+        value of TOKENBUS_SETTINGS. Keys of overrides are ``section.field``; a value may be text, as in an environment
+        variable.
         """
         found = _collect(file, environment, overrides or {})
         sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
@@ -111,7 +114,7 @@ _FIXED = {
     if not item.startswith("_")
     for name in (f"{section}.{item}", f"{_PREFIX}{section}_{item}".upper())
 }
-"""The keys and variables of constants, which cannot be set."""
+"""The keys and environment variables of constants, which cannot be set."""
 _Found = dict[str, tuple[object, str]]
 """Valid values by key, each with its source."""
 

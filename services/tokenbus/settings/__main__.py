@@ -7,12 +7,12 @@ from tokenbus.settings import ENTRIES, SECTIONS
 _INTRODUCTION = """\
 # Settings
 
-Generated from the code by `python -m tokenbus.settings`; a test compares both.
+Generated from the code by `python -m tokenbus.settings`.
 
 A command-line option overrides an environment variable, which overrides the settings file, which overrides the default.
 The setting `worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[worker]` of the TOML file that
 `TOKENBUS_SETTINGS` names. An unknown key, a value out of range, or two values that contradict each other end the start
-with one line: the key, its source, the limit and the value. Parentheses have the default and the limits.
+with one line: the key, its source, the limit and the value. The default and the limits are in parentheses.
 """
 
 

@@ -18,7 +18,7 @@ HOUR_MS = 3_600_000
 _MANY = 2**31 - 1
 _MOST_BYTES = 2**40
 _BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
-"""The separator of two addresses; a comma in a path is none."""
+"""The separator between two addresses; a comma within a path does not separate."""
 _MOST_ADDRESSES = 64
 
 

@@ -23,10 +23,10 @@ from tokenbus_contracts import Limits
 
 MOST_REQUESTS_PER_MINUTE = 10_000_000
 LEAST_REPLICAS = 3
-"""Two of these acknowledge an item, so one server may be lost."""
+"""Two of three replicas acknowledge an item, so one server may be lost."""
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
-ORIGIN_FORM = "the origin of a web page, as https://app.example or http://localhost:3000"
+ORIGIN_FORM = "the origin of a web page, such as https://app.example or http://localhost:3000"
 
 
 def is_origin(text: str) -> bool:
@@ -53,7 +53,8 @@ class BusSettings(Section):
     )
     heartbeat_timeout_ms: int = milliseconds(
         3000,
-        "silence after which a peer is lost; heartbeats are sent every second, and at least three times in this time",
+        "silence after which a peer is lost; a heartbeat is sent every second, or three times in this "
+        "time if it is shorter",
         low=500,
         high=HOUR_MS,
     )
@@ -67,18 +68,18 @@ class BusSettings(Section):
         default=False,
     )
 
-    heartbeat_ms: int = 1000  # at most a third of heartbeat_timeout_ms, so that two heartbeats may be lost
+    heartbeat_ms: int = 1000  # lowered to a third of heartbeat_timeout_ms, so that two heartbeats may be lost
     max_part_bytes: int = 8_388_608  # size limit of a message part: the schema's largest batch
     max_pending_bytes: int = 100_663_296  # unread bytes of one peer: 1.5 times a worker's credit
     max_unadmitted_bytes: int = 33_554_432  # unread bytes of all peers before their hello, which is small
     max_total_pending_bytes: int = 134_217_728  # unread bytes of all peers; the largest one is disconnected
-    max_connections: int = 4096  # silent ones are closed first; `Settings.most_connections` may be higher
+    max_connections: int = 4096  # silent connections are closed first; `Settings.most_connections` may be higher
     introduction_timeout_ms: int = 5000  # a handshake takes milliseconds
     reconnect_ms: int = 100  # the first pause between two attempts
-    reconnect_max_ms: int = 500  # the longest: spreads many peers, and is far below heartbeat_timeout_ms
+    reconnect_max_ms: int = 500  # the longest pause: it spreads many peers, and is far below heartbeat_timeout_ms
     linger_ms: int = 1000  # for the last frames of a closing socket; longer would delay the end of the process
     stall_timeout_ms: int = 5000  # an event loop that is blocked for longer makes its process unhealthy
-    high_water_mark: int = 4096  # messages of one socket for one peer; credit and windows are exhausted before
+    high_water_mark: int = 4096  # messages of one socket for one peer; credit and windows run out earlier
 
     @property
     def heartbeat_interval_ms(self) -> int:
@@ -111,7 +112,8 @@ class WorkerSettings(Section):
     )
     metrics_address: str = host_and_port("", "address of the metrics; port 0: any free port; empty: no metrics")
     abandon_after_ms: int = milliseconds(
-        2000, "absence of its processor after which it gives up its requests and connects to another one of the list"
+        2000,
+        "how long its processor may be away before the worker gives up its requests and tries another one of the list",
     )
     drain_timeout_ms: int = milliseconds(
         10_000, "time limit at shutdown for requests and for acknowledgements; 0: do not wait", low=0
@@ -123,15 +125,15 @@ class WorkerSettings(Section):
         high=3_600_000,
     )
 
-    tp_rank: int = 0  # for an engine whose tensor-parallel ranks all publish
+    tp_rank: int = 0  # for an engine of which all tensor-parallel ranks publish
     dp_rank: int = 0  # set by the engine
-    retention_items: int = 0  # 0: one per 16 KiB of retention_bytes, about a step without alternatives
-    block_timeout_ms: int = 60_000  # of the policies block and shed: twice as long as clients wait for a processor
+    retention_items: int = 0  # 0: one per 16 KiB of retention_bytes, about the size of a step without alternatives
+    block_timeout_ms: int = 60_000  # for the policies block and shed: twice as long as clients wait for a processor
     publisher: Literal["auto", "thread", "process"] = "auto"  # auto: a process on Linux if the engine supports it
     shed_at: float = 0.75  # fill level of retention at which alternatives are dropped; the rest is for tokens
     checksum: bool = True  # a CRC-32 of each payload; off only for an engine in the processor's own process
     handover_items: int = 1024  # steps and events in flight from the engine's process to the publisher's process
-    handover_bytes: int = 16_777_216  # the same in bytes, and that of requests in flight; a step is never larger
+    handover_bytes: int = 16_777_216  # the same in bytes, also for requests in flight; a step is never larger
     outbox: int = 8  # unpublished batches of the engine's thread, which then waits
     failed_steps: int = 3  # consecutive failures after which the engine counts as broken; a bad request fails one step
 
@@ -148,7 +150,7 @@ class ProcessorSettings(Section):
     section = "processor"
 
     id: str = text("processor", 1, 48, "name of the processor; each start adds a random suffix")
-    max_workers: int = count(64, "workers", "limit of connected workers; others are refused", high=65536)
+    max_workers: int = count(64, "workers", "limit of connected workers; further ones are refused", high=65536)
     metrics_address: str = host_and_port(
         "127.0.0.1:9470", "address of the metrics; port 0: any free port; empty: no metrics"
     )
@@ -159,18 +161,18 @@ class ProcessorSettings(Section):
     requests_per_peer: int = 8192  # open requests of one client or key, and unclaimed requests of one worker
     credit_items: int = 256  # unaccepted items that a worker may send: some seconds of steps
     credit_bytes: int = 67_108_864  # the same in bytes: eight of the largest messages
-    pending_items: int = 2048  # items of a stream that wait for consumers; then the slowest consumer is evicted
+    pending_items: int = 2048  # items of a stream that wait for consumers; beyond this the slowest consumer is evicted
     pending_bytes: int = 134_217_728  # the same in bytes
     step_timeout_ms: int = 2000  # wait for missing parts of a step; ranks of one engine are milliseconds apart
     unclaimed_timeout_ms: int = 10_000  # wait for the client of an unknown request, which resumes when it reconnects
     max_open_steps: int = 16  # incomplete steps of a stream; ranks of one engine are a step or two apart
-    draft_lag_steps: int = 1  # later steps after which a missing draft batch is given up; both are sent together
+    draft_lag_steps: int = 1  # later steps after which a missing draft batch is given up
     replay_attempts: int = 3  # requests for missing items; a worker that has them answers the first one
-    replay_timeout_ms: int = 1000  # of each attempt; retention is in memory, so only the network takes time
+    replay_timeout_ms: int = 1000  # for each attempt; retention is in memory, so only the network takes time
     ended_requests: int = 65_536  # remembered requests, to recognize late rows; 16 bytes each
     longest_step_ms: int = 3_600_000  # limit of the value that a worker announces
-    abort_timeout_ms: int = 5000  # until a worker confirms an abort: some steps, even of a large prefill
-    step_queue: int = 64  # steps that wait for the iterator over steps; then the workers wait
+    abort_timeout_ms: int = 5000  # until a worker confirms an abort: the time of some steps, even with a large prefill
+    step_queue: int = 64  # steps that wait for the iterator over steps; beyond this the workers wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +181,10 @@ class ClientsSettings(Section):
 
     section = "clients"
 
-    max_clients: int = count(256, "clients", "limit of connected clients; others are refused", high=65536)
+    max_clients: int = count(256, "clients", "limit of connected clients; further ones are refused", high=65536)
     buffer_bytes: int = size(
-        268_435_456, "limit of data buffered for all clients; above it, the client with most loses its requests"
+        268_435_456,
+        "limit of data buffered for all clients; above it, the client with the most data loses its requests",
     )
     detached_timeout_ms: int = milliseconds(30_000, "how long the requests of a disconnected client wait for it")
 
@@ -198,7 +201,7 @@ class ClientSettings(Section):
     name: str = text("client", 1, 64, "name of the client in logs; need not be unique")
     resume_timeout_ms: int = milliseconds(30_000, "how long open requests wait for a processor that is away")
 
-    continue_after_ms: int = 2000  # silence of a processor after which requests continue at another: two heartbeats
+    continue_after_ms: int = 2000  # silence of a processor after which requests continue at another one: two heartbeats
     drain_timeout_ms: int = 5000  # at shutdown, for requests that are being iterated
     window_frames: int = 64  # unacknowledged frames; a larger window would hide a slow client for longer
     window_bytes: int = 16_777_216  # the same in bytes; a single frame may be larger
@@ -224,8 +227,8 @@ class GatewaySettings(Section):
         "file of the API keys, made by `tokenbus api-keys`; read again when it changes; empty: no key is required"
     )
     control: bool = choice(
-        "allow clients without an API key to pause engines and change their weights, by vLLM's routes, and at a "
-        "processor clients without a key of the bus; API keys need --operator instead",
+        "allow clients without an API key to pause engines and change their weights through vLLM's routes "
+        "(API keys need --operator instead); for a processor: allow it to clients without a key of the bus",
         default=False,
     )
     key_requests_per_minute: int = count(
@@ -242,7 +245,8 @@ class GatewaySettings(Section):
         "addresses, or `*` for any; without keys_file, requests for other names get status 421"
     )
     origins: str = path(
-        "comma-separated origins of other web pages that may use the gateway, as https://app.example; pages of other "
+        "comma-separated origins of other web pages that may use the gateway, such as "
+        "https://app.example; pages of other "
         "origins get status 403"
     )
     models: str = path(
@@ -262,19 +266,22 @@ class GatewaySettings(Section):
         default="auto",
     )
     tool_call_parser: Literal["", "hermes", "llama3_json", "pythonic"] = choice(
-        "format of the model's tool calls, by vLLM's name; empty: tool calls are not parsed",
+        "vLLM's name of the format of the model's tool calls; empty: tool calls are not parsed",
         default="",
     )
     return_tokens_as_token_ids: bool = choice(
-        "name tokens in logprobs by their ids, as `token_id:5`, unless a request says otherwise", default=False
+        "in logprobs, name tokens by their ids, such as `token_id:5`, unless a request says otherwise", default=False
     )
     request_id_headers: bool = choice(
-        "send `x-request-id` with every response: with an answer the id on the bus, else the request's or a new one",
+        "send `x-request-id` with every response: for an answer its id on the bus, otherwise the "
+        "request's own or a new id",
         default=False,
     )
-    force_include_usage: bool = choice("send the usage so far with every chunk of every stream", default=False)
+    force_include_usage: bool = choice("send the current usage with every chunk of every stream", default=False)
     max_requests: int = count(
-        1024, "requests", "limit of open requests, one for each choice of an answer; others get status 429"
+        1024,
+        "requests",
+        "limit of open requests, where each choice of an answer counts as one; further ones get status 429",
     )
     max_prompt_tokens: int = count(131_072, "tokens", "limit of a prompt; a longer one gets status 400", high=2**20)
     buffer_bytes: int = size(268_435_456, "limit of data buffered for all clients; above it, the largest answer fails")
@@ -285,10 +292,10 @@ class GatewaySettings(Section):
     drain_timeout_ms: int = milliseconds(10_000, "time limit at shutdown for open requests; 0: do not wait", low=0)
 
     key_share: float = 0.5  # the share of max_requests for one API key without its own limit
-    max_connections: int = 0  # 0: four times max_requests, since idle ones count; others get status 503
+    max_connections: int = 0  # 0: four times max_requests, since idle connections count; further ones get status 503
     request_timeout_ms: int = 10_000  # for the headers, and again for the body; then status 408
     idle_timeout_ms: int = 60_000  # of a connection without a request
-    max_tokens: int = 1_048_576  # that a request may ask for: more than the context of any model
+    max_tokens: int = 1_048_576  # that a request may ask for; more than the context of any model
     max_body_bytes: int = 4_194_304  # then status 413; enough for the longest prompt as ids or text
     encoding_time_ms: int = 2000  # CPU time for one body: ten times the longest prompt; then status 400
     encoding_memory_bytes: int = 134_217_728  # memory for one body, if the kernel can limit it (Linux)
@@ -296,10 +303,10 @@ class GatewaySettings(Section):
     answer_bytes: int = 67_108_864  # size of an answer that is not streamed: a quarter of buffer_bytes
     write_timeout_ms: int = 10_000  # a client that reads nothing for this long is disconnected
     max_text_bytes: int = 1_048_576  # of a prompt after its template; a token has about 4 bytes
-    max_choices: int = 128  # of one answer, prompts times n; the limit of OpenAI's API
+    max_choices: int = 128  # of one answer: the number of prompts times n; the limit of OpenAI's API
     max_header_bytes: int = 16_384  # then status 431; other servers allow 8 to 64 KiB
-    retry_after_ms: int = 1000  # with status 429 and 503: requests end within seconds
-    bus_timeout_ms: int = 1000  # for the processor's status in /bus and /readyz; probes wait as long
+    retry_after_ms: int = 1000  # sent with status 429 and 503; requests end within seconds
+    bus_timeout_ms: int = 1000  # for the processor's status in /bus and /readyz; probes wait about this long
 
     @property
     def most_connections(self) -> int:
@@ -331,11 +338,11 @@ class DurableLogSettings(Section):
         "",
         0,
         1024,
-        "servers and name of the log, as nats://HOST:PORT/NAME (default name: log); empty: the processor keeps no log",
+        "servers and name of the log: nats://HOST:PORT/NAME (default name: log); empty: the processor keeps no log",
     )
     durable: bool = choice(
-        "acknowledge an item to its worker only when the log has it; otherwise items beyond a buffer of 64 MiB are "
-        "dropped, and the log names the gap",
+        "acknowledge an item to its worker only when it is in the log; if false, items beyond a buffer of "
+        "64 MiB are dropped, and the log records the gap",
         default=False,
     )
     credentials: str = path(

@@ -23,7 +23,7 @@ _MAY_PROPOSE = (RowStatus.ACTIVE, RowStatus.HANDED_OFF)
 
 
 class RowShape(NamedTuple):
-    """The shape of a row; its tokens follow from its id and position, as in `true_tokens`.
+    """The shape of a row; its tokens depend on its id and position, as in `true_tokens`.
 
     Example:
         row = tokenbus.testing.RowShape(request_id=7, tokens=3, top_k=2, status=tokenbus.RowStatus.FINISHED_STOP)
@@ -40,9 +40,9 @@ class RowShape(NamedTuple):
     stop: int = 0
     """With FINISHED_STOP, the number of the request's stop that ended it; 0: none."""
     drafted: int | None = None
-    """The number of verified draft tokens; None: 0 or 1, by the id."""
+    """The number of verified draft tokens; None: 0 or 1, depending on the id."""
     proposals: int | None = None
-    """The number of proposed draft tokens; None: up to 2 by the id, if the status allows it."""
+    """The number of proposed draft tokens; None: up to 2, depending on the id, if the status allows it."""
 
 
 def row_shapes(
@@ -81,7 +81,7 @@ def batch(  # noqa: PLR0913 - keyword-only with defaults
         step_rows: the number of rows of the whole step; default: the number of given rows.
         part: the index of this part, and the number of parts.
         draft_follows: whether a draft batch of the step follows.
-        selection: whether the batch has only some rows of the step, as for a client.
+        selection: whether the batch has only some rows of the step, as in a batch for a client.
 
     Returns:
         a valid batch, if the rows are valid; its values depend only on the arguments.

@@ -8,7 +8,7 @@ from tokenbus.backports import Timeout
 
 
 class ManualClock:
-    """A clock that stands still until the test moves it, which wakes the waiting tasks.
+    """A clock that stands still until the test moves it; moving it wakes the waiting tasks.
 
     Example:
         clock = tokenbus.testing.ManualClock()

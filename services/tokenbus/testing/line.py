@@ -11,7 +11,7 @@ from tokenbus.bus.memory import MemoryConnection, MemoryTransport
 class Line:
     """The transport of one peer.
 
-    `drop` and `repeat` affect the next messages; no token gets lost or repeated by them. A real connection loses
+    `drop` and `repeat` affect the next messages, but cause no lost or repeated tokens. A real connection loses
     messages only when it breaks, so `drop` cuts the connection after the dropped messages.
     """
 
@@ -96,7 +96,7 @@ class _LineConnection:
     def __init__(self, line: Line, inner: MemoryConnection) -> None:
         self.inner = inner
         self._line = line
-        self._held: deque[Parts] = deque()  # bounded as the connection is
+        self._held: deque[Parts] = deque()  # bounded like the connection
         self._again: deque[list[bytes]] = deque()
 
     async def receive(self) -> list[bytes]:

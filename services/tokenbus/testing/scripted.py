@@ -34,7 +34,10 @@ class Answer:
     alternatives: Sequence[Sequence[Alternative]] | None = None
     """A list per token, the most probable first; None: generated to agree with logprob and rank."""
     other_logprobs: Sequence[float] | float = -0.5
-    """One per token, or one for all. Only sent if a request asks, as are entropies, given logprobs and masks."""
+    """One per token, or one for all.
+
+    Only sent if a request asks for them; the same holds for entropies, given logprobs and masks.
+    """
     entropies: Sequence[float] | float = 1.0
     """One per token, or one for all."""
     given_logprobs: Sequence[Mapping[int, float]] | Mapping[int, float] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class Answer:
     """The number of tokens after which a step fails because of this request, which ends with an error."""
     breaks_after: int | None = None
     """The number of tokens after which the engine breaks, which ends all its requests and its worker."""
-    error: str = "as the script says"
+    error: str = "as the script demands"
 
 
 class ScriptedEngine:
@@ -70,7 +73,7 @@ class ScriptedEngine:
         self.vocabulary_size = vocabulary_size
         self.admitted: list[Generate] = []
         self.aborted: list[int] = []
-        """The ids of aborted and of failed requests."""
+        """The ids of aborted requests, and of failed requests."""
         self._answers = iter(answers)
         self._answer = answer or self._next
         self._rows: dict[int, _Row] = {}

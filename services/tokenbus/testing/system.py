@@ -18,12 +18,12 @@ from tokenbus.testing.worker import Worker
 from tokenbus.worker.engine import Engine, engine_of, is_engine
 
 _QUIET_TURNS = 30
-"""The turns of the event loop without a message or a step after which the bus is idle."""
+"""The number of turns of the event loop without a message or a step after which the bus counts as idle."""
 _MOST_TURNS = 500
 _MOST_TURNS_A_TICK = 100
-"""The limit of event loop turns between two movements of the clock."""
+"""The maximum number of turns of the event loop between two movements of the clock."""
 _TICKS = 10
-"""The steps of the clock per heartbeat interval: longer ones would look like a stalled process."""
+"""The clock's steps per heartbeat interval: longer steps would look like a stalled process."""
 _numbers = count(1)
 T = TypeVar("T")
 
@@ -42,10 +42,9 @@ async def bus(
     Args:
         engine: the workers' engine, or for several workers a function that creates one; default: a
             `SyntheticEngine`, whose output `true_tokens` predicts.
-        workers: the initial number of workers.
-        processors: the number of processors; clients connect to all of them.
-        step_seconds: the duration of a step, by the bus's clock; `Worker.step_seconds` changes it.
-        settings: settings by key, as `{"worker.max_requests": 8}`; all others have their defaults. The environment is
+        workers: the initial number of workers. processors: the number of processors; clients connect to all of them.
+        step_seconds: the duration of a step, by the bus's clock; `Worker.step_seconds` changes it. settings: settings
+        by key, such as `{"worker.max_requests": 8}`; all others have their defaults. The environment is
             ignored.
 
     Yields:
@@ -114,7 +113,7 @@ class Bus:
 
     async def close(self) -> None:
         """Stop everything, without waiting for open requests."""
-        async with AsyncExitStack() as stack:  # an exception does not keep the rest from stopping
+        async with AsyncExitStack() as stack:  # if this raises, the rest is stopped nevertheless
             for address in (each for place in self._places for each in place):
                 stack.callback(memory.SHARED.pop, address, None)
             stack.callback(self.clock.run)  # for connections that the test still has
@@ -146,7 +145,7 @@ class Bus:
         role: Literal["mixed", "prefill", "decode"] = "mixed",
         step_seconds: float | None = None,
     ) -> Worker:
-        """Add and connect a worker; with the id of a lost worker it replaces that one in `workers`, like a restart.
+        """Add and connect a worker; with the id of a lost worker, it replaces that worker in `workers`, like a restart.
 
         With prefill workers, whose engine must stop after the first token (`SyntheticEngine(role="prefill")`), requests
         go to them first and then to decode workers.

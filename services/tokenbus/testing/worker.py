@@ -13,7 +13,7 @@ from tokenbus.worker.run import engine_publisher
 
 _IDLE_SECONDS = 0.1
 _FULL = {"block": 0.5, "shed": 0.9}
-"""By policy, the fill level of retention at which the worker pauses: it cannot block the test's thread."""
+"""For each policy, the fill level of retention at which the worker pauses: it cannot block the test's thread."""
 
 
 class Worker:
@@ -56,7 +56,7 @@ class Worker:
         try:
             while True:
                 if not self.engine.has_work and not await self._clock.wait(self._came, _IDLE_SECONDS):
-                    self._loop.turn()  # a paused engine has requests and no work
+                    self._loop.turn()  # a paused engine has requests but no work
                     continue
                 self._came.clear()
                 if self.step_seconds:

@@ -50,7 +50,7 @@ def test_folder_that_is_not_this_users_alone_is_refused(own_folder: Path, is_fol
     """Others may write to it, or it is a file."""
     own_folder.mkdir() if is_folder else own_folder.touch(mode=0o600)
     own_folder.chmod(0o777 if is_folder else 0o600)
-    with pytest.raises(SettingsError, match=r"^TMPDIR: a folder in which ours is this user's alone"):
+    with pytest.raises(SettingsError, match=r"^TMPDIR: a folder in which our subfolder belongs only to this user"):
         queue_path(settings_for({}), 1)
 
 
@@ -82,7 +82,7 @@ def test_queue_that_is_no_number(text: str) -> None:
 def test_message_id_that_means_something_else() -> None:
     assert (message_id({}), message_id({"INFERENCE_MSG_ID": "7"})) == (1, 7)
     for text, line in (
-        ("2", "another number than 2, which says that nothing was read, got 2"),
+        ("2", "any number except 2, which means that nothing was read, got 2"),
         ("0", "a whole number from 1 to 2147483647, got '0'"),
     ):
         with pytest.raises(SettingsError, match=f"^INFERENCE_MSG_ID: {line}$"):

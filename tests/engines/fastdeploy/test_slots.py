@@ -170,5 +170,5 @@ def test_assigned_request_moves_until_it_ends() -> None:
     rows = told.step(1, 1)
     assert (rows.request_ids[1], told.open[77]) == (77, 3)
     told.step(0, -3)
-    with pytest.raises(ContractError, match=r"^request_id: one whose request has not ended, got 77$"):
+    with pytest.raises(ContractError, match=r"^request_id: a slot whose request has not ended, got 77$"):
         told.registry.assign(1, 77)

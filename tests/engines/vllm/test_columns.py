@@ -131,7 +131,7 @@ def test_rows_without_tokens_say_why() -> None:
 
 def test_wrong_arrays_are_refused() -> None:
     row = Row(1, 0, [9], 1)
-    with pytest.raises(ValueError, match="belong to other tokens than the sampled ones"):
+    with pytest.raises(ValueError, match="do not belong to the sampled tokens"):
         made([row], Lists(IDS, VALUES, RANKS, None))
     with pytest.raises(ValueError, match="no logprobs for 1 requests that want them"):
         made([row], None)

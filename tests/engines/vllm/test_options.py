@@ -175,8 +175,8 @@ def test_what_is_no_adapter_is_one_line(folder: Path) -> None:
         ),
         (["=p"], "--lora-modules: a name of 1 to 256 bytes, got 0: =p"),
         ([f"{'n' * 257}=p"], f"--lora-modules: a name of 1 to 256 bytes, got 257: {'n' * 257}=p"),
-        ([f"model={folder}"], "--lora-modules: names that neither the model nor another adapter has, got 'model'"),
-        ([f"a={folder}"] * 2, "--lora-modules: names that neither the model nor another adapter has, got 'a'"),
+        ([f"model={folder}"], "--lora-modules: a name that neither the model nor another adapter has, got 'model'"),
+        ([f"a={folder}"] * 2, "--lora-modules: a name that neither the model nor another adapter has, got 'a'"),
         ([f"a={folder}/none"], f"--lora-modules: a: the folder of an adapter, got no folder: {folder}/none"),
         (
             [f"a={elsewhere}"],

@@ -72,7 +72,7 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
     [
         ({"durable_log__address": "http://127.0.0.1:4222"}, "expected nats://HOST:PORT/NAME"),
         ({"durable_log__credentials": "/nowhere/at/all"}, "a file that can be read"),
-        ({"durable_log__monitors": "127.0.0.1"}, "HOST:PORT, with commas between"),
+        ({"durable_log__monitors": "127.0.0.1"}, "HOST:PORT, separated by commas"),
     ],
 )
 async def test_mistake_in_the_settings_fails_at_once(wrong: dict[str, object], limit: str) -> None:

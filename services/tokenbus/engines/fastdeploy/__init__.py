@@ -1,4 +1,4 @@
-"""FastDeploy's save and get ops in the place of its System V queue: docs/fastdeploy.md says how."""
+"""Save and get ops that replace FastDeploy's System V queue, as docs/fastdeploy.md describes."""
 
 import importlib
 import os
@@ -55,7 +55,7 @@ def configure(options: Options) -> None:
 
 
 def assign(slot: int, request_id: int, *, rank_id: int = 0) -> None:
-    """Set the request id of a slot from its next step on, for consumers on the bus; the queue has no request ids."""
+    """Set the request id of a slot, from its next step on, for consumers on the bus; the queue has no request ids."""
     if not 0 <= slot < SLOTS:
         raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
     if not 1 <= request_id <= _MOST_KEY:
@@ -74,7 +74,7 @@ def close() -> None:
 
 
 def _own_op(name: str) -> object:
-    """Return FastDeploy's own op; raises ImportError with the op and the module in which it was looked for."""
+    """Return FastDeploy's own op; raises ImportError with the names of the op and of the module that should have it."""
     if name not in OPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = os.environ.get(_THEIRS, "fastdeploy.model_executor.ops.gpu")
@@ -89,7 +89,7 @@ def _own_op(name: str) -> object:
 
 
 if is_off():
-    # FastDeploy is imported when one of its ops is asked for, so that this succeeds where it is missing.
+    # FastDeploy is imported only when one of its ops is used, so that this import works without FastDeploy.
     globals().update(__getattr__=_own_op)
     for _name in OPS:
         del globals()[_name]

@@ -17,7 +17,10 @@ _MOST = 2**31 - 1
 _RESERVED = 2
 _IPC = "ipc://"
 _MOST_PATH = 96
-"""Bytes of a queue's path: a Unix socket's has at most 107, and the other queue of an id is named 11 bytes longer."""
+"""The maximum number of bytes of a queue's path.
+
+A Unix socket's path has at most 107, and the name of the other queue with the same id is 11 bytes longer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,9 @@ class Options:
     """Options that the engine's ops do not pass."""
 
     settings: Settings | None = None
-    """The settings; None: those of the environment."""
+    """The settings; None: read from the environment."""
     form: str | None = None
-    """The form that the ops speak, a name of `forms.FORMS`; None: the environment's, or the installed FastDeploy's."""
+    """The form of the ops, a name in `forms.FORMS`; None: the environment's, or else the installed FastDeploy's."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
     """The speculative method, for the bus: the save ops are the same for all methods."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
@@ -35,7 +38,7 @@ class Options:
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the engine's own ops are wanted back."""
+    """Return whether the engine's own ops are to be used again."""
     found = environment.get(SWITCH, "on")
     is_on, fault = read_switch(found)
     if fault:
@@ -49,15 +52,15 @@ def queue_id(environment: Mapping[str, str] | None = None) -> int:
 
 
 def message_id(environment: Mapping[str, str] | None = None) -> int:
-    """Return the stop flag of a message when there is something left to do; it is negative when there is not."""
+    """Return a message's stop flag for "more work to do"; a negative flag means that there is none."""
     found = _whole(_MESSAGE, environment, 1)
     if found == _RESERVED:
-        raise SettingsError(_MESSAGE, "another number than 2, which says that nothing was read", found)
+        raise SettingsError(_MESSAGE, "any number except 2, which means that nothing was read", found)
     return found
 
 
 def queue_path(settings: Settings, queue: int) -> str:
-    """Return where the get side of a queue listens: beside the bus's own address, where that is a path that is set."""
+    """Return the path at which the get side of a queue listens: next to the bus's address, if that is set to a path."""
     address = settings.bus.workers_address
     if is_published(settings) and address.startswith(_IPC):
         setting, path = "bus.workers_address", f"{address.removeprefix(_IPC)}.queue-{queue}"
@@ -71,33 +74,33 @@ def queue_path(settings: Settings, queue: int) -> str:
 
 
 def is_published(settings: Settings) -> bool:
-    """Return whether messages go to a processor, too: where its address is set."""
+    """Return whether messages also go to a processor: they do if its address is set."""
     return bool(settings.bus.workers_address != ENTRIES["bus.workers_address"].default)
 
 
 def settings_for(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings of Tokenbus, where they are not set with what suits this engine."""
+    """Return Tokenbus's settings; settings that are not set get values that suit this engine."""
     found = Settings.load(environment=environment)
     here: dict[str, object] = {
         "worker.id": f"fastdeploy-{queue_id(environment)}",
-        "worker.max_requests": 0,  # requests come to the engine as they always did
-        "limits.max_rows": Limits.schema().max_rows,  # what ends in a step has a row besides the slots'
+        "worker.max_requests": 0,  # requests still reach the engine through FastDeploy
+        "limits.max_rows": Limits.schema().max_rows,  # ended requests have rows in addition to the slots'
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
     return Settings.load(environment=environment, overrides=overrides)
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder, which only this user may write to: it has a name that anyone can guess."""
+    """Make the folder. Only this user may write to it, because anyone can guess its name."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022 or not folder.is_dir() or folder.is_symlink():
-        raise SettingsError("TMPDIR", "a folder in which ours is this user's alone", str(folder))
+        raise SettingsError("TMPDIR", "a folder in which our subfolder belongs only to this user", str(folder))
 
 
 def _whole(name: str, environment: Mapping[str, str] | None, least: int) -> int:
-    if environment is None:  # at each call of an op: os.environ takes microseconds
+    if environment is None:  # this runs at each call of an op, and os.environ would take microseconds
         found: int = native.library().number(name.encode(), 1)
         if found >= least:
             return found

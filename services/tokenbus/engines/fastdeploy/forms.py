@@ -20,15 +20,15 @@ _log = logger("worker")
 
 
 class Form(NamedTuple):
-    """How the ops of a release differ from those of others."""
+    """How the ops of a release differ from those of other releases."""
 
     name: str
     each_rank: bool
-    """Whether `speculate_save_output` and its form with scores save on a rank above 0 where `save_each_rank` is set."""
+    """Whether `speculate_save_output`, with or without scores, saves on ranks above 0 if `save_each_rank` is set."""
     packs_slots: bool
-    """Whether `get_output_topk` fills in slots | columns << 16, and lines of that many columns (#7860, #7861)."""
+    """Whether `get_output_topk` returns its count as slots | columns << 16, and lines of that width (#7860, #7861)."""
     packs_flag: bool
-    """Whether `speculate_get_output_topk` fills in flag | columns << 8, and only these columns (#7883, #7884)."""
+    """Whether `speculate_get_output_topk` returns flag | columns << 8, and lines of that width (#7883, #7884)."""
 
 
 FORMS = {
@@ -47,7 +47,7 @@ _NEWEST_RELEASE = "2.6"
 
 
 class Installed(NamedTuple):
-    """The FastDeploy that is installed."""
+    """The installed FastDeploy."""
 
     version: str
     packs: tuple[bool, bool] | None
@@ -55,7 +55,7 @@ class Installed(NamedTuple):
 
 
 def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ) -> Form:
-    """Return the form to speak, and log it: `name`, else the environment's, else the installed FastDeploy's."""
+    """Return the form to use, and log it: `name`, else the environment's, else the installed FastDeploy's."""
     name = name or environment.get(FORM, "").strip()
     if name and name not in FORMS:
         raise SettingsError(FORM, f"one of {', '.join(FORMS)}", name)
@@ -66,18 +66,21 @@ def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ)
 
 
 def form_of(found: Installed | None) -> tuple[Form, str, bool]:
-    """Return an installed FastDeploy's form, the reason, and whether the version is known; else the newest is taken."""
+    """Return the form of an installed FastDeploy, the reason, and whether its version is known.
+
+    If not, the newest form is used.
+    """
     if found is None:
         return NEWEST, "FastDeploy is not installed", True
     version = re.match(r"\d+\.\d+", found.version)
     release = version[0] if version else ""
     form, is_known = FORMS.get(release, NEWEST), release in FORMS
     if "dev" in found.version and (form.name == _NEWEST_RELEASE or (found.packs and found.packs[0])):
-        form = NEWEST  # built from develop's sources, under the version of the release before
+        form = NEWEST  # built from the branch develop, which has the version of the previous release
     why = f"FastDeploy {found.version}" if is_known else f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
     if found.packs is None or form[2:] == found.packs:
         return form, why, is_known
-    # The same release before or after a change, if that is a known form; otherwise a new one.
+    # The form of the same release before or after a change, if that is a known form; otherwise a new form.
     read = (form.each_rank, *found.packs)
     as_read = next((other for other in FORMS.values() if other[1:] == read), Form(f"{form.name} as read", *read))
     return as_read, f"{why}, as its token processor reads", is_known

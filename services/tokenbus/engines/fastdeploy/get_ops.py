@@ -1,4 +1,7 @@
-"""The get ops. Each fills the elements that FastDeploy's fills; a message of another kind is dropped with an error."""
+"""The get ops.
+
+The get ops. Each fills the same elements as FastDeploy's op; a message of another kind is dropped with an error.
+"""
 
 import numpy as np
 
@@ -11,14 +14,14 @@ from tokenbus_contracts import ContractError, Rule
 
 _OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
 _COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}
-"""The argument with the columns asked for, and the form's field that says whether their number is packed."""
+"""The argument with the number of requested columns, and the form's field that tells whether it is packed."""
 
 
 class _GetOp:
-    """A get op, called with its arguments by position: outputs, the columns asked for, the rank and whether to wait."""
+    """A get op, called with positional arguments: outputs, number of requested columns, rank, and whether to wait."""
 
     def __init__(self, name: str, kind: Kind, doc: str, *, ranks: str = "all") -> None:
-        """`ranks` says which get: `all`, `first`, or `asked`: the first, and others where a fourth argument is set."""
+        """`ranks` says which ranks get: `all`, `first`, or `asked`: the first, and others with a fourth argument."""
         self.__name__ = self.__qualname__ = name
         self.__doc__ = doc
         self._kind, self._ranks = kind, ranks
@@ -43,7 +46,7 @@ class _GetOp:
         for (name, _), tensor in zip(_OUTPUTS, given, strict=False):
             tensors.check_writable(f"{self.__name__}.{name}", tensor)
             arrays.append(tensors.host(f"{self.__name__}.{name}", tensor))
-        outputs = (arrays * 3)[:3]  # an op without scores has one output; ops.c ignores the two others
+        outputs = (arrays * 3)[:3]  # an op without scores has one output; ops.c ignores the other two
         kind, outcome = self._kind, native.Outcome()
 
         def fill(address: int | None, *, is_empty: bool = False) -> bool:
@@ -89,10 +92,12 @@ get_output_topk = _GetOp(
 speculate_get_output = _GetOp(
     "speculate_get_output",
     Kind.SPECULATED,
-    "Get the next step under speculation, without logprobs; a fourth argument has ranks above 0 get, too.",
+    "Get the next step under speculation, without logprobs; with a fourth argument, ranks above 0 get it too.",
     ranks="asked",
 )
 get_output = _GetOp("get_output", Kind.SINGLE, "Get the next step without speculation or logprobs.", ranks="first")
 get_output_ep = _GetOp(
-    "get_output_ep", Kind.SINGLE, "Get as `get_output`, on every rank: under data parallelism each has its own queue."
+    "get_output_ep",
+    Kind.SINGLE,
+    "Like `get_output`, but on every rank: with data parallelism each rank has its own queue.",
 )

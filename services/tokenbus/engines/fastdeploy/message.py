@@ -10,13 +10,13 @@ import numpy.typing as npt
 SLOTS = 512
 ALTERNATIVES = 20
 COLUMNS = ALTERNATIVES + 1
-"""The sampled token, and its alternatives: what FastDeploy's struct has room for."""
+"""The number of columns in FastDeploy's struct: the sampled token and its alternatives."""
 PREEMPTED = -9
 UNRECOVERABLE = -3
 NOTHING = -1
-"""In the place of a token: there is none."""
+"""Stands in the place of a missing token."""
 TARGET, DRAFT = 3, 4
-"""The message flags that are known. Others are carried, too."""
+"""The known message flags. Others are passed on, too."""
 
 Integers = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -34,7 +34,7 @@ HEADER = np.dtype(
 
 
 class Kind(IntEnum):
-    """Which struct a message would be in: a get op reads one of them."""
+    """The struct that FastDeploy would use for a message; a get op reads only one of them."""
 
     SPECULATED_SCORED = 1
     SINGLE_SCORED = 2
@@ -53,7 +53,7 @@ class Kind(IntEnum):
 
 
 class Lengths(NamedTuple):
-    """Of slots: how much of its request is computed, and how long its prompt is. No get op has them."""
+    """Of slots: the number of computed tokens of the request, and the length of its prompt. No get op returns them."""
 
     decoder: Integers
     prompt: Integers
@@ -61,23 +61,26 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Message:
-    """One step of the engine by slot. Every number is as the struct would hold it, whatever it means."""
+    """One step of the engine, by slot. All numbers are those in FastDeploy's struct, uninterpreted."""
 
     kind: Kind
     stop_flag: int
     """The message id; negative when there is nothing left to do."""
     flag: int
     counts: Ints
-    """Of slots: how many tokens, or a magic count. Where each slot has one token: 1, and -9 where it was preempted."""
+    """Of slots: the number of tokens, or a magic count.
+
+    If each slot has one token, the count is 1, or -9 if the slot was preempted.
+    """
     tokens: Ints
-    """Of tokens, slot after slot: a line of columns, the token's own id first."""
+    """Of tokens, slot after slot: a line of ids, with the sampled token first."""
     scores: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    """As tokens, where the kind has them."""
+    """In the same layout as the tokens, if the kind has scores."""
     ranks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Of tokens, where the kind has them."""
+    """Of tokens, if the kind has ranks."""
     lengths: Lengths | None = None
     is_first: bool = False
-    """Whether a slot's tokens are a first token and draft ids that were not verified."""
+    """Whether a slot's tokens are a first token followed by draft ids that are not verified."""
 
     @property
     def slots(self) -> int:
@@ -85,7 +88,7 @@ class Message:
 
     @property
     def token_counts(self) -> Ints:
-        """Of slots: how many tokens, 0 for a magic count."""
+        """Of slots: the number of tokens; 0 for a magic count."""
         return np.ones_like(self.counts) if self.kind.is_single else np.maximum(self.counts, 0)
 
 

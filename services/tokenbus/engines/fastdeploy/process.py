@@ -20,14 +20,14 @@ from tokenbus.settings import Settings
 
 
 class Sender:
-    """The save side of one queue id, for all ranks of this process, and the publishers that show them to the bus."""
+    """The save side of one queue id, for all ranks of this process, and their publishers on the bus."""
 
     def __init__(self, path: str, settings: Settings, options: Options) -> None:
         """Save to the two queues of an id, whose paths begin with `path`."""
         self._path, self._settings, self._options = path, settings, options
         self._saving = threading.Lock()
         self._lost: dict[int, bytes] = {}
-        """By rank, a byte for each slot: whether its tokens were lost since the rank's last message."""
+        """For each rank, a byte for each slot: whether its tokens were lost since the rank's last message."""
         self._is_published = is_published(settings)
         self.queues: dict[str, QueueSender] = {}
         self.published: dict[int, Published] = {}
@@ -82,7 +82,7 @@ class Process:
     def __init__(self) -> None:
         self.options = Options()
         self.is_xpu = False
-        """Whether the ops are in the place of those for XPU, whose saves all heed `save_each_rank`, in each release."""
+        """Whether the ops replace those for XPU: in every release, all save ops for XPU respect `save_each_rank`."""
         self._form: Form | None = None
         self._is_registered = False
         self._begin_anew()
@@ -97,12 +97,12 @@ class Process:
     def configure(self, options: Options) -> None:
         with self._making:
             if self._senders or self._receivers:
-                raise RuntimeError("configure() comes before the first save and get, or after close()")
+                raise RuntimeError("call configure() before the first save or get, or after close()")
             self.options, self._settings, self._form = options, None, None
 
     @property
     def form(self) -> Form:
-        """The form that the ops speak; the first use chooses and logs it."""
+        """The form of the ops; the first use chooses and logs it."""
         if self._form is None:
             with self._making:
                 if self._form is None:
@@ -146,7 +146,7 @@ class Process:
         with self._making:
             senders, receivers = list(self._senders.values()), list(self._receivers.values())
             self._senders, self._receivers, self._settings, self._form = {}, {}, None, None
-            for receiver in receivers:  # before a get of another thread makes new ones
+            for receiver in receivers:  # before another thread's get makes new ones
                 receiver.close()
         for sender in senders:
             sender.close()
@@ -156,12 +156,12 @@ class Process:
             self._settings = self.options.settings or settings_for()
         if not self._is_registered:
             self._is_registered = True
-            # atexit's own functions are called when no thread may be started any more, and publishing may need one.
+            # atexit's functions run when no thread can be started any more, but publishing may need one.
             getattr(threading, "_register_atexit", atexit.register)(self.close)
         return self._settings
 
     def _forked(self) -> None:
-        """Begin anew: a fork has none of the threads, and must not keep the sockets open when its parent ends."""
+        """Start from scratch: a fork has no threads, and must not keep the sockets open when its parent ends."""
         for sender in self._senders.values():
             for queue in sender.queues.values():
                 queue.abandon()
@@ -171,7 +171,7 @@ class Process:
 
 
 def path_of(path: str, kind: Kind) -> str:
-    """Return the path of the queue for a kind: FastDeploy has two for an id, with keys from "./" and "/dev/shm"."""
+    """Return the path of the queue for a kind: FastDeploy has two for each id, with keys from "./" and "/dev/shm"."""
     return f"{path}-speculated" if kind is Kind.SPECULATED else path
 
 

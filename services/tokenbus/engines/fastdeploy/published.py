@@ -1,7 +1,8 @@
-"""Published: saved messages on the bus, for `tokenbus tap`, a gateway or a trainer. The queue never waits for it.
+"""Published: puts saved messages on the bus, for `tokenbus tap`, a gateway or a trainer. The queue never waits for it.
 
 A separate thread converts messages to steps and passes them to a publisher. The order of the calls pairs a draft with
-its target: the last one if drafts follow their targets, else the next one. An unpaired draft is not published.
+its target: the previous target if drafts follow their targets, otherwise the next one. An unpaired draft is not
+published.
 """
 
 import threading
@@ -25,14 +26,14 @@ from tokenbus_contracts import BatchKind, ContractError, SpeculativeMethod
 
 _log = logger("worker")
 _OPEN = 2
-"""How many targets may wait for their drafts: with overlap scheduling the next one comes between."""
+"""How many targets may wait for their drafts: with overlap scheduling the next target comes before the draft."""
 _MISSED = 4
 """The number of targets without a draft after which drafts are no longer announced."""
 
 
 @dataclass(slots=True)
 class PublishedCounts:
-    """What became of messages on their way to a processor."""
+    """Counts of messages on their way to a processor, by outcome."""
 
     steps: int = 0
     drafts: int = 0
@@ -41,7 +42,7 @@ class PublishedCounts:
     unpaired_drafts: int = 0
     dropped: int = 0
     ended_requests: int = 0
-    """Requests that the bus ended, because rows of theirs could not be published."""
+    """Requests that the bus ended because some of their rows could not be published."""
 
 
 class _Step(NamedTuple):
@@ -50,7 +51,7 @@ class _Step(NamedTuple):
 
 
 class Steps:
-    """Makes steps of messages, in the order in which they were saved; knows no thread and no processor."""
+    """Makes steps from messages, in the order in which they were saved. It has no threads and no connection."""
 
     def __init__(self, options: Options) -> None:
         """Expect drafts after their targets, until the calls show another order."""
@@ -66,7 +67,7 @@ class Steps:
     def of(self, message: Message) -> list[StepArrays]:
         """Return the batches of a message: its own, and the draft batch that waited for it."""
         if message.flag not in {TARGET, DRAFT}:
-            self._drop("a message flag that the bus has no kind for", flag=message.flag)
+            self._drop("a message flag for which the bus has no kind", flag=message.flag)
             return []
         arrays, mended = arrays_of(message, self._options)
         self._count_scores(arrays, mended)
@@ -103,20 +104,20 @@ class Steps:
             return []
         self._missed = 0
         while self._open.popleft() is not target:
-            pass  # its draft did not come
+            pass  # its draft did not arrive
         if not target.arrays.draft_follows:
             self._drop("its target was not published")
             return []
         return [self._drafted(target, step)]
 
     def _expects_draft(self, message: Message) -> bool:
-        """Return whether a target's draft is to come: a step whose requests all finished has none."""
+        """Return whether a target's draft is expected: a step in which all requests finished has none."""
         has_flag = message.kind.is_scored and message.lengths is not None and not message.is_first
         is_speculated = self._options.method is not SpeculativeMethod.NONE
         return has_flag and is_speculated and self._missed < _MISSED and message.stop_flag > 0 and message.slots > 0
 
     def _target_of(self, draft: Message) -> _Step | None:
-        """Return the waiting target that a draft belongs to: the one that agrees with it on the slots."""
+        """Return the waiting target to which a draft belongs: the target with the same slots."""
         fitting = [target for target in self._open if draft.slots <= target.message.slots]
         for target in fitting:
             if _is_alike(target.message, draft):
@@ -149,14 +150,14 @@ class Steps:
         self._repeated_log.begin("dropped", _log.warning, "message not published", reason=why, **values)
 
     def lose(self, why: str) -> None:
-        """Handle messages that were not published: the requests that they may have been about end with an error."""
+        """Handle messages that were not published: the requests that they may have contained end with an error."""
         self._drop(why)
         self.registry.lose()
         self._open.clear()
         self._held = None
 
     def end(self, request_ids: list[int]) -> None:
-        """Handle requests that the bus has ended, because rows of theirs were not published."""
+        """Handle requests that the bus has ended because some of their rows were not published."""
         count = len(request_ids)
         self.counts.ended_requests += count
         self._repeated_log.begin("ended", _log.warning, "requests ended: rows not published", requests_ended=count)
@@ -164,20 +165,20 @@ class Steps:
         lost = np.array(request_ids, np.uint64)
         for target in self._open:
             if np.isin(target.arrays.request_ids, lost).all():
-                target.arrays.draft_follows = False  # it was not published, so its draft is not
+                target.arrays.draft_follows = False  # it was not published, so its draft is not published either
 
 
 _Assigned = tuple[int, int]
-"""A slot, and the request that the engine named for it, between the messages before and after."""
+"""The request that the engine named for a slot, queued between the messages before and after it."""
 
 
 class Published:
     """Publishes a rank's messages as steps from a separate thread; at most `worker.outbox` messages wait for it."""
 
     def __init__(self, settings: Settings, options: Options, rank: int) -> None:
-        """Start publishing; a processor may come later."""
-        # The stream must never make the engine wait: without room in retention the requests end with an error. Each
-        # rank that saves has its own stream.
+        """Start publishing; a processor may be started later."""
+        # The stream must never make the engine wait: if there is no room in retention, the requests end with an error.
+        # Each rank that saves has its own stream.
         worker = replace(settings.worker, policy="fail")
         if rank:
             worker = replace(worker, id=f"{worker.id}-rank-{rank}", metrics_address="")
@@ -185,7 +186,7 @@ class Published:
         self._waiting: SimpleQueue[Message | _Assigned | None] = SimpleQueue()
         self._most = worker.outbox
         self._overflowed = 0
-        """How many messages found no room, counted by the threads that save."""
+        """The number of messages for which there was no room, counted by the threads that save."""
         self.steps = Steps(options)
         self._thread = threading.Thread(target=self._run, name="tokenbus-fastdeploy-publish", daemon=True)
         self._thread.start()

@@ -1,9 +1,10 @@
-"""The queue between the processes that save and the one that gets: a Unix socket for each of them.
+"""The queue between the processes that save and the process that gets, with a Unix socket for each process that saves.
 
 The thread that saves a message writes it into the socket at once. From then on the kernel has it, and it arrives even
-if this process is killed. A second thread does what cannot be done at once: it connects when a get side starts, and
-goes on with a message for which the socket had no room. The get side works in the thread that gets, and reads at most
-one message ahead from each process that saves: if it is killed, its successor finds the messages that were not got.
+if this process is killed. A second thread does the work that cannot be done at once: it connects when a get side
+starts, and continues with a message for which the socket had no room. The get side works in the thread that gets, and
+reads at most one message ahead from each process that saves: if it is killed, the next get side receives the remaining
+messages.
 """
 
 import contextlib
@@ -29,17 +30,17 @@ from tokenbus.worker.errors import RetentionFullError
 
 _log = logger("worker")
 _SOCKET_BYTES = 32 << 20
-"""How much the kernel may hold between the two sides, where it lets us choose."""
+"""The number of bytes that the kernel may hold between the two sides, if it can be set."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
 _FEW, _LARGE = 16, 1 << 16
 """The number of kept messages or bytes from which each send reads acknowledgements; one read handles many."""
 _MANY = 64
-"""From this many unacknowledged messages on the thread reads acknowledgements, too: the kernel buffers some 270."""
+"""From this many unacknowledged messages on, the thread reads acknowledgements too: the kernel buffers about 270."""
 _BACKLOG = 128
 _AGAIN_SECONDS = 0.01
 """The retry interval of the get side when a socket has no room."""
 _ACKNOWLEDGE_SECONDS = 1.0
-"""How long a get side that ends tries to acknowledge all that was got."""
+"""How long a get side that ends tries to acknowledge all received messages."""
 _MOST_CONNECTIONS = 1024
 _NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
 """The errors of a connection while no get side listens, or while its backlog is full."""
@@ -49,7 +50,7 @@ Pack = Callable[[int, int], tuple[bytes, int]]
 
 @dataclass(slots=True)
 class SendCounts:
-    """What happened on the save side."""
+    """Counts of events on the save side."""
 
     saved: int = 0
     blocked: int = 0
@@ -61,18 +62,18 @@ class QueueFullError(RetentionFullError):
     """The queue had no room in time. The message is lost; the rank's next one marks its slots as unrecoverable."""
 
     def __init__(self, queue: str, lost: bytes, items: int, size: int, why: str) -> None:
-        """`lost` is the message; `items` and `size` count the messages that were not got yet."""
+        """`lost` is the message; `items` and `size` count the messages that were not yet received."""
         super().__init__((), items, size, why)
         self.lost = lost
-        waits = f"{items} messages and {size} bytes were not got yet; this one is lost"
+        waits = f"{items} messages and {size} bytes were not received yet; this one is lost"
         self.args = (f"queue {queue}: no room ({why}): {waits}",)
 
 
 class QueueSender:
-    """Sends messages in order, and keeps each until it was got, so that a get side that comes again misses none."""
+    """Sends messages in order, and keeps each until it is acknowledged, so that a restarted get side misses none."""
 
     def __init__(self, path: str, settings: WorkerSettings, reconnect_seconds: float) -> None:
-        """Send to the get side that listens at a path, now or later; retention is as the settings say."""
+        """Send to the get side that listens, now or later, at a path; the settings bound the retention."""
         self._path = path
         self._settings = settings
         self._reconnect_seconds = reconnect_seconds
@@ -101,7 +102,7 @@ class QueueSender:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """How many messages were not got yet, as far as is known here, and how many bytes they have."""
+        """The number of messages that are not yet known to be received, and their bytes."""
         with self._lock:
             self._read_acks()
             return len(self._kept), self._bytes
@@ -110,7 +111,7 @@ class QueueSender:
         """Send the message that `pack` makes, and return it, or raise a QueueFullError.
 
         `pack` is given a socket, or -1 while an earlier message is unsent, and the message's sequence. It returns the
-        message, and how many bytes the socket took, or -errno.
+        message, and the number of bytes that the socket accepted or -errno.
         """
         with self._lock:
             if len(self._kept) >= _FEW or self._bytes >= _LARGE:
@@ -152,14 +153,14 @@ class QueueSender:
                 each.close()
         self._socket = None
 
-    # With the lock held.
+    # Call this with the lock held.
 
     def _has_room(self, size: int) -> bool:
         most = self._settings
         return len(self._kept) < most.most_items and self._bytes + size <= most.retention_bytes
 
     def _wait_for_room(self, data: bytes) -> None:
-        """Wait as the policy says, or raise a QueueFullError."""
+        """Wait as long as the policy allows, or raise a QueueFullError."""
         self._read_acks()
         worker, why = self._settings, "policy fail"
 
@@ -195,11 +196,11 @@ class QueueSender:
                 self._warn("queue cannot be reached", error=error)
             return
         for option in (socket.SO_SNDBUF, _FORCE):
-            with contextlib.suppress(OSError):  # only some may have more than the system's limit
+            with contextlib.suppress(OSError):  # only privileged processes may exceed the system's limit
                 connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
         self._socket = connection
         self.counts.connections += 1
-        self._wake()  # the thread looks at this one from now on
+        self._wake()  # from now on the thread watches this connection
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -246,7 +247,7 @@ class QueueSender:
         self._repeated_log.begin("queue", _log.warning, event, path=self._path, **values)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is woken already, or has ended
+        with contextlib.suppress(OSError):  # it was already woken, or has ended
             self._wakes.send(b"\0")
 
     # The thread.
@@ -265,7 +266,7 @@ class QueueSender:
                 watched = self._socket
                 poll = select.poll()
                 poll.register(self._woken, select.POLLIN)
-                if watched is not None:  # a get side that ends is reported whatever is asked for
+                if watched is not None:  # poll reports a get side that ends in any case
                     is_behind = self._sent < len(self._kept)
                     poll.register(watched, select.POLLOUT * is_behind | select.POLLIN * reads)
                 retry = self._reconnect_seconds * 1000 if self._kept and watched is None else None
@@ -288,15 +289,15 @@ class Source:
         self._library = native.library()
         self._buffer = bytearray(self._library.most_bytes)  # only the pages that messages fill take memory
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
-        """Of the message's first byte; it is valid until the message is acknowledged."""
+        """The address of the message's first byte, valid until the message is acknowledged."""
         self.reading = native.Reading()
         self.is_watched = True
         self.unsent = 0
-        """The sequence of an acknowledgement for which the socket had no room: the process that saves stands still."""
+        """The sequence of an acknowledgement for which the socket had no room: the process that saves is stuck."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the next message is here."""
+        """Whether the next message has arrived completely."""
         reading = self.reading
         return bool(reading.bytes) and reading.have == reading.bytes
 
@@ -319,16 +320,16 @@ class Source:
 
 
 class QueueReceiver:
-    """Hands out messages in the order in which they were saved, over all processes that save."""
+    """Hands out messages in the order in which they were saved, across all processes that save."""
 
     def __init__(self, path: str) -> None:
         """Listen at a path, or raise an AddressError: another process gets from it."""
         self._using = threading.Lock()
         self._waiting = threading.Lock()
-        """Held by the thread that waits for something to arrive; it holds nothing else."""
+        """Held by the thread that waits for messages; that thread holds no other lock."""
         self._sources: dict[int, Source] = {}
         self._unsent: set[Source] = set()
-        """Those with acknowledgements for which there was no room."""
+        """The connections with acknowledgements for which there was no room."""
         self._is_closed = False
         self._repeated_log = DeduplicatedLog()
         self._path = path
@@ -339,7 +340,7 @@ class QueueReceiver:
             raise AddressError(f"ipc://{path}", error.strerror or str(error)) from None
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(path).unlink(missing_ok=True)  # of a get side that was killed
+            Path(path).unlink(missing_ok=True)  # left over from a killed get side
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.setblocking(False)  # noqa: FBT003 - the standard library's
             self._listener.bind(path)
@@ -354,10 +355,10 @@ class QueueReceiver:
             self._poll.register(each, select.EPOLLIN)
 
     def get(self, seconds: float | None, take: Callable[[Source], T]) -> T | None:
-        """Hand the next message to `take`, drop it, and return what `take` returned; None if none comes in time.
+        """Hand the next message to `take`, drop it, and return the result of `take`; None if no message comes in time.
 
-        `seconds` None waits as long as it takes. Threads get in turn; one that waits keeps no other one. A message that
-        `take` raises at stays.
+        If `seconds` is None, wait indefinitely. Threads get messages in turn, and a waiting thread does not block the
+        others. If `take` raises, the message stays.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -377,7 +378,7 @@ class QueueReceiver:
                     self._poll.poll(min(_AGAIN_SECONDS, left or _AGAIN_SECONDS) if self._unsent else left)
 
     def close(self) -> None:
-        """End; the saving processes keep messages that were not got."""
+        """End; the saving processes keep the messages that were not received."""
         self._is_closed = True
         self._wakes.send(b"\0")
         with self._waiting:  # the thread that waited has left
@@ -404,14 +405,15 @@ class QueueReceiver:
     def _oldest(self) -> Source | None:
         self._read()
         if len(self._sources) > 1 and any(source.is_whole for source in self._sources.values()):
-            # Look again: a message that another process saved earlier may have arrived since the first look.
+            # Look again: a message saved earlier by another process may have arrived in the meantime.
             self._read()
         whole = [source for source in self._sources.values() if source.is_whole]
         return min(whole, key=lambda source: source.reading.stamp, default=None)
 
     def _drop_message(self, source: Source) -> None:
         self.got += 1
-        # Watch first: a signal handler may raise in between, and an unwatched connection is never read again.
+        # Watch the connection first: a signal handler may raise in between, and an unwatched connection would never be
+        # read again.
         if not source.is_watched:
             with contextlib.suppress(FileExistsError):  # a handler raised before this was noted
                 self._poll.register(source.connection, select.EPOLLIN)
@@ -438,7 +440,7 @@ class QueueReceiver:
     def _read_from(self, source: Source, number: int) -> None:
         if source.is_whole:
             source.is_watched = False
-            self._poll.unregister(number)  # its next message is not read before this one is popped
+            self._poll.unregister(number)  # its next message is read only after this one is popped
             return
         progress = source.read()
         if progress == native.REFUSED:
@@ -454,7 +456,7 @@ class QueueReceiver:
         while len(self._sources) < _MOST_CONNECTIONS:
             try:
                 connection, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):  # none waits, or it has closed again
+            except (BlockingIOError, ConnectionAbortedError):  # none is waiting, or it has closed again
                 return
             except OSError as error:  # too many open files: the connection waits, and the next poll finds it again
                 self._repeated_log.begin("accept", _log.warning, "queue cannot accept a connection", error=error)

@@ -1,4 +1,7 @@
-"""The save ops. Each returns when its message is in the queue; a step that does not fit is refused whole."""
+"""The save ops.
+
+The save ops. Each returns when its message is in the queue; a step with an invalid argument is refused as a whole.
+"""
 
 from tokenbus.engines.fastdeploy import tensors
 from tokenbus.engines.fastdeploy.message import Tensor
@@ -33,19 +36,22 @@ class _SaveOp:
 
 
 speculate_save_output_topk = _SaveOp(
-    "speculate_save_output_topk", "Save a step's accepted tokens (message flag 3), or what was drafted for them (4)."
+    "speculate_save_output_topk",
+    "Save a step's accepted tokens (message flag 3), or the tokens drafted for the step (4).",
 )
 mtp_save_first_token_with_topk = _SaveOp(
     "mtp_save_first_token_with_topk",
-    """Save a prefill's first tokens, with their logprobs, and the draft ids that a decode worker goes on with.
+    """Save a prefill's first tokens with their logprobs, and the draft ids with which a decode worker continues.
 
     A slot with n accepted tokens has n + 1 ids in its line of sampled_token_ids: its token, then n draft ids.
     """,
 )
-save_output_topk = _SaveOp("save_output_topk", "Save a step without speculation: one token a slot, with its logprobs.")
+save_output_topk = _SaveOp(
+    "save_output_topk", "Save a step without speculation: one token for each slot, with its logprobs."
+)
 speculate_save_output = _SaveOp("speculate_save_output", "Save a step's accepted tokens, a line for each slot.")
 mtp_save_first_token = _SaveOp(
     "mtp_save_first_token",
-    "Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step.",
+    "Save a prefill's first tokens, each with its first draft id, for the slots at their first step.",
 )
-save_output = _SaveOp("save_output", "Save a step without speculation or logprobs: one token a slot.")
+save_output = _SaveOp("save_output", "Save a step without speculation or logprobs: one token for each slot.")

@@ -25,7 +25,7 @@ _ARGUMENTS = {
     Role.PREEMPTED: ("i4", "preempted_idx"),
     Role.STEP: ("i8", "step_idx"),
 }
-"""FastDeploy's dtype of each role, and the names under which ops take it."""
+"""FastDeploy's dtype of each role, and the names of its argument in the ops."""
 _ROLES = {name: role for role, (_, names) in _ARGUMENTS.items() for name in names.split()}
 _SCORES = "logprob_token_ids logprob_scores logprob_ranks"
 _SLOTS = "not_need_stop seq_lens_decoder prompt_lens"
@@ -61,7 +61,7 @@ _SIGNATURES: dict[str, tuple[Kind, str, tuple[str, ...]]] = {
         ("preempted_idx",),
     ),
 }
-"""By op, in the order of `enum op` in ops.c: the message's kind, the newest arguments, and what older releases lack."""
+"""For each op, in the order of `enum op` in ops.c: kind of message, newest arguments, and which of these are new."""
 
 
 class Signature:
@@ -79,7 +79,10 @@ class Signature:
         self._names = names
 
     def pack(self, given: tuple[Any, ...], socket: int, sequence: int, lost: bytes | None) -> tuple[bytes, int]:
-        """Return the message, and the bytes that the socket (-1: none) took, or -errno; `lost` marks lost slots."""
+        """Return the message, and the number of bytes that the socket (-1: none) accepted or -errno.
+
+        `lost` marks lost slots.
+        """
         make, outcome, identity = native.library().pack, native.Outcome(), message_id()
         try:
             data: bytes = make(self.native, outcome, given, socket, identity, sequence, lost)
@@ -131,7 +134,7 @@ class Signature:
             case native.What.TOO_MANY:
                 field, rule = f"{field}[{fault.slot}]", Rule.MAX
             case native.What.NO_PLACE:
-                field, limit = f"{field}[{fault.slot}]", f"a place that leaves {of_slot} of {limit} tokens"
+                field, limit = f"{field}[{fault.slot}]", f"a start that leaves {of_slot} of {limit} tokens"
             case native.What.NARROW:
                 field, limit = f"{field}[{fault.slot}]", f"a line of at least {limit} tokens"
             case _:

@@ -1,7 +1,7 @@
 """SlotRegistry: the request of each slot.
 
 The engine's ops name no requests, only slots, and never say that one has ended. So a slot keeps its request until there
-is a sign that it has another one; then the former ends with a row that says so.
+is a sign of another one; then an added row ends the earlier request.
 """
 
 import secrets
@@ -17,34 +17,34 @@ from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import ContractError, RowStatus, Rule
 
 _RENEW_SECONDS = 12 * 3600.0
-"""The age at which a request ends without a sign: a processor lets no request last longer than a day."""
+"""The age at which a request ends without a sign: a processor ends every request after at most a day."""
 _FORGOTTEN_SECONDS = 23 * 3600.0
-"""The age at which its processor has ended it, or is about to."""
+"""The age at which its processor has ended it, or is about to end it."""
 _MOST_ABSENT = 65_536
 GOING_ON = np.array([RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING], np.uint8)
 OVER = np.array([RowStatus.FINISHED_STOP, RowStatus.UNRECOVERABLE], np.uint8)
 REPLACED = RowStatus.ABORTED
 """The status of an added row that ends the previous request of a slot."""
 _Ended = tuple[int, int, RowStatus]
-"""The id and the position of a request that has a last row after the slots', and that row's status."""
+"""The id and the position of a request whose last row follows the rows of the slots, and that row's status."""
 SlotRequests = npt.NDArray[np.void]
-"""Of slots: the request that each has now, as far as that is known."""
+"""Of slots: the current request, as far as it is known."""
 _SLOT = np.dtype(
     [
         ("key", np.uint64),
         ("position", np.int64),
-        ("decoder_length", np.int64),  # when it got its last tokens; -1 where no op said
+        ("decoder_length", np.int64),  # when it got its last tokens; -1 if no op told it
         ("prompt_length", np.int64),
         ("known_since", np.float64),  # when it was first published; infinity: not yet
         ("is_over", np.bool_),
-        ("is_interrupted", np.bool_),  # preempted, and without a token since
+        ("is_interrupted", np.bool_),  # preempted, and without a token since then
         ("is_assigned", np.bool_),
     ]
 )
 
 
 class SlotRegistry:
-    """Owns the slots' requests."""
+    """Tracks the request of each slot."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """Start without slots; the ids have a random prefix that is unlikely to collide with other processes."""
@@ -71,7 +71,7 @@ class SlotRegistry:
         if missing > 0:
             self._requests = np.concatenate([self._requests, self._begun(missing)])
 
-    # Assignments of the engine.
+    # Requests that the engine assigned.
 
     def assign(self, slot: int, key: int) -> None:
         """Set the request id of a slot; positions continue from the request's earlier tokens."""
@@ -79,7 +79,7 @@ class SlotRegistry:
         requests = self._requests
         if int(requests["key"][slot]) == key:
             if requests["is_over"][slot]:
-                raise ContractError("request_id", "one whose request has not ended", key, rule=Rule.UNIQUE)
+                raise ContractError("request_id", "a slot whose request has not ended", key, rule=Rule.UNIQUE)
         else:
             self._leave(slot)
             elsewhere = np.flatnonzero(requests["key"] == np.uint64(key))
@@ -91,13 +91,13 @@ class SlotRegistry:
         requests["is_assigned"][slot] = True
 
     def _leave(self, slot: int) -> None:
-        """Keep the position of a slot's request in case it is resumed elsewhere, or else its last row."""
+        """Keep the position of a slot's request if it may be resumed elsewhere; otherwise keep its last row."""
         requests = self._requests
         key, position = int(requests["key"][slot]), int(requests["position"][slot])
         if requests["is_over"][slot] or not np.isfinite(requests["known_since"][slot]):
             return
         if requests["is_assigned"][slot] and requests["is_interrupted"][slot]:
-            self._absent[key] = position  # it will be resumed, wherever that is
+            self._absent[key] = position  # it will be resumed, perhaps in another slot
             if len(self._absent) > _MOST_ABSENT:
                 self._replaced.append((*self._absent.popitem(last=False), REPLACED))
             return
@@ -139,7 +139,10 @@ class SlotRegistry:
         self._requests, self._replaced = requests, []
 
     def lose(self, keys: list[int] | None = None) -> None:
-        """End open requests, by default all, with an error: steps were not published. Their slots get new ones."""
+        """End open requests, by default all, with an error, because steps were not published.
+
+        Their slots get new requests.
+        """
         requests = self._requests
         is_lost = np.isfinite(requests["known_since"]) & ~requests["is_over"]
         if keys is not None:
@@ -152,12 +155,12 @@ class SlotRegistry:
 
 
 def _is_replaced(slots: SlotRequests, message: Message, has_tokens: Flags, now: float) -> Flags:
-    """Return which slots have another request than before, whose end no row has reported."""
+    """Return the slots that have a new request although no row has reported the end of the earlier one."""
     goes_on = has_tokens & (slots["position"] > 0)
     found: Flags = slots["is_interrupted"] & goes_on
     if message.lengths is not None:
         before = slots["decoder_length"]
-        # A request's own length grows with every token.
+        # The length of the same request grows with every token.
         is_another = (message.lengths.decoder <= before) | (message.lengths.prompt != slots["prompt_length"])
         found |= goes_on & (before >= 0) & is_another
     found |= now - slots["known_since"] >= _RENEW_SECONDS

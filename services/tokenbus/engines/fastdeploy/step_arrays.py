@@ -1,4 +1,7 @@
-"""StepArrays of a message. A score that breaks the contract is corrected where one value can be meant, or left out."""
+"""StepArrays of a message.
+
+A score that breaks the contract is corrected if its intended value is clear; otherwise it is left out.
+"""
 
 import numpy as np
 
@@ -20,14 +23,14 @@ from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhas
 LOWEST = np.float32(-9999)
 """The engine's value for minus infinity."""
 _ROUNDING = np.float32(1e-3)
-"""How far above 0 a logprob may be by rounding, after it was normalised again."""
+"""How far above 0 rounding may bring a logprob that was normalised again."""
 _ULPS = np.float32(1e-5)
-"""How much two values of one token may differ, as a share of them: they come from different sums."""
+"""The relative difference that two values of one token may have, because they come from different sums."""
 _HIGHEST = 2**31 - 1
 
 
 def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
-    """Return a message's arrays, still without its slots' requests, and how many of its scores were mended."""
+    """Return a message's arrays, still without the slots' requests, and the number of corrected scores."""
     ids, given = message.tokens[:, 0], message.token_counts
     counts, kept = _tokens(message, ids, given)
     statuses = np.where(counts > 0, np.uint8(RowStatus.ACTIVE), np.uint8(RowStatus.IDLE))
@@ -76,7 +79,10 @@ def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
 
 
 def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) -> int:
-    """Add the scores of a step's tokens, mended, to its arrays; return how many values are not those saved."""
+    """Add the corrected scores of a step's tokens to its arrays.
+
+    Return the number of values that differ from the saved ones.
+    """
     counts = arrays.token_counts
     ids, width = table[:, 1:], table.shape[1] - 1
     given = values
@@ -85,7 +91,7 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
         is_sound &= values <= _ROUNDING
         values = np.where(is_sound, np.clip(values, LOWEST, 0), 0).astype(np.float32)
         mended = int(np.count_nonzero(is_sound & (values != given)))
-    # Behind the first that is padding there is nothing.
+    # After the first padding there are no more alternatives.
     is_there = np.logical_and.accumulate(ids >= 0, axis=1)
     top_ks = _least_of_slots(is_there.sum(axis=1), counts, width)
     is_wanted = np.arange(width) < np.repeat(top_ks, counts)[:, None]
@@ -108,14 +114,14 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
 def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may be wrong
     sampled: Ints, own: Floats, places: Integers, ids: Ints, others: Floats, is_good: Flags
 ) -> int:
-    """Have tokens agree with their alternatives, in place; return how many values were changed."""
+    """Make tokens agree with their alternatives, in place; return the number of changed values."""
     every = np.arange(sampled.size)
     has_any = np.isfinite(others[:, 0])
     before = own.copy(), places.copy()
     same = (ids == sampled[:, None]) & np.isfinite(others)
     known, at = same.any(axis=1), same.argmax(axis=1)
-    # A token that took another's place, as an end token at the longest output, has its own value there; and one whose
-    # two values differ in their last bits has one.
+    # If a token replaced another one, such as an end token at the maximum length, its own value is used; if the two
+    # values of a token differ in their last bits, both become equal.
     own[known] = others[every, at][known]
     last = np.where(np.isfinite(others), others, np.inf).min(axis=1, initial=np.inf)
     reach = np.isfinite(others).sum(axis=1)
@@ -124,7 +130,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
     at_rank = others[every, np.clip(places - 1, 0, others.shape[1] - 1)]
     wrong = np.where(within, at_rank != own, (last < own) | (places < 1)) & has_any
     places[wrong & known] = at[wrong & known] + 1
-    # Not among them, and out of order by no more than rounding.
+    # A token that is not among its alternatives, and out of order only by rounding.
     close = wrong & ~known
     to = np.where(within, at_rank, last)
     with np.errstate(invalid="ignore"):
@@ -135,7 +141,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
 
 
 def _least_of_slots(values: Integers, counts: Integers, most: int) -> Integers:
-    """Return the least of each slot's tokens' values; of a slot without tokens, the most that there may be."""
+    """Return the smallest value of each slot's tokens; for a slot without tokens, the largest possible value."""
     found = np.full(counts.size, most, np.int64)
     np.minimum.at(found, np.repeat(np.arange(counts.size), counts), values)
     return found

@@ -17,24 +17,24 @@ _STATIC = "static_op_"
 """Prefix of an op for static graphs; FastDeploy may wrap that op under the plain name."""
 _OF_THE_QUEUE = re.compile("(save|get)_output|save_first_token")
 _OTHERS = {"get_output_kv_signal", "speculate_get_output_padding_offset"}
-"""Ops that are named like those of the queue and have nothing to do with it."""
+"""Ops with names like those of the queue that have nothing to do with it."""
 _log = logger("worker")
 
 
 def replace_ops(name: str) -> None:
     """Replace a module's save and get ops with ours; ops of the queue that we lack raise ImportError from now on.
 
-    If one side were ours and the other FastDeploy's, every token would be lost. So a module without a save and its
-    get, as when the ops were not compiled, offers none of them: importing one raises ImportError with the reason.
+    If one side were ours and the other FastDeploy's, every token would be lost. So a module without a pair of save and
+    get ops (because the ops were not compiled) offers none of them: importing one raises ImportError with the reason.
     """
     module = sys.modules.get(name)
-    if not isinstance(module, ModuleType):  # FastDeploy may put an object there whose every attribute is None
+    if not isinstance(module, ModuleType):  # FastDeploy may put an object there of which every attribute is None
         fault = f"{SWITCH}: on needs a module {name}, got {type(module).__name__}"
         raise ImportError(fault, name=name)  # noqa: TRY004 - an import fails
     found = vars(module)
     ops = [op for op in fastdeploy.OPS if found.get(op) is not None]
     refused = {
-        op: f"{SWITCH}: on replaces {len(ops)} ops of {name}, and Tokenbus has none in the place of {op}"
+        op: f"{SWITCH}: on replaces {len(ops)} ops of {name}, but Tokenbus has none to replace {op}"
         for op, value in found.items()
         if callable(value) and _is_of_the_queue(op)
     }
@@ -68,7 +68,7 @@ def _submodules(name: str) -> list[ModuleType]:
 
 @contextlib.contextmanager
 def _shown() -> Iterator[None]:
-    """Have Tokenbus's lines come out for a moment, wherever the engine has its own go and however it is configured."""
+    """Let Tokenbus's log lines appear in this block, however the engine has configured its own logging."""
     ours = logging.getLogger("tokenbus")
     level, handler = ours.level, logging.NullHandler() if ours.hasHandlers() else logging.StreamHandler()
     ours.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Tensors that an op is given: read and filled where they lie, or refused in one clear line."""
+"""The tensors given to an op: they are read and filled in place, or refused with one clear line."""
 
 import ctypes
 import math
@@ -15,7 +15,7 @@ from tokenbus_contracts import ContractError, Rule
 
 _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
 _KINDS = {"i": "iu", "f": "f", "b": "biuf"}
-"""For each kind of dtype that FastDeploy has, the kinds of numpy's that are converted to it."""
+"""For each kind of dtype in FastDeploy, the kinds of numpy dtypes that are converted to it."""
 
 
 def host(name: str, tensor: Tensor) -> Host:
@@ -44,7 +44,7 @@ def check_writable(name: str, tensor: Tensor) -> None:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return an argument that is a whole number of 64 bits, or raise a ContractError."""
+    """Return an argument as a whole number of 64 bits, or raise a ContractError."""
     try:
         found = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -73,13 +73,13 @@ def converted(name: str, array: Host, dtype: np.dtype[Any]) -> Host:
 
 
 def clear(tensor: Tensor) -> None:
-    """Set all of a tensor's elements to zero where it lies."""
+    """Set all elements of a tensor to zero, in place."""
     array = tensor if isinstance(tensor, np.ndarray) else _in_place(tensor)
     if array is not None:
         array[...] = 0
         return
     found = on_host("preempted_idx", tensor)
-    if found.any():  # copied, not computed: an old framework on a new card computes anything
+    if found.any():  # copied, not computed: an old framework on a new card may compute wrong values
         tensor.set_value(np.zeros(found.shape, found.dtype))
 
 

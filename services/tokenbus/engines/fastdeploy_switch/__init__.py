@@ -1,4 +1,4 @@
-"""The switch: with TOKENBUS_FASTDEPLOY=on FastDeploy's ops are replaced where FastDeploy loads them.
+"""The switch: with TOKENBUS_FASTDEPLOY=on, FastDeploy's ops are replaced when FastDeploy loads them.
 
 While the variable is set, tokenbus_fastdeploy.pth makes each Python of the environment import this module at its start.
 So this module imports only modules that the interpreter has loaded anyway; numpy and our ops are imported when
@@ -77,7 +77,7 @@ class Finder:
         if name != ENGINE and (package != OPS_PACKAGE or last in _NO_SAVE_OPS):
             return None
         asking = get_ident(), name
-        if asking in self._asking:  # another finder that asks all others, as tracers have, called us
+        if asking in self._asking:  # another finder that asks all others, such as a tracer's, called us
             return None
         self._asking.add(asking)
         try:

@@ -18,12 +18,12 @@ from tokenbus.printable import reason_of
 
 _DESCRIPTION = """\
 Run a FastDeploy command with Tokenbus in place of FastDeploy's System V queue. No file of FastDeploy is edited: each
-process, also those that FastDeploy starts, replaces the save and get ops when it loads them. An upgrade of FastDeploy
-changes nothing. The command after `--` takes the place of this process, so signals reach it and its exit status is
-returned.
+process, including those that FastDeploy starts, replaces the save and get ops when it loads them. This still works
+after an upgrade of FastDeploy. The command after `--` takes the place of this process, so signals reach it and its exit
+status is returned.
 
-First the command's Python looks for FastDeploy. If FastDeploy or its ops are missing, or that Python would not replace
-them, nothing is started and one line says why.
+First the command's Python looks for FastDeploy. If FastDeploy or its ops are missing, or if that Python would not
+replace them, nothing is started, and one line says why.
 
 Exit status: the command's; 1 if nothing was started, 2 if this command line or a setting is invalid, 126 if the
 command cannot be run, 127 if it is not found.
@@ -33,10 +33,10 @@ examples:
   tokenbus fastdeploy -- fastdeploy serve --model models/ernie
   TOKENBUS_FASTDEPLOY=off tokenbus fastdeploy -- ...          back to FastDeploy's own ops
 
-Where Tokenbus is installed in FastDeploy's environment, TOKENBUS_FASTDEPLOY=on does the same without this command.
+If Tokenbus is installed in FastDeploy's environment, TOKENBUS_FASTDEPLOY=on does the same without this command.
 """
 _BY_ZEROMQ = "FD_USE_GET_SAVE_OUTPUT_V1"
-"""FastDeploy's switch to ZeroMQ between its worker and its token processor: it then calls none of the ops."""
+"""FastDeploy's setting for ZeroMQ between its worker and its token processor: with it, none of the ops is called."""
 _SWITCH_PATH = Path(__file__).with_name("path")
 _CANNOT_RUN, _NOT_FOUND = 126, 127
 _MOST_SECONDS = 60
@@ -63,7 +63,7 @@ def declare(parser: Parser) -> None:
     parser.description = _DESCRIPTION
     parser.usage = "tokenbus fastdeploy [-h] [--form NAME] -- COMMAND..."
     parser.add_argument(
-        "--form", metavar="NAME", help=f"the form to speak, as {FORM} (default: the installed release's)"
+        "--form", metavar="NAME", help=f"the form of the ops, as {FORM} (default: the installed release's)"
     )
     parser.keeps_rest = True
 
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"tokenbus: {SWITCH}=off: FastDeploy's own ops stay\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and so by the command, too
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # read by Python, and so by the command, too
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(program, command, environment)  # noqa: S606 - the user's own command
@@ -107,7 +107,7 @@ def _check_form(where: str, name: str) -> None:
 
 
 def _check_variables(environment: Mapping[str, str]) -> None:
-    """Refuse a value at which each process of the engine would fail."""
+    """Refuse a value with which every process of the engine would fail."""
     if not any(name in environment for name in _VARIABLES):
         return
     from tokenbus.engines.fastdeploy.environment import message_id, queue_id  # noqa: PLC0415 - as above
@@ -144,7 +144,7 @@ def _switched(program: str, command: Sequence[str], environment: dict[str, str])
 def _probe(start: _Start, environment: Mapping[str, str]) -> str:
     """Return `on`, `off`, or what FastDeploy lacks, as a Python reports it at its start."""
     script, folder = start.script, []
-    if script is not None:  # what Python puts first on its path: the script's folder, or itself if it is one
+    if script is not None:  # Python's first path: the script's folder, or the script itself
         folder = [script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))]  # noqa: PTH112, PTH120
     try:
         run = subprocess.run(  # noqa: S603 - the user's own Python
@@ -167,7 +167,10 @@ def _probe(start: _Start, environment: Mapping[str, str]) -> str:
 
 
 def _start_of(program: str, arguments: Sequence[str]) -> _Start:
-    """Return how a program starts Python: it is one, or names one in its first line; else this one, as for `bash`."""
+    """Return how a program starts Python: it is a Python, or names one in its first line.
+
+    For others, such as `bash`, this Python.
+    """
     if _is_python(program):
         return _Start(program, *_parsed(arguments))
     words = _first_line(program)
@@ -178,11 +181,11 @@ def _start_of(program: str, arguments: Sequence[str]) -> _Start:
 
 
 def _first_line(program: str) -> list[str]:
-    """Return the words after `#!` in a script's first line; none in another file."""
+    """Return the words after `#!` in a script's first line; empty for any other file."""
     try:
         with open(program, "rb") as file:  # noqa: PTH123 - what `which` found
             first = file.readline(4096)
-    except OSError:  # it may be run and not read
+    except OSError:  # it may be executable but not readable
         return []
     return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
 
@@ -192,7 +195,7 @@ def _is_python(path: str) -> bool:
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return Python's own options in its command line, without what ends them, and the script after them."""
+    """Return Python's own options in its command line, without the option that ends them, and the script after them."""
     options: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -207,5 +210,5 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
         if ends in {"W", "X"}:
             options += [f"-{ends}", word[len(flags) + 1 :] or next(words, "")]
         elif word == "--check-hash-based-pycs":
-            next(words, "")  # it says how modules are loaded, and not which
+            next(words, "")  # it tells how modules are loaded, not which
     return options, None

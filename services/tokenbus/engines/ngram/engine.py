@@ -114,12 +114,12 @@ class NgramEngine(BatchEngine[NgramBlock]):
         counts, wanted = block.counts[rows], np.array([each.entropies for each in asked])
         mask = mask_of(counts, block.columns.shape[1]) & wanted[:, None]
         logprobs = self._model.logits[block.drafted.contexts[rows][mask]].astype(float)
-        logprobs[np.isneginf(logprobs)] = 0  # what cannot follow adds nothing
+        logprobs[np.isneginf(logprobs)] = 0  # tokens that cannot follow add nothing
         entropies = -(np.exp(logprobs) * logprobs).sum(axis=1)
         return {"extras": wanted * np.uint32(Extra.ENTROPY), "entropies": np.maximum(entropies, 0).astype(np.float32)}
 
     def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> Scores:
-        """Look the scores up. Tokens that cannot follow a context have probability 0 and the last rank."""
+        """Look up the scores. Tokens that cannot follow a context have probability 0 and the last rank."""
         del block
         model = self._model
         contexts = np.zeros(piece.tokens.size, np.int64)

@@ -26,13 +26,16 @@ class Tables(NamedTuple):
     logprobs: Logprobs
     """[contexts, WIDTH]: their logprobs."""
     parents: Ids
-    """[contexts]: the context without the oldest token; ABSENT for a context of one token."""
+    """[contexts]: the context without its oldest token; ABSENT for a context of one token."""
     keys: Ids
-    """For contexts of several tokens, and a sentinel: prefix number and newest token in one number, sorted."""
+    """For contexts of several tokens, the prefix's number and the newest token in one number, sorted.
+
+    Then a sentinel.
+    """
     numbers: Ids
     """The context number of each key."""
     ends: Ids
-    """By length, from one token up: the number after the last context of this length."""
+    """For each length, from one token on, the number after the last context of this length."""
 
 
 class Model:
@@ -72,7 +75,7 @@ class Model:
 
     def after(self, contexts: Ids, tokens: Ids) -> Ids:
         """Return each context after one more token."""
-        # The token alone is always a context; longer ones are tried from the longest down.
+        # A single token is always a context; longer contexts are tried first, the longest one first.
         found = tokens.astype(np.int64)
         open_ = np.arange(found.size)
         at = contexts.astype(np.int64)

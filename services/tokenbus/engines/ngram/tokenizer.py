@@ -15,7 +15,7 @@ COMMITTED = Path(__file__).with_name("model.npz")
 
 
 class Tokenizer:
-    """A tokenizer of words: words of the training text are tokens, others are split into pieces or bytes."""
+    """A tokenizer of words: the words of the training text are tokens; others are split into pieces or bytes."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         """Create a tokenizer from the tokens' bytes, in the order of the ids; all single bytes must be tokens."""
@@ -28,7 +28,7 @@ class Tokenizer:
         for piece in pieces:
             sizes[piece[0]].add(len(piece))
         self._sizes = [sorted(each, reverse=True) for each in sizes]
-        """By first byte: the lengths of the pieces, the longest first."""
+        """For each first byte, the lengths of the pieces, the longest first."""
 
     @property
     def vocabulary_size(self) -> int:

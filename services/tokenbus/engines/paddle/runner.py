@@ -71,7 +71,10 @@ class Runner:
         self._network = network
 
     def compute(self, groups: Sequence[Sequence[Piece]]) -> tuple[Tensor, Ids]:
-        """Return the state of each token and the start of each piece; each group's pieces are padded to one length."""
+        """Return the state of each token and the start of each piece.
+
+        The pieces of a group are padded to the same length.
+        """
         found, begins, count = [], [], 0
         for pieces in filter(None, groups):
             states = self._states(pieces)

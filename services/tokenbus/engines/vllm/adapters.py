@@ -40,7 +40,7 @@ def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
         if not 1 <= len(name.encode()) <= _BOUNDS.max_bytes:
             raise ValueError(f"{_OPTION}: a name of 1 to {_BOUNDS.max_bytes} bytes, got {len(name.encode())}: {value}")
         if name in adapters or name == model:
-            raise ValueError(f"{_OPTION}: names that neither the model nor another adapter has, got {name!r}")
+            raise ValueError(f"{_OPTION}: a name that neither the model nor another adapter has, got {name!r}")
         adapters[name] = checked(f"{_OPTION}: {name}", adapter)
     return list(adapters.values())
 

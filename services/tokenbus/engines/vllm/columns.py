@@ -30,7 +30,7 @@ _METHODS = {
 }
 UNSCORED = -1
 """The top-k of a row without logprobs."""
-_ABORTED = int(RowStatus.ABORTED)  # in numpy an enum member costs more than 256 elements
+_ABORTED = int(RowStatus.ABORTED)  # in numpy, an enum member costs more time than 256 elements
 _BEHIND = np.iinfo(np.int64).max
 _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -120,7 +120,7 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
     width = int(top_ks.max())
     sampled = logprobs.logprob_token_ids[lines, 0]
     if not np.array_equal(sampled, rows.token_ids[np.repeat(scored, rows.token_counts)]):
-        raise ValueError("vLLM's logprobs belong to other tokens than the sampled ones")
+        raise ValueError("vLLM's logprobs do not belong to the sampled tokens")
     given = logprobs.logprobs.shape[1] - 1
     if width > given:
         raise ValueError(f"vLLM gave {given} alternatives to a request that wants {width}")

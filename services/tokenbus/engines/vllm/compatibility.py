@@ -1,8 +1,8 @@
 """Compatibility: imports everything from vLLM in one place, and checks it against its use.
 
-vLLM has no public interface for an engine core in the caller's process, and each version changes something. All calls
-here are the same in the supported versions. Another version, or a changed call, is refused with one line when the
-engine is created, not at the first request.
+vLLM has no public interface for an engine core in the caller's process, and each version changes something. The calls
+checked here are the same in all supported versions. Another version, or a changed call, is refused with one line when
+the engine is created, not at the first request.
 """
 
 import inspect
@@ -18,7 +18,7 @@ _RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 
 
 _UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that may not fit PyTorch on a CPU."""
+"""Packages that may be incompatible with PyTorch for a CPU."""
 
 
 class VersionError(ValueError):

@@ -34,7 +34,7 @@ def check_model(model: Path | None) -> Path:
 def configured(
     vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings
 ) -> tuple[Any, list[Adapter], bool]:
-    """Return the VllmConfig, the adapters, and whether we score tokens in vLLM's sampler; raises ValueError."""
+    """Return the VllmConfig, the adapters, and whether Tokenbus scores tokens in vLLM's sampler; raises ValueError."""
     parsed = _parsed(vllm, given)
     parsed.model = str(model.resolve())
     arguments = vllm.EngineArgs.from_cli_args(parsed)

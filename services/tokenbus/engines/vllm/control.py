@@ -49,13 +49,13 @@ class ControlledCore:
         return tuple(self._adapters)
 
     def salted(self, cache_salt: str, adapter: str) -> str | None:
-        """Extend a request's cache salt by load counters: a version or a name may be reused for other weights."""
+        """Extend a request's cache salt with load counters: a version or a name may be reused for other weights."""
         known = self._adapters.get(adapter)
         marks = [("weights", self._weights_number), ("adapter", 0 if known is None else known.lora_int_id)]
         return cache_salt + "".join(f"@{kind}-{number}" for kind, number in marks if number) or None
 
     def pause(self, *, running: bool) -> None:
-        """Schedule no new requests; with `running` no tokens at all."""
+        """Schedule no new requests; with `running`, schedule no tokens at all."""
         states, self._is_paused = self._vllm.PauseState, True
         self._core.scheduler.set_pause_state(states.PAUSED_ALL if running else states.PAUSED_NEW)
 

@@ -21,7 +21,7 @@ from tokenbus.worker import EngineBrokenError, StepArrays
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenScoring
 
 _USED_OF_CORE = ("scheduler", "step_fn", "batch_queue", "model_executor")
-_DIED = "a process of vLLM's has died"
+_DIED = "a process of vLLM has died"
 
 
 class _Computed(NamedTuple):
@@ -43,12 +43,12 @@ class VllmEngine(ControlledCore):
         """Start vLLM; raises ValueError for an option or version, RuntimeError or ImportError for anything missing."""
         settings = settings or Settings()
         model = check_model(model)
-        # Before vLLM is imported: standard output belongs to the command.
+        # Done before vLLM is imported, because standard output belongs to the command.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         vllm = load_vllm()
         self._refusals = (ValueError, vllm.VLLMValidationError)
         self._is_broken = False
-        with ExitStack() as undone:  # a failure must leave no process of vLLM and no device memory
+        with ExitStack() as undone:  # a failure must leave behind no process of vLLM and no device memory
             try:
                 config, adapters, has_token_scores = configured(vllm, model, arguments, settings)
                 if has_token_scores:

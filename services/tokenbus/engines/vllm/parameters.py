@@ -61,7 +61,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "structured_output": _form,
     "engine_arguments": _arguments,
 }
-"""Of fields whose values vLLM takes in another form."""
+"""For fields whose values vLLM takes in another form."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
 """Fields that are not part of vLLM's SamplingParams."""
 _OF_OUTPUT = ("structured_outputs", "presence_penalty", "frequency_penalty", "bad_words")

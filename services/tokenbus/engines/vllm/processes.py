@@ -32,7 +32,7 @@ def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
 def sleep_while_they_compute(executor: Any) -> None:  # noqa: ANN401 - vLLM's Executor
     """Let the stepping thread sleep while vLLM's processes compute; vLLM would spin for up to a second.
 
-    Spinning needs a core, which our other threads and other services need, too. vLLM's processes wake the reader except
+    Spinning occupies a core that our other threads and other services need. vLLM's processes wake the reader except
     for a message within about a millisecond of the previous one, so the reader spins for a millisecond and then polls
     every millisecond. A version of vLLM that waits differently is left unchanged: that costs only CPU time.
     """
@@ -50,7 +50,7 @@ def _wait_briefly(wait: Callable[[int], None], timeout_ms: int | None = None) ->
 def main(*arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as vLLM gives them
     """Run a worker process of vLLM in its own session."""
     os.setsid()
-    if _worker_main is None:  # a new interpreter, in which nothing was replaced
+    if _worker_main is None:  # a new interpreter, in which nothing has been replaced
         from vllm.v1.executor.multiproc_executor import WorkerProc
 
         WorkerProc.worker_main(*arguments, **named)

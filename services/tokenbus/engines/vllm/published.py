@@ -1,7 +1,7 @@
 """Published: a scheduler plugin that publishes all requests of an existing vLLM on the bus.
 
 vLLM creates it in its core process (`--scheduler-cls tokenbus.engines.vllm.scheduler`), and its front end gets the same
-answers as before. No fault here, and no missing processor, makes a step of vLLM wait or fail.
+answers as before. Neither a fault here nor a missing processor makes a step of vLLM wait or fail.
 """
 
 import atexit
@@ -64,7 +64,7 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     here: dict[str, object] = {
         "worker.id": "vllm-0",
         "worker.model": str(model.served_model_name),
-        "worker.drain_timeout_ms": 2000,  # vLLM kills its core some seconds after it asks it to end
+        "worker.drain_timeout_ms": 2000,  # vLLM kills its core process some seconds after asking it to end
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
     found = Settings.load(overrides=overrides)
@@ -116,7 +116,7 @@ class Published:
         with ExitStack() as stack:
             self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
             self._running = stack.pop_all()
-        # In case vLLM's core fails early. atexit itself would run too late, after the threads have ended.
+        # Registered in case vLLM's core fails early. atexit itself would run too late, after the threads have ended.
         getattr(threading, "_register_atexit", atexit.register)(self.close)
         _log.info(
             "worker started",
@@ -169,7 +169,7 @@ class Published:
 
     def _begin(self, scheduled: Any, known: Mapping[str, Any]) -> None:  # noqa: ANN401 - vLLM's
         """Remove ended requests, and turn logprobs on for new ones, in copies of their parameters."""
-        # For a request that its client has dropped, this is vLLM's only sign.
+        # If a client has dropped its request, this is the only sign that vLLM gives.
         self._last_rows += self._requests.abort(scheduled.finished_req_ids)
         for name in scheduled.finished_req_ids:
             self._ended.discard(name)
@@ -226,7 +226,7 @@ class Published:
 
     def _emit(self, rows: Rows, scheduled: Any, logprobs: Any) -> None:  # noqa: ANN401 - as above
         if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):
-            rows.top_ks[:] = 0  # in such a step no line has the most probable tokens
+            rows.top_ks[:] = 0  # in such a step the lines do not have the most probable tokens
         try:
             arrays = self._requests.arrays(rows, logprobs)
         except ValueError as error:  # vLLM's arrays do not match the rows

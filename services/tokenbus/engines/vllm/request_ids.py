@@ -32,7 +32,7 @@ def request_id(vllm_id: str) -> int:
 
 
 class RequestIds:
-    """Assigns unique ids: a processor would take rows of a reused id for late ones."""
+    """Assigns unique ids: a processor would mistake rows with a reused id for late rows."""
 
     def __init__(self, most: int = _MOST_RECENT) -> None:
         self._most = most

@@ -16,7 +16,7 @@ from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 
 _LEAST_SLOTS = 64
-_ACTIVE = int(RowStatus.ACTIVE)  # an int for the same reason as _ABORTED in columns.py
+_ACTIVE = int(RowStatus.ACTIVE)  # an int, for the same reason as _ABORTED in columns.py
 _WHOLE = (RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH)
 _NOWHERE = np.iinfo(np.intp).max
 
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     top_k: int | None
     """The number of alternatives; None: no logprobs."""
     stops: Sequence[str] = ()
-    """The stop strings, at most as many as the column `stops` can represent."""
+    """The stop strings; no more than the column `stops` can represent."""
     detokenizer: Any = None
     """vLLM's IncrementalDetokenizer, for a request with stop strings."""
     position: int = 0
@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
 
 class _Batch:
-    """The requests with outputs in a step, and their slots; usually the next step has the same ones."""
+    """The requests with outputs in a step, and their slots; usually the next step has the same requests."""
 
     def __init__(self, names: Sequence[str], slots: Lines) -> None:
         self.names = names

@@ -205,7 +205,7 @@ def _extra_scores_of(asked: Sequence[Asked], *, is_processed: bool) -> ExtraScor
         return NO_EXTRA_SCORES
     others, entropies, bounds, ids = zip(*asked, strict=True)
     want_other = any(others) or (any(bounds) and not is_processed)
-    if len(set(asked)) == 1 and not ids[0]:  # one value for all lets `token_logprobs` prepare once
+    if len(set(asked)) == 1 and not ids[0]:  # with one value for all requests, `token_logprobs` prepares only once
         return ExtraScores(
             {"other_logprobs": others[0], "entropies": entropies[0], "mask_bounds": bounds[0]}, want_other
         )
@@ -251,7 +251,7 @@ def use_token_scores(worker: Any) -> None:  # noqa: ANN401 - vLLM's Worker
     if type(sampler) is not Sampler:
         got = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
         raise ValueError(f"--token-scores: the sampler of vLLM's V1 model runner, got {got}")
-    try:  # fail now if anything is missing, not at the first request
+    try:  # fail now, not at the first request, if anything is missing
         token_logprobs(torch.zeros((1, 2), device=runner.device), torch.zeros(1, device=runner.device).long()).wait()
     except GpuUnavailableError as error:
         raise ValueError(f"--token-scores: a device that token_logprobs can use, got none: {error}") from error

@@ -23,8 +23,8 @@ class ItemLog:
     """Writes each item of a processor to the log.
 
     With `durable_log.durable` the processor acks an item only once the log has it: until then its worker retains the
-    item and gets no more credit. Otherwise an item is left out if the writer's buffer is full, and the log names it as
-    missing; then nothing waits for the log's servers, not even the start of the processor.
+    item and gets no more credit. Otherwise nothing waits for the log's servers, not even the start of the processor.
+    Then an item is left out if the writer's buffer is full, and the log records it as missing.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -32,7 +32,8 @@ class ItemLog:
         self._is_durable = settings.durable_log.durable
         self._stream = LogStream(settings)
         self._drain_seconds = settings.processor.drain_timeout_ms / 1000
-        # Time for items that the worker's last processor still holds; with `durable` the worker sends them again.
+        # Time to wait for items that the worker's last processor still holds; with `durable` the worker sends them
+        # again.
         wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
         self.monitors = Monitors(settings.durable_log.monitors)
         self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)
@@ -57,7 +58,7 @@ class ItemLog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the processor may take new requests; without `durable` always."""
+        """Whether the processor may take new requests; without `durable`, always true."""
         return not (self._is_durable and self.writer.problem)
 
     async def close(self) -> None:
@@ -65,7 +66,7 @@ class ItemLog:
         await self.writer.close(self._drain_seconds)
 
     def take(self, item: StreamItem, pending_ack: PendingAck) -> None:
-        """Queue an item for the log; with `durable` the item's ack waits for the log's."""
+        """Queue an item for the log; with `durable` the item's ack waits for the ack of the log."""
         if self._is_durable:
             pending_ack.keep()
             pending_ack.unlogged += 1
@@ -86,7 +87,7 @@ class ItemLog:
             raise PromiseError(
                 self._stream.address,
                 f"durable_log.durable: the largest message, {largest} bytes, needs a larger max_payload: "
-                f"what this server takes leaves {most}",
+                f"this server's leaves {most}",
             )
         self._check_syncs()
 
@@ -112,11 +113,11 @@ class Monitors:
     def __init__(self, addresses: str) -> None:
         self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
         if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
-            raise SettingsError("durable_log.monitors", "HOST:PORT, with commas between", addresses)
+            raise SettingsError("durable_log.monitors", "HOST:PORT, separated by commas", addresses)
         self.syncs: dict[str, str] = {}
-        """By address, the server's `sync_interval`, or the reason why it is unknown."""
+        """For each address, the server's `sync_interval`, or the reason why it is unknown."""
         self.storage_ratios: dict[str, float] = {}
-        """By address, the used share of JetStream's storage, from 0 to 1."""
+        """For each address, the used share of JetStream's storage, from 0 to 1."""
 
     async def ask(self) -> None:
         await asyncio.gather(*(asyncio.to_thread(self._ask, each) for each in self._addresses))

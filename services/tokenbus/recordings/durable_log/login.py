@@ -18,7 +18,10 @@ _FORMS = "a .creds file, or one line: USER:PASSWORD, a token, or an NKEY's seed"
 _MOST_BYTES = 65_536
 _JWT, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
 _USER_SEED, _USER = b"\x95\x00", b"\xa0"
-"""The first bytes of an NKEY user seed and of its public key; the seed's second byte has only five bits of these."""
+"""The first bytes of an NKEY user seed and of its public key.
+
+Only five bits of the seed's second byte belong to them.
+"""
 _SEED_BYTES = 36
 
 

@@ -1,4 +1,4 @@
-"""read_log: iterates over the items of a durable log. The reader keeps its position, not the server."""
+"""read_log: iterates over the items of a durable log. The reader, not the server, keeps the position."""
 
 import asyncio
 import json
@@ -26,9 +26,9 @@ _FORGET_SECONDS = 60.0
 """The time without a reader after which the server removes a consumer."""
 _RETRY_SECONDS = 0.2
 _STORED = "$JS.ACK."
-"""The prefix of the reply subject of stored messages; the server's status messages have another one."""
+"""The prefix of the reply subject of stored messages; status messages of the server have another prefix."""
 _ROUNDING = timedelta(microseconds=1)
-"""The rounding of `logged_at`: the server's time has nanoseconds."""
+"""The precision of `logged_at`: the server's time has nanoseconds."""
 _log = logger("log")
 
 
@@ -63,7 +63,7 @@ async def read_log(  # noqa: PLR0913 - keyword-only
     follow: bool = False,
     settings: Settings | None = None,
 ) -> AsyncGenerator[StreamItem, None]:
-    """Iterate over the items of a durable log: each once, and those of each life of a worker in order.
+    """Iterate over the items of a durable log, each once; the items of each life of a worker come in order.
 
     Any number of readers may read a log, each at its own position; they delay neither the writers nor each other.
     Repeated items are skipped. A damaged message, or one with a wrong subject, is logged and skipped; the next item of
@@ -172,7 +172,7 @@ class _Reader:
         taken_at = int(logged_at.timestamp() * 1e6)
         is_current = self._position.message == number
         if is_current and self._position.taken_at != taken_at:
-            reason = f"position {self._position}: the log was recreated, and its message {number} is another one"
+            reason = f"position {self._position}: the log was recreated, and now has another message {number}"
             raise LogError(self._stream.address, reason)
         items = await self._read(server, message)
         if items and is_current and self._position.item > len(items):

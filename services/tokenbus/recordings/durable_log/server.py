@@ -87,7 +87,7 @@ class Servers:
 
     def __init__(self, address: LogAddress, settings: Settings) -> None:
         """Read the credentials; raises SettingsError. Changed files are read again before each attempt."""
-        self.reason = "no server was tried yet"
+        self.reason = "no server has been tried yet"
         """The reason of the last failed attempt or lost connection."""
         self._login = Login(settings.durable_log, is_tls=address.is_tls)
         self._settings = settings.bus
@@ -95,13 +95,16 @@ class Servers:
         """The servers, the next to try first."""
         self._repeated_log = DeduplicatedLog()
         self._connections_log = DeduplicatedLog()
-        """For errors of open connections, which the next connection may repeat."""
+        """Logs errors of open connections, which the next connection may repeat."""
         self._last: ServerConnection | None = None
         self._last_began = -inf
         self._seconds = 0.0
 
     async def connect(self) -> "ServerConnection":
-        """Connect to the first usable server; waits while there is none, and after a connection that was lost soon."""
+        """Connect to the first usable server.
+
+        Waits while there is none, and after a connection that was lost soon after it began.
+        """
         loop = asyncio.get_running_loop()
         self._connections_log.expire()
         if self._last is not None:
@@ -163,7 +166,7 @@ class _Transport(TcpTransport):
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __bool__(self) -> bool:
-        return True  # nats-py would replace a transport that is false before it is connected
+        return True  # nats-py would replace a transport that is falsy before it connects
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
@@ -226,7 +229,7 @@ class ServerConnection:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 connect_timeout=max(1, int(timeout)),
-                # At least two, so that a process that was suspended can read the waiting answers.
+                # At least two, so that a process that was suspended can still read the waiting answers.
                 ping_interval=interval,  # type: ignore[arg-type]  # used only for a sleep
                 max_outstanding_pings=max(2, int(timeout / interval)),
                 name="tokenbus",

@@ -95,7 +95,7 @@ class LogStream:
         """Return the stream's state; with `make`, create a missing stream. An existing stream is not changed.
 
         Waits for the election of a leader, and with `make` for a quorum; calls `tell` with the reason of the wait.
-        Raises LogError, also if `make` finds a stream that keeps less than the durable log's settings demand.
+        Raises LogError; also if, with `make`, an existing stream keeps less than the durable log's settings demand.
         """
         reason = reason_of(TimeoutError())
         try:
@@ -153,7 +153,7 @@ class LogStream:
         return await jetstream.add_stream(config)
 
     def _check(self, info: StreamInfo) -> None:
-        """Log the limits of the stream that are below the settings; with `durable` raise PromiseError instead."""
+        """Log the stream's limits that are below the settings; with `durable`, raise PromiseError instead."""
         log, found = self._settings.durable_log, info.config
         compared = (
             ("replicas", log.replicas, found.num_replicas or 1),
@@ -200,7 +200,7 @@ class LogStream:
         return farthest
 
     async def message_before(self, server: ServerConnection, subject: str, number: int) -> RawStreamMsg | None:
-        """Return the last message of a subject before a number, by bisection: the server only searches forwards."""
+        """Return a subject's last message before a number, by bisection, because the server only searches forwards."""
         found, low, high = None, 1, number
         while low < high:
             middle = (low + high) // 2
@@ -218,7 +218,7 @@ def is_writers(headers: Mapping[str, str] | None) -> bool:
 
 
 def missing_replicas(info: StreamInfo) -> int:
-    """Return the number of replicas that the leader does not hear; all of them if there is no leader.
+    """Return the number of replicas that do not answer the leader; all of them if there is no leader.
 
     Without a quorum the leader steps down only after 20 s, and answers normally until then.
     """

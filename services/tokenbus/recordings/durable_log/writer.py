@@ -34,11 +34,11 @@ class LogCounts:
     payload_bytes: int = 0
     messages: int = 0
     already_there: int = 0
-    """Items that the log had already, from another writer or an earlier run."""
+    """Items that the log already had, from another writer or an earlier run."""
     missing_items: int = 0
     """Items that this writer did not get; the log has a gap in their place."""
     refused_items: int = 0
-    """Items that are too large for the server; they are missing, too."""
+    """Items that are too large for the server; they are missing in the log, too."""
     failed_writes: int = 0
     """Messages without an ack, and requests without an answer; the writer retries."""
 
@@ -47,7 +47,7 @@ class LogCounts:
 class _Pending:
     item: StreamItem
     skipped: int
-    """The number of items directly before this one that `skip` was called for."""
+    """The number of skipped items directly before this one."""
     on_logged: Callable[[], None]
     queued_at: float = field(default_factory=time.monotonic)
 
@@ -63,9 +63,9 @@ class _SubjectQueue:
     subject: str
     items: deque[_Pending] = field(default_factory=deque)
     last: int = 0
-    """The sequence of the last item that the log is known to have."""
+    """The sequence of the last item that is known to be in the log."""
     revision: int | None = None
-    """The number of the subject's last message; None: unknown, the writer has to ask."""
+    """The number of the subject's last message; None: unknown, so the writer has to ask."""
     skipped: range = range(0)
     """The latest run of skipped items."""
     hole_since: tuple[int, float] | None = None
@@ -92,7 +92,7 @@ class LogWriter:
         wait_seconds: float = 0,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Create a writer that waits `wait_seconds` for another writer's items before it writes a gap.
+        """Create a writer. It waits `wait_seconds` for another writer's items before it writes a gap.
 
         It awaits `check` after each connect and in each heartbeat interval, and does not write while `check` raises
         LogError.
@@ -169,7 +169,7 @@ class LogWriter:
         """The age of the oldest unwritten item."""
         now = oldest = time.monotonic()
         for queue in tuple(self._queues.values()):
-            with suppress(IndexError):  # the metrics' thread may read while this thread empties the queue
+            with suppress(IndexError):  # the thread of the metrics may read while this thread empties the queue
                 oldest = min(oldest, queue.items[0].queued_at)
         return max(0.0, now - oldest)
 
@@ -205,7 +205,7 @@ class LogWriter:
         key = worker_id, epoch = item.worker_id, item.epoch
         queue = self._queues.get(key)
         if queue is None:
-            if len(self._queues) >= _MOST_QUEUES:  # the state of an idle queue can be read from the log again
+            if len(self._queues) >= _MOST_QUEUES:  # the log still has the state of idle queues
                 self._queues = {name: each for name, each in self._queues.items() if each.task is not None}
             queue = self._queues[key] = _SubjectQueue(self._stream.subject(worker_id, epoch))
         return queue

@@ -88,7 +88,7 @@ async def test_dead_vllm_ends_the_worker(deployment: Deployment, worker: Program
         await soon(anext(tokens))
         for pid in below(worker.pid):
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RequestFailedError, match="a process of vLLM's has died"):
+        with pytest.raises(RequestFailedError, match="a process of vLLM has died"):
             [token async for token in tokens]
     assert worker.wait() == 1
-    assert worker.lines("tokenbus: the engine's loop failed: EngineBrokenError: a process of vLLM's has died")
+    assert worker.lines("tokenbus: the engine's loop failed: EngineBrokenError: a process of vLLM has died")

@@ -1,13 +1,14 @@
 /*
- * FastDeploy's save and get ops: `pack` makes a message of tensors and sends it, `fill` writes one into tensors.
+ * FastDeploy's save and get ops: `pack` makes a message from tensors and sends it, and `fill` writes a message into
+ * tensors.
  *
  * A message is a header and up to four arrays: a count for each slot; and for each token a line of ids, a line of
- * scores and a rank. `pack` sends only the tokens that the counts name; FastDeploy sends a struct of fixed size. `fill`
- * writes the elements that FastDeploy's get op of that form writes. Both check each index before they use it, and put
- * the first argument that does not fit into the outcome.
+ * scores and a rank. `pack` sends only as many tokens as the counts say; FastDeploy sends a struct of fixed size.
+ * `fill` writes the same elements as FastDeploy's get op in that form. Both check each index before they use it,
+ * and put the first argument that does not fit into the outcome.
  *
- * Arrays are Python objects, read through CPython's buffer protocol. Its functions are declared here, so that one
- * library serves every version of Python and needs none of Python's headers to be compiled.
+ * Arrays are Python objects, read through CPython's buffer protocol. Python's functions are declared here, so that one
+ * library works with every version of Python and compiles without Python's headers.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -72,13 +73,13 @@ struct header {
     uint64_t sequence, stamp;
 };
 
-/* The result of a call. If an argument does not fit: the reason, its role, the slot, the limit and the value. Else how
- * many bytes the socket took, or -errno. */
+/* The result of a call. If an argument does not fit: the reason, its role, the slot, the limit and the value.
+   Otherwise the number of bytes that the socket accepted, or -errno. */
 struct outcome {
     int64_t what, role, slot, limit, value, sent;
 };
 
-/* One signature of an op: the position of each role's argument, or -1 where it has none. */
+/* One signature of an op: the position of each role's argument, or -1 if it has none. */
 struct call {
     int32_t op, is_dense, flag_at, skips_at, places[ROLES];
 };
@@ -100,7 +101,7 @@ static int64_t first_dimension(const struct given *given, int role) {
     return given->of[role].dimensions ? given->of[role].shape[0] : 0;
 }
 
-/* An int64 is 'l' to numpy and 'q' to others. */
+/* An int64 is 'l' in numpy and 'q' elsewhere. */
 static int is_format(const Buffer *buffer, char wanted) {
     const char *format = buffer->format;
     return format && !(format[0] && format[1]) && (format[0] == wanted || (wanted == 'l' && format[0] == 'q'));
@@ -137,7 +138,7 @@ static int64_t line_width(const struct given *given, int64_t slots) {
     if (given->of[TOKENS].dimensions < 2) return FLAT;
     int64_t width = given->of[TOKENS].shape[1];
     if (width != 1) return width;
-    /* [n, 1] is either one token for each slot or a flat array: the counts say which. */
+    /* [n, 1] is either one token for each slot or a flat array; the counts tell which. */
     if (first_dimension(given, TOKENS) < slots) return FLAT;
     for (int64_t slot = 0; slot < slots; slot++)
         if (DATA(int32_t, COUNTS)[slot] > 1) return FLAT;
@@ -194,7 +195,7 @@ static int check_places(const struct given *given, int op, int64_t slots, const 
     return 1;
 }
 
-/* Where the arrays of a message lie. */
+/* The locations of a message's arrays. */
 struct arrays {
     int32_t *counts, *tokens;
     float *scores;
@@ -239,7 +240,7 @@ static void write_tokens(const struct given *given, int op, int64_t slots, const
     }
 }
 
-/* The ops without speculation: one token a slot, which may be a magic number. */
+/* The ops without speculation: one token for each slot, which may be a magic number. */
 static void write_single(const struct given *given, int64_t slots, int64_t columns, int64_t lines, const struct arrays *into) {
     for (int64_t slot = 0; slot < slots; slot++) {
         int is_preempted = given->has[PREEMPTION] && DATA(int32_t, PREEMPTION)[slot] == 1;
@@ -260,7 +261,7 @@ static void write_single(const struct given *given, int64_t slots, int64_t colum
     }
 }
 
-/* Return how many slots have a line of ids, a line of scores and a rank; -1 if a slot with a token lacks one. */
+/* Return the number of slots with a line of ids, a line of scores and a rank; -1 if a slot with a token lacks one. */
 static int64_t scored_lines(const struct given *given, int64_t slots, struct outcome *fault) {
     int64_t stride = given->of[IDS].shape[1], least = slots, needed = 0;
     int shortest = IDS;
@@ -293,7 +294,7 @@ static int check_shapes(const struct given *given, int op, int64_t *slots, struc
     return 1;
 }
 
-/* Return how many columns to send; those for which FastDeploy's struct has no room are cut. */
+/* Return the number of columns to send; columns that do not fit into FastDeploy's struct are cut off. */
 static int64_t columns_of(const struct given *given, int64_t slots) {
     int64_t columns = given->has[IDS] ? given->of[IDS].shape[1] : 1;
     int fits_dense = given->op == SINGLE_TOPK && given->is_dense && slots * columns <= STRUCT_PLACES && columns <= UINT16_MAX;
@@ -367,14 +368,14 @@ void *tokenbus_fastdeploy_pack(
     return message;
 }
 
-/* How many bytes of a connection's next message have arrived, and the fields of its header. */
+/* The number of bytes that have arrived of a connection's next message, and the fields of its header. */
 struct reading {
     uint64_t have, bytes, sequence, stamp;
     int64_t kind;
 };
 enum progress { MORE, WHOLE, ENDED, REFUSED };
 
-/* Tell whether a header could be `packed`'s. Nothing is read after one that could not. */
+/* Tell whether `pack` could have written a header. Nothing is read after any other header. */
 static int is_sound(const struct header *header) {
     static const uint32_t MOST[] = {0, SLOTS, SLOTS, SPECULATIVE_SLOTS, SLOTS};
     int kind = header->kind;
@@ -387,7 +388,7 @@ static int is_sound(const struct header *header) {
     return header->bytes == sizeof *header + 4 * items;
 }
 
-/* Tell whether the slots' counts name as many tokens as the message has: `fill` writes as many as they name. */
+/* Tell whether the slots' counts add up to the message's tokens: `fill` writes as many as the counts say. */
 static int has_sound_counts(const struct header *header) {
     if (header->kind == KIND_SINGLE || header->kind == KIND_SINGLE_SCORED) return 1;
     const int32_t *counts = (const int32_t *)(header + 1);
@@ -399,7 +400,7 @@ static int has_sound_counts(const struct header *header) {
     return entries == header->entries;
 }
 
-/* Receive the bytes of one message that have arrived, without blocking, and none of the next message. */
+/* Receive, without blocking, the bytes that have arrived of one message, and none of the next message. */
 int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *reading) {
     for (;;) {
         uint64_t wanted = reading->bytes ? reading->bytes : sizeof(struct header);
@@ -419,8 +420,8 @@ int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *readin
 }
 
 /*
- * Acknowledge a message, and reset for the next one. Return 0, or the sequence if the socket has no room for it now. That
- * the process which saved the message has ended is not an error.
+ * Acknowledge a message, and reset for the next one. Return 0, or the sequence if the socket has no room for it now. It
+ * is not an error if the process that saved the message has ended.
  */
 uint64_t tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
     uint64_t sequence = reading->sequence;
@@ -455,14 +456,14 @@ int tokenbus_fastdeploy_number(const char *variable, int otherwise) {
 const uint32_t tokenbus_fastdeploy_most_bytes =
     sizeof(struct header) + 4 * (SLOTS + SLOTS * MOST_TOKENS * COLUMNS * 2 + SLOTS * MOST_TOKENS);
 
-/* Outputs: the tokens, and where they are scored their scores and ranks. */
+/* Outputs: the tokens and, if they are scored, their scores and ranks. */
 struct outputs {
     int64_t *tokens;
     float *scores;
     int64_t *ranks;
 };
 
-/* Write a token's columns. Wanted columns that were not saved become `blank`. */
+/* Write a token's columns. Requested columns that were not saved become `blank`. */
 static void fill_line(const struct outputs *out, int64_t place, const int32_t *tokens, const float *scores, int64_t columns, int64_t wanted, int32_t blank) {
     int64_t there = columns < wanted ? columns : wanted;
     out->tokens[place] = tokens[0], out->scores[place] = scores[0];
@@ -539,7 +540,7 @@ static int open_outputs(int kind, void **objects, Buffer *buffers, struct outcom
 }
 
 /*
- * Fill a get op's outputs with a message, or with -2 if `is_empty`; with neither only check the outputs. The message
+ * Fill a get op's outputs with a message, or with -2 if `is_empty`; with neither, only check the outputs. The message
  * itself was checked when it arrived. Return 0 if an output does not fit.
  */
 int tokenbus_fastdeploy_fill(
