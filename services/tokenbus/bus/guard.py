@@ -91,8 +91,6 @@ class Guard:
             silent = len(admitted) - sum(admitted)
             return Usage(sum(admitted), silent, self.held_bytes, dict(self.cut_off))
 
-    # New connections.
-
     def accept(self, descriptor: int, local_address: object, handshakes: int) -> AcceptedConnection | None:
         """Return a new connection, or None if it has ended already."""
         os.eventfd_write(self._wake, 1)  # the guard's thread may be about to sleep until a connection comes
@@ -141,8 +139,6 @@ class Guard:
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    # Cutting off.
-
     def cut(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
         if not connection.is_cut:
             self.cut_off[kind] += 1
@@ -152,8 +148,6 @@ class Guard:
     def dismiss(self, connection: AcceptedConnection) -> None:
         """Cut a connection off soon; until then it can read the last messages to it."""
         connection.cut_at = self._now() + _FAREWELL_SECONDS
-
-    # The thread.
 
     def _run(self) -> None:
         while not self._closed:

@@ -178,8 +178,6 @@ class ReconnectingSession(ABC):
             return max(0.0, min(self._next_greeting - now, self._leaves_at - now, self.interval))
         return max(0.0, min(self._last_sent + self.interval - now, self._leaves_at - now, self.interval))
 
-    # Moving to the next processor.
-
     def is_leaving(self, now: float) -> bool:
         """Tell whether it is time to move; if so, nothing more is sent to the current processor."""
         return now >= self._leaves_at
@@ -203,8 +201,6 @@ class ReconnectingSession(ABC):
         """
         rounds = min(self._tries // self._processors, _MAX_DOUBLINGS)
         return min(self.timeout, self.interval * 2.0**rounds)
-
-    # The handshake.
 
     def _greeting(self, now: float) -> list[bytes] | None:
         if now < self._next_greeting:

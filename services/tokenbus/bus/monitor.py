@@ -90,8 +90,6 @@ class Monitor:
             self._by_peer.clear()
             self._listening.close()
 
-    # Messages.
-
     def read(self, frame: zmq.Frame, parts: list[bytes]) -> bytes | None:
         """Count a message and return its peer, the first frame; None: drop the message."""
         peer = frame.bytes
@@ -163,8 +161,6 @@ class Monitor:
                 connection.public = str(frame.get(USER))
                 self._check_key(connection)  # it was allowed at its handshake, but may have been revoked since
             return connection
-
-    # Events of libzmq.
 
     def catch_up(self) -> None:
         with self.guard.lock:

@@ -87,8 +87,6 @@ class ClientSession(ReconnectingSession):
     def outstanding(self) -> int:
         return len(self._requests)
 
-    # The room of the processor.
-
     @property
     def is_here(self) -> bool:
         return self.state is SessionState.OPEN and not self.is_silent
@@ -141,8 +139,6 @@ class ClientSession(ReconnectingSession):
         self._outgoing.append(data)
         self.on_news()
         return True
-
-    # Received frames.
 
     def _decode(self, parts: list[bytes]) -> ServerFrame:
         if not parts:
@@ -221,8 +217,6 @@ class ClientSession(ReconnectingSession):
         may_ack = self.state is SessionState.OPEN and not self._requests.is_paused
         ack_at = self._ack_at if may_ack else inf
         return max(0.0, min(super().seconds_to_wait(now), ack_at - now))
-
-    # Sent frames.
 
     def _encode(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
         return write_frame(ClientFrame(**body))

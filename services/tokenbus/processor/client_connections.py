@@ -83,8 +83,6 @@ class ClientConnections(Connections[Session]):
         self.evicted = 0
         """How often a client lost requests because its send queue was too full."""
 
-    # Frames.
-
     def _answer_refused(self, known: Session, frame: bytes, error: ContractError) -> None:
         request_id = 0
         with suppress(DecodeError):
@@ -194,8 +192,6 @@ class ClientConnections(Connections[Session]):
             request.asked_after = session.hellos
             session.requests.add(request_id)
 
-    # The handshake.
-
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
         identity = self.peers.listener.identity(peer)
         roles = identity.roles if identity.may(Role.CLIENT, hello.name) else identity.roles - {Role.CLIENT}
@@ -275,8 +271,6 @@ class ClientConnections(Connections[Session]):
         self._registry.consumers[session.route] = session
         return session
 
-    # End and eviction.
-
     def _end(self, session: Session, why: str) -> None:
         self.peers.cut_off(session)
         self.sessions.pop(session.id, None)
@@ -342,8 +336,6 @@ class ClientConnections(Connections[Session]):
         items, size = (0, 0) if stream is None else session.send_queue.held_of(stream)
         most = self._settings.processor
         return max(items / most.pending_items, size / most.pending_bytes) > _LARGE_SHARE
-
-    # Sending.
 
     def gather(self, now: float) -> None:
         """Gather frames for a millisecond, or until `send_gathered`, so that a client wakes up once for several steps.

@@ -144,8 +144,6 @@ class Connections(ABC, Generic[P]):
     def _check(self, known: P, now: float) -> None:
         """Check the deadlines of one peer."""
 
-    # Messages.
-
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
         """Handle one message of a peer. An invalid message is refused, and has no other effect."""
         known = self.peers.at(peer)
@@ -218,8 +216,6 @@ class Connections(ABC, Generic[P]):
     def _warn_once(self, key: tuple[object, ...], event: str, known: P | None, **values: object) -> None:
         self._repeated_log.begin(key, _log.warning, event, **values, **(known.log_fields if known else {}))
 
-    # The handshake.
-
     def _connect(self, known: P, peer: bytes, now: float) -> None:
         self.peers.connect(known, peer)
         known.last_heard = now
@@ -243,8 +239,6 @@ class Connections(ABC, Generic[P]):
         if known.peer is None or now - known.last_heard > self._timeout:
             return False
         return self._send_heartbeat(known, now) is not Outcome.GONE
-
-    # Time.
 
     def tick(self, now: float) -> None:
         """Check the deadlines of all peers. A defect at one peer does not affect the others."""

@@ -142,8 +142,6 @@ class Intake:
         for observe in self.stream_observers:
             observe(worker)
 
-    # Items.
-
     def _receive(self, worker: Worker, item: Item, payload: bytes) -> None:
         stream = worker.stream
         outcome = stream.receive(item, payload)
@@ -233,8 +231,6 @@ class Intake:
     def _warn_once(self, key: tuple[str, str], event: str, worker: Worker, **values: object) -> None:
         self._refused_messages.repeated_log.begin(key, _log.warning, event, **values, **worker.log_fields)
 
-    # Events of requests.
-
     def _on_event(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
         match event.WhichOneof("event"):
             case "admitted":
@@ -301,8 +297,6 @@ class Intake:
             if request.id not in spared:
                 self.registry.fail(request, _GAP, reason)
 
-    # Steps.
-
     def _check_drafts(self, worker: Worker, step: Step) -> None:
         self.steps += 1
         step.pending_ack.ordinal = self.steps
@@ -344,8 +338,6 @@ class Intake:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
                 self._dispatch.resend(worker, request)
-
-    # Acks, credit and backpressure.
 
     def _answer(self, worker: Worker) -> None:
         stream = worker.stream

@@ -64,8 +64,6 @@ class RequestRegistry:
         self._repeated_log = DeduplicatedLog()
         self.failed_ticks = 0
 
-    # Beginning.
-
     def submit(self, generate: Generate, stream: int, route: int, owner: int) -> Request:
         """Open a client's request at a stream, or queue it (NO_STREAM). The caller checks first that there is room."""
         deadline = self._deadline(generate.deadline_unix_ms, generate.deadline_ms)
@@ -177,8 +175,6 @@ class RequestRegistry:
         self._repeated_log.begin(("resume", client), _log.warning, "resume refused", client=client, request=request_id)
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
 
-    # Consumers.
-
     def consumer_of(self, request: Request) -> Session | None:
         return self.consumers.get(int(self.table.route[request.slot]))
 
@@ -203,8 +199,6 @@ class RequestRegistry:
             table.set_deadline(request, self._deadline(resume.deadline_unix_ms))
             table.skip_to(request, resume.next_position)
         return request
-
-    # End.
 
     def finish(self, request: Request) -> None:
         self.counts.finished += 1

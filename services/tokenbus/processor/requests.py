@@ -169,8 +169,6 @@ class RequestTable:
         self.running = self._running()
         """The columns that the native pass over a step reads."""
 
-    # Finding requests.
-
     def __len__(self) -> int:
         return len(self._slots)
 
@@ -375,8 +373,6 @@ class RequestTable:
         for _, pending_ack in request.scores:
             pending_ack.release()
         request.scores = []
-
-    # Changes within a state.
 
     def skip_to(self, request: Request, position: int) -> None:
         """Advance a request to a position, because its client has all tokens before it."""

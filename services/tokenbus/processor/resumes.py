@@ -84,8 +84,6 @@ class Resumes:
         for session in sessions:
             session.send_gathered()
 
-    # Rows in the send queues of other sessions.
-
     def _search(self, resumed: list[tuple[Session, Resume]]) -> dict[int, list[_Rows]]:
         """Return the rows of resumed requests in the send queues of other sessions of the same owners."""
         wanted: dict[int, set[int]] = {}
@@ -117,8 +115,6 @@ class Resumes:
             request = self._registry.table.get(request_id)
             return request is not None and self._registry.consumer_of(request) is session
         return has_last_row(session, ended)
-
-    # One resume.
 
     def _resume(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
         request_id, table = resume.request_id, self._registry.table

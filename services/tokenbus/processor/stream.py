@@ -151,8 +151,6 @@ class Stream:
         self.credit.through_sequence = self.in_order_through + self._settings.credit_items
         self.credit.bytes = self._used_bytes + self._settings.credit_bytes
 
-    # Items.
-
     def receive(self, item: Item, payload: bytes) -> ItemOutcome:
         """Receive one item. Raises a ContractError if its length differs from its payload's."""
         sequence = item.sequence
@@ -263,8 +261,6 @@ class Stream:
             self._asked_at = None
             self._attempts = 0
         return ready
-
-    # Missing items.
 
     def heard_of(self, last_sequence: int) -> None:
         self.known_last = max(self.known_last, min(last_sequence, self.credit.through_sequence))

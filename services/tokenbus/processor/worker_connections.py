@@ -51,8 +51,6 @@ class WorkerConnections(Connections[Worker]):
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """The oldest epoch with which a departed worker may come back, and the time when that restriction ends."""
 
-    # Frames.
-
     def _handle(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
         if not parts:
             raise ContractError("message", "one part, and the payload of an item", 0, rule=Rule.LENGTH)
@@ -98,8 +96,6 @@ class WorkerConnections(Connections[Worker]):
                 self._intake.process(worker, now)
             case "goodbye":
                 self._goodbye(worker, frame.goodbye, now)
-
-    # The handshake.
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
         identity = self._workers.listener.identity(peer)
@@ -223,8 +219,6 @@ class WorkerConnections(Connections[Worker]):
         ended = self._registry.end_all_of(worker.source.stream, worker.stream.worker_id, why)
         log = _log.warning if ended else _log.info
         log("worker gone", reason=why, requests_ended=ended, **worker.log_fields)
-
-    # Time.
 
     def _check(self, known: Worker, now: float) -> None:
         is_gone = known.peer is not None and not self._workers.listener.is_connected(known.peer)

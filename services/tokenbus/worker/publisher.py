@@ -216,8 +216,6 @@ class Publisher:
             self._last_signs, self._progressed_at = counts.signs, now
         return min(_MAX_STALLED_MS, round(1000 * (now - self._progressed_at)))
 
-    # Outgoing: batches and events.
-
     def publish(self, batch: LogprobBatch) -> int:
         """Publish one batch, and return its sequence; 0: another rank publishes it, or its requests were given up.
 
@@ -391,8 +389,6 @@ class Publisher:
     def _made_room(self) -> None:
         """Wake the threads that wait for room; the link's thread calls this with the lock held."""
         self._room.notify_all()
-
-    # Incoming: requests and aborts.
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         """Return the requests and aborts that came since the last call; block for at most `seconds` while none came."""

@@ -137,8 +137,6 @@ class WorkerSession(ReconnectingSession):
         if (turn := self._later_turns.get(admitted.request_id)) is not None:
             admitted.MergeFrom(turn)
 
-    # Incoming frames.
-
     def _decode(self, parts: list[bytes]) -> ProcessorFrame:
         if len(parts) != 1:
             raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
@@ -245,8 +243,6 @@ class WorkerSession(ReconnectingSession):
             raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
         if len(self._replays) < _MAX_REPLAYS:  # the processor asks again for items beyond that
             self._replays.append((first, last))
-
-    # Outgoing frames.
 
     @property
     def _last_sequence(self) -> int:

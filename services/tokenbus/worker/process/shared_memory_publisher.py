@@ -73,8 +73,6 @@ class SharedMemoryPublisher(EngineOutput):
                 "engine_state": self._engine_state,
             }
 
-    # From the engine to the publisher.
-
     def publish_event(self, event: RequestEvent) -> None:
         """Write an event; without room for it, its request ends, or an operator's answer is dropped."""
         request_ids: tuple[int, ...] = ()
@@ -210,8 +208,6 @@ class SharedMemoryPublisher(EngineOutput):
         if not self.is_running:
             raise NotRunningError("the publisher is not running: it was not started, or it was closed")
 
-    # From the publisher to the engine.
-
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
         self.counts.signs += 1
         self._write_overdue()
@@ -287,8 +283,6 @@ class SharedMemoryPublisher(EngineOutput):
         if request_ids:
             self._ending.append((number, [(each, self._open[each]) for each in request_ids if each in self._open]))
             self._last_rows = _CHANGED
-
-    # Waking each other.
 
     def _ring_bell(self) -> None:
         if self.bell is not None:
