@@ -128,7 +128,6 @@ class StreamQueue(Generic[T]):
         self._on_length(len(self._items))
 
     def close(self) -> None:
-        """Drop the items, and end the iteration."""
         self.is_closed = True
         self._items.clear()
         self._arrived.set()

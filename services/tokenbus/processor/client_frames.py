@@ -91,7 +91,6 @@ def output_frames(
 
 
 def room_in(limits: Limits) -> int:
-    """Return the bytes of rows that fit into a message."""
     return max(1, limits.max_message_bytes - _HEADER_BYTES)
 
 
@@ -124,5 +123,4 @@ def emitted_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
 
 
 def selection_header(batch: LogprobBatch, *, draft_follows: bool = False) -> BatchHeader:
-    """Return the header of a batch with some rows of a step."""
     return batch.header._replace(selection=True, draft_follows=draft_follows)

@@ -34,7 +34,6 @@ class OpenCommands:
         return len(self._open)
 
     def submit(self, session: Session, control: Control) -> None:
-        """Send a command to its worker, or refuse it."""
         key, worker = control.control_key, self._workers.by_id.get(control.worker_id)
         known = self._open.get(key)
         if known is not None and known[0] is session:

@@ -185,7 +185,6 @@ class RequestTable:
         return ""
 
     def room_for(self, payer: Payer) -> int:
-        """Return how many more requests may be charged to a payer."""
         return max(0, min(self._per_peer - self.charged_to(payer), self._max_requests - len(self)))
 
     def charged_to(self, payer: Payer) -> int:
@@ -215,7 +214,6 @@ class RequestTable:
         return int(self.stream[request.slot])
 
     def ended(self, request_id: int) -> Ended | None:
-        """Return the end of a request, if the table still knows it."""
         return self._ended.get(request_id)
 
     def has_ended_at_client(self, request_id: int) -> bool:

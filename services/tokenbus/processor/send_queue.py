@@ -75,7 +75,6 @@ class SendQueue:
         self._budget.bytes += frame.cost
 
     def next_message(self) -> list[bytes] | None:
-        """Return the next frame that the window allows as a message, or None."""
         if not self._waiting or not self._fits(self._waiting[0].size):
             return None
         frame = self._waiting[0]

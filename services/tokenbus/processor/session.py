@@ -123,7 +123,6 @@ class Session(KnownPeer):
         self.put(Frame(write_frame(ServerFrame(prompt_scores=chunk)), (), pending_ack, ids))
 
     def finish(self, request: Request) -> None:
-        """Forget a request whose last row is in the send queue."""
         request.last_frame = self.route, self.send_queue.last_ordinal
         self.requests.discard(request.id)
 

@@ -124,7 +124,6 @@ class Stream:
 
     @property
     def credit_left(self) -> int:
-        """The worker's remaining credit in items."""
         return max(0, self.credit.through_sequence - self.known_last)
 
     @property

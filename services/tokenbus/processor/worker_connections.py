@@ -212,7 +212,6 @@ class WorkerConnections(Connections[Worker]):
                 self._lose(worker, why)
 
     def _lose(self, worker: Worker, why: str) -> None:
-        """Remove a worker, and fail its requests."""
         self._intake.close(worker, why)
         self._workers.disconnect(worker)
         self._workers.remove(worker)

@@ -82,7 +82,6 @@ class Workers(Peers[Worker]):
         self.by_stream[worker.source.stream] = worker
 
     def remove(self, worker: Worker) -> None:
-        """Remove a worker, and keep its counts."""
         self.by_id.pop(worker.stream.worker_id, None)
         self.by_stream.pop(worker.source.stream, None)
         self.lost += 1
