@@ -93,7 +93,7 @@ class Intake:
 
         # 2. Restore the order of the stream: items after a missing one wait until the worker has sent it again.
         for entry in self._in_order(worker, now, at_end=at_end):
-            if worker.reconcile is not None and entry.sequence > worker.reconcile[0]:
+            if worker.reconcile is not None and entry.sequence > worker.reconcile:
                 self._reconcile(worker)  # the following items are younger than the worker's hello
             if isinstance(entry, LostItems):
                 self._on_lost(worker, entry)
@@ -318,16 +318,15 @@ class Intake:
         step.pending_ack.release()
 
     def _reconcile_if_caught_up(self, worker: Worker) -> None:
-        is_caught_up = worker.reconcile is not None and worker.stream.expected > worker.reconcile[0]
+        is_caught_up = worker.reconcile is not None and worker.stream.expected > worker.reconcile
         if is_caught_up and not worker.assembler.open_steps:  # a last row may wait for its draft batch
             self._reconcile(worker)
 
     def _reconcile(self, worker: Worker) -> None:
         """End or resend the requests that the processor gave to a worker but that the worker's hello did not name."""
-        _, ids = worker.reconcile or (0, frozenset())
         worker.reconcile = None
         for request in self.registry.table.of_stream(worker.source.stream):
-            if request.id in ids:
+            if request.id in worker.source.owners:
                 request.generate = None  # it need not be sent again
             elif worker.assembler.has_last_row(request.id):
                 continue  # it has ended at the worker, and its last row waits here

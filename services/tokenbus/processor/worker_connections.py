@@ -181,7 +181,7 @@ class WorkerConnections(Connections[Worker]):
         worker.source.owners.update(zip(hello.request_ids, owners, strict=False))
         # After the welcome, because a worker ignores aborts until then. Unknown requests are opened only when a client
         # resumes them: a hello may name any number of invented ones.
-        worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_ids))
+        worker.reconcile = hello.next_sequence - 1
         for request_id, owner in worker.source.owners.items():
             registry.table.forget_end_at_other_client(request_id, owner)
         for request_id in filter(registry.table.knows, hello.request_ids):

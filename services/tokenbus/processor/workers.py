@@ -47,8 +47,8 @@ class Worker(KnownPeer):
     """Whether its next item has more unclaimed requests than the table has room for."""
     hellos: int = 0
     """Completed handshakes."""
-    reconcile: tuple[int, frozenset[int]] | None = None
-    """The last sequence before its hello, and the requests that the hello named; None after they were reconciled."""
+    reconcile: int | None = None
+    """The last sequence before its hello; None after the requests that the hello named were reconciled."""
 
     def count(self, step: Step) -> None:
         counts, rows = self.stream.counts, step.rows
