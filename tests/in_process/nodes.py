@@ -375,4 +375,4 @@ def work_left(worker: WorkerNode) -> Iterator[str]:
     if worker.publisher.session.given_up:
         yield f"{name} has not ended {worker.publisher.session.given_up}"
     if worker.publisher.session.requests:
-        yield f"{name} believes to have {worker.publisher.session.requests}"
+        yield f"{name} believes to have {set(worker.publisher.session.requests)}"

@@ -33,7 +33,7 @@ def test_a_worker_forgets_a_request_that_ended_for_want_of_room() -> None:
     world.flush()
     world.workers[0].turn()
     world.settle()
-    assert world.workers[0].publisher.session.requests == set()
+    assert not world.workers[0].publisher.session.requests
     assert {asked.error and asked.error.code for asked in world.asked} == {ErrorCode.ERROR_CODE_GAP}
 
 

@@ -5,6 +5,7 @@ import pytest
 from tests.in_process.builders import BATCH, EPOCH, generate_of
 from tests.worker.peer import FIRST, INTERVAL, TIMEOUT, Peer
 from tokenbus.bus.link import SessionState
+from tokenbus.worker.session import NO_TURN
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Refusal, RefusalReason
 
@@ -72,7 +73,7 @@ def test_processor_that_says_goodbye_is_left_at_once() -> None:
 def test_old_processor_that_answers_first_has_all_again() -> None:
     """Meanwhile the others hear of a new epoch, which has nothing yet."""
     peer = peer_of()
-    peer.session.requests.add(5)
+    peer.session.requests[5] = NO_TURN
     leaves_after(peer)
     peer.session.move(peer.now)
     asked = peer.must_say()
@@ -89,7 +90,7 @@ def test_old_processor_that_answers_first_has_all_again() -> None:
 def test_another_processor_that_answers_gets_a_new_epoch() -> None:
     peer, aborts = abandoned()
     assert sorted(aborts) == [5, 6]
-    assert (len(peer.retention), peer.retention.next_sequence, peer.session.requests) == (0, 1, set())
+    assert (len(peer.retention), peer.retention.next_sequence, peer.session.requests) == (0, 1, {})
     peer.retention.keep(BATCH, b"new")
     assert peer.sequences() == [1]
     peer.now += INTERVAL
@@ -107,7 +108,7 @@ def test_new_requests_wait_until_those_that_were_given_up_have_ended() -> None:
     assert not taken
     peer.session.ended([6], peer.now)
     assert [(type(each), each.request_id) for each in taken] == [(Generate, 7), (Abort, 7)]
-    assert peer.session.requests == {7}
+    assert peer.session.requests.keys() == {7}
 
 
 @pytest.mark.parametrize("processors", [2, 3])

@@ -256,4 +256,4 @@ def test_transfer_state_has_a_bound(size: int, error: dict[int, str]) -> None:
     assert made.errors() == {key: (ENGINE, f"prefilled.transfer_state: {message}") for key, message in error.items()}
     told = [event.prefilled for event in events(made.publisher) if event.HasField("prefilled")]
     assert [(each.request_id, len(each.transfer_state)) for each in told] == ([] if error else [(1, size)])
-    assert made.publisher.session.requests == set()
+    assert not made.publisher.session.requests

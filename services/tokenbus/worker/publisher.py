@@ -23,7 +23,7 @@ from tokenbus.worker.engine_output import admitted_event, error_event
 from tokenbus.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus.worker.request_queue import RequestQueue
 from tokenbus.worker.retention import Retention
-from tokenbus.worker.session import WorkerSession, hello_of
+from tokenbus.worker.session import NO_TURN, WorkerSession, hello_of
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.control_pb2 import Control
@@ -244,11 +244,11 @@ class Publisher:
     def _update_requests(self, batch: LogprobBatch) -> None:
         request_ids = batch.request_ids.tobytes()
         if request_ids != self._last_request_ids:  # most steps have the same requests as the one before
-            self.session.requests.update(batch.request_ids.tolist())
+            self._last_request_ids = request_ids
+            for request_id in batch.request_ids.tolist():
+                self.session.requests.setdefault(request_id, NO_TURN)
         if leaving := _leaving(batch):
-            self.session.requests.difference_update(leaving)
-            request_ids = b""
-        self._last_request_ids = request_ids
+            self._end_requests(leaving)
 
     async def published(self, batch: LogprobBatch) -> int:
         """Publish one batch as `publish` does, without blocking the event loop while retention is full."""
@@ -350,7 +350,7 @@ class Publisher:
         """Leave a gap in the stream that ends all its requests, because it is unknown which of them lost rows."""
         with self._room:
             self.retention.drop(())
-            self._end_requests(self.session.requests | self.session.given_up)
+            self._end_requests([*self.session.requests, *self.session.given_up])
             self.link.wake()
 
     def _end_requests(self, request_ids: Iterable[int]) -> None:

@@ -35,7 +35,8 @@ from tokenbus_contracts.schema import MAJOR, MINOR
 
 _MAX_REPLAYS = 64
 _MAX_REQUEST_IDS = 65_536
-_SPARE_OWNERS = 1024
+NO_TURN: tuple[int, Admitted | None] = (0, None)
+"""The owner and the turn of a request that is not the processor's."""
 _MAX_RECEIVED = 1024
 
 
@@ -81,16 +82,14 @@ class WorkerSession(ReconnectingSession):
         self._sent_bytes = 0
         self._granted_sequence = 0
         self._granted_bytes = 0
-        self._owners: dict[int, int] = {}
-        self._later_turns: dict[int, Admitted] = {}  # the turn of each request, if it is not the first
         self._received: dict[int, tuple[int, int]] = {}
         """The number and the deadline of the latest requests, oldest first; they tell whether an id is used again."""
         self._count = self._count_at_hello = 0
         """Number of requests received, and the same number at the last hello, which listed them."""
         self._unlisted = range(0)
         """Numbers of the requests received since the last answered hello; the processor may repeat them."""
-        self.requests: set[int] = set()
-        """The ids of all the worker's requests, including the ones that wait for the engine."""
+        self.requests: dict[int, tuple[int, Admitted | None]] = {}
+        """The worker's requests with their owners and later turns, including those that wait for the engine."""
         self.given_up: set[int] = set()
         """Requests of the abandoned processor that the engine has not ended yet."""
         self._held: list[ProcessorFrame] = []  # frames from the new processor that wait until `given_up` is empty
@@ -111,18 +110,16 @@ class WorkerSession(ReconnectingSession):
         self._takes_no_more = self._is_news = True
 
     def add_request(self, generate: Generate) -> None:
-        self.requests.add(generate.request_id)
-        self._owners[generate.request_id] = generate.owner
+        turn = None
         if generate.first_request_id:
-            turn = generate.continuation
-            self._later_turns[generate.request_id] = Admitted(
+            continuation = generate.continuation
+            turn = Admitted(
                 first_request_id=generate.first_request_id,
-                turn=turn.turn,
-                first_position=len(turn.token_ids),
-                reason=turn.reason,
+                turn=continuation.turn,
+                first_position=len(continuation.token_ids),
+                reason=continuation.reason,
             )
-        if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
-            self._owners = {each: owner for each, owner in self._owners.items() if each in self.requests}
+        self.requests[generate.request_id] = generate.owner, turn
 
     def set_engine_state(self, state: EngineState) -> None:
         """Update the next hello: the LoRA adapters, the version of the weights, and the pause."""
@@ -134,7 +131,8 @@ class WorkerSession(ReconnectingSession):
     def describe(self, admitted: Admitted) -> None:
         """Add the turn and the version of the weights to an admission."""
         admitted.weight_version = self._introduction.weight_version
-        if (turn := self._later_turns.get(admitted.request_id)) is not None:
+        _, turn = self.requests.get(admitted.request_id, NO_TURN)
+        if turn is not None:
             admitted.MergeFrom(turn)
 
     def _decode(self, parts: list[bytes]) -> ProcessorFrame:
@@ -208,22 +206,17 @@ class WorkerSession(ReconnectingSession):
         self.on_epoch(self._epoch)
         self._retention.restart()
         if self._introduction.max_requests:
-            given_up, self.requests = self.requests, set()
-            self.given_up |= given_up
+            given_up, self.requests = self.requests, {}
+            self.given_up.update(given_up)
             for request_id in given_up:
                 with suppress(ContractError):  # if there is no room for its abort, it ends by itself
                     self._on_request(Abort(request_id=request_id))
 
     def ended(self, request_ids: Iterable[int], now: float) -> None:
         """Remove the requests that the engine has ended."""
-        request_ids = list(request_ids)
-        self.requests.difference_update(request_ids)
-        if self._later_turns:
-            for request_id in request_ids:
-                self._later_turns.pop(request_id, None)
-        if not self.given_up:
-            return
-        self.given_up.difference_update(request_ids)
+        for request_id in request_ids:
+            self.requests.pop(request_id, None)
+            self.given_up.discard(request_id)
         if not self.given_up:
             held, self._held = self._held, []
             for frame in held:
@@ -279,7 +272,7 @@ class WorkerSession(ReconnectingSession):
             hello.first_sequence = hello.next_sequence = 1
         if not (self.asks_another and hello.max_requests):
             hello.request_ids.extend(sorted(self.requests)[:_MAX_REQUEST_IDS])
-            hello.request_owners.extend(self._owners.get(each, 0) for each in hello.request_ids)
+            hello.request_owners.extend(self.requests[each][0] for each in hello.request_ids)
         hello.processors = self._processors
         if self._takes_no_more:
             hello.max_requests = 0
