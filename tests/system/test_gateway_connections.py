@@ -1,6 +1,7 @@
 """What goes over one connection to the gateway: headers, bodies and requests in any order, whole or broken."""
 
 import contextlib
+import gc
 
 import pytest
 
@@ -31,6 +32,26 @@ async def test_requests_of_one_connection_are_answered_in_turn(deployment: Deplo
             assert data.count(b'"finish_reason":"length"') == data.count(b"HTTP/1.1 200 OK") - 1 > 0
             assert b'"object":"list"' in data
         assert (await sent(served, b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_answered_requests_leave_nothing_for_the_garbage_collector(deployment: Deployment) -> None:
+    wanted = [asked(max_tokens=9, logprobs=2, stream=is_streamed) for is_streamed in (False, True)]
+    async with serving(deployment) as served:
+        _, writer = await connected(served.address)
+        counts = served.gateway.counts
+        gc.disable()
+        try:
+            writer.write(b"".join(wanted))
+            await until(lambda: counts.requests["/v1/completions", "200"] == 2 and not counts.open_answers)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("tokenbus.gate")}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+            writer.close()
+    assert left == set()
 
 
 async def test_client_that_leaves_with_requests_waiting_ends_all(deployment: Deployment) -> None:

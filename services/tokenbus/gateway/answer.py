@@ -184,6 +184,11 @@ class Answer:
     def drop(self) -> None:
         self.queue.drop()
 
+    def release(self) -> None:
+        """Forget its listeners, which refer to it: only the garbage collector would free them."""
+        self.listeners = ()
+        self.queue.release()
+
     def _error_event(self, _error: ApiError) -> bytes:
         """Return a stream's event for its error; other answers have a status."""
         return b""
@@ -230,6 +235,10 @@ class ChoicesAnswer(Answer, ABC):
         for choice in self._choices:  # answers and choices refer to each other, which would keep the scores for a while
             choice.drop()
         super().end(error.renamed(self._request.fields))
+
+    def release(self) -> None:
+        super().release()
+        self._choices = []
 
     def outcomes(self) -> Iterator[Outcome]:
         request, unfinished = self._request, "abort" if self.error is None else "error"

@@ -326,6 +326,10 @@ class SendQueue:
             self._gathered.clear()
         self.hold(-self.size)
 
+    def release(self) -> None:
+        """Forget its answer, which refers to it."""
+        self._on_full = lambda: None
+
     def _free_reserved(self) -> None:
         if not self._reserved:
             return

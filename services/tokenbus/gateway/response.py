@@ -92,6 +92,7 @@ class AnswerResponse(Response):
             self._answer.drop()
             self._buffers.leave(self._answer)
             self._count_requests()
+            self._answer.release()
 
     def _count_requests(self) -> None:
         ended_at = time.monotonic()

@@ -351,8 +351,12 @@ class _Counted:
             await send(message)
 
         # Chunks of answers bypass the middleware, which ignores them.
-        scope.setdefault("extensions", {})[RAW_SEND] = send
-        await self._app(scope, receive, counting)
+        extensions = scope.setdefault("extensions", {})
+        extensions[RAW_SEND] = send
+        try:
+            await self._app(scope, receive, counting)
+        finally:
+            del extensions[RAW_SEND]  # `send` refers to the scope: only the garbage collector would free them
 
 
 def _who(request: Request) -> str:
