@@ -144,7 +144,6 @@ def _first_clause(text: str) -> str:
 
 
 def page() -> str:
-    """Return the page."""
     lines = [_HEAD]
     for heading, names in public_names():
         lines.append(f"## {heading}\n")

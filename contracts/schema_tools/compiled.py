@@ -31,23 +31,17 @@ class Tree:
             protoc(self, f"--descriptor_set_out={image}", "--include_source_info")
             return list(FileDescriptorSet.FromString(image.read_bytes()).file)
 
-    @property
-    def schema_files(self) -> list[Path]:
-        """Every .proto file of the current major version."""
-        return sorted((self.proto / "tokenbus" / "v1").glob("*.proto"))
-
 
 class SchemaError(Exception):
     """A schema tool cannot go on; the message says why."""
 
 
 def protoc(tree: Tree, *outputs: str) -> None:
-    """Run protoc over the schema."""
     run = subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={tree.proto}"),
             *outputs,
-            *(str(path) for path in tree.schema_files),
+            *(str(path) for path in sorted(tree.proto.glob("tokenbus/v1/*.proto"))),
         ],
         capture_output=True,
         text=True,

@@ -62,15 +62,12 @@ def _described(tree: Tree) -> bytes:
     """Return the schema's descriptors with their leading comments, without line numbers."""
     files = FileDescriptorSet(file=tree.compiled)
     for file in files.file:
-        commented = [each for each in file.source_code_info.location if each.leading_comments]
-        file.source_code_info.CopyFrom(
-            SourceCodeInfo(
-                location=[
-                    SourceCodeInfo.Location(path=each.path, leading_comments=" ".join(each.leading_comments.split()))
-                    for each in commented
-                ]
-            )
-        )
+        commented = [
+            SourceCodeInfo.Location(path=each.path, leading_comments=" ".join(each.leading_comments.split()))
+            for each in file.source_code_info.location
+            if each.leading_comments
+        ]
+        file.source_code_info.CopyFrom(SourceCodeInfo(location=commented))
     return files.SerializeToString(deterministic=True)
 
 

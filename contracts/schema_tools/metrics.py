@@ -64,7 +64,6 @@ def families() -> list[Family[Any]]:
 
 
 def page() -> str:
-    """Return the page."""
     return "\n".join(_lines()) + "\n"
 
 

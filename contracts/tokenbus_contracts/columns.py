@@ -43,7 +43,6 @@ class MessageColumns:
 
     @property
     def row_count(self) -> int:
-        """The number of rows."""
         return self.places[len(self._known)]
 
     @property

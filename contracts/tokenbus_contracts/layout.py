@@ -16,15 +16,8 @@ Index = npt.NDArray[np.intp]
 
 _ROWS = ColumnLength.COLUMN_LENGTH_ROWS
 _TOKENS = ColumnLength.COLUMN_LENGTH_TOKENS
-_SCORED_TOKENS = ColumnLength.COLUMN_LENGTH_SCORED_TOKENS
 _ALTERNATIVES = ColumnLength.COLUMN_LENGTH_ALTERNATIVES
-_PROPOSALS = ColumnLength.COLUMN_LENGTH_PROPOSALS
-_STOPPED_ROWS = ColumnLength.COLUMN_LENGTH_STOPPED_ROWS
 _ROWS_OR_NONE = ColumnLength.COLUMN_LENGTH_ROWS_OR_NONE
-_OTHER_LOGPROBS = ColumnLength.COLUMN_LENGTH_OTHER_LOGPROBS
-_ENTROPIES = ColumnLength.COLUMN_LENGTH_ENTROPIES
-_GIVEN_TOKENS = ColumnLength.COLUMN_LENGTH_GIVEN_TOKENS
-_GIVEN_LOGPROBS = ColumnLength.COLUMN_LENGTH_GIVEN_LOGPROBS
 _MASKED_TOKENS = ColumnLength.COLUMN_LENGTH_MASKED_TOKENS
 _MASK_TOKENS = ColumnLength.COLUMN_LENGTH_MASK_TOKENS
 
@@ -42,16 +35,18 @@ class Layout:
         # The elements of one token in each kind of column, for each row.
         self._per_token: dict[int, Index] = {
             _TOKENS: np.ones(rows, np.intp),
-            _SCORED_TOKENS: (batch.scorings != Scoring.NONE).astype(np.intp),
+            ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: (batch.scorings != Scoring.NONE).astype(np.intp),
             _ALTERNATIVES: batch.top_ks.astype(np.intp),
         }
         self.starts: dict[int, Index] = {
             _ROWS: np.arange(rows + 1, dtype=np.intp),
             **{length: _starts_of(counts * each) for length, each in self._per_token.items()},
-            _PROPOSALS: _starts_of(batch.proposal_counts),
+            ColumnLength.COLUMN_LENGTH_PROPOSALS: _starts_of(batch.proposal_counts),
         }
         if batch.stops.size:
-            self.starts[_STOPPED_ROWS] = _starts_of((batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp))
+            self.starts[ColumnLength.COLUMN_LENGTH_STOPPED_ROWS] = _starts_of(
+                (batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp)
+            )
         if has_extras:
             self._lay_out_extras(batch, counts)
         _check_lengths(batch, present, {length: int(starts[-1]) for length, starts in self.starts.items()})
@@ -65,14 +60,14 @@ class Layout:
             for column in (batch.extras, batch.given_counts, batch.mask_bounds)
         )
         asked: dict[int, Index] = {
-            _OTHER_LOGPROBS: extras & Extra.OTHER_LOGPROB,
-            _ENTROPIES: extras // Extra.ENTROPY & 1,
-            _GIVEN_LOGPROBS: given,
+            ColumnLength.COLUMN_LENGTH_OTHER_LOGPROBS: extras & Extra.OTHER_LOGPROB,
+            ColumnLength.COLUMN_LENGTH_ENTROPIES: extras // Extra.ENTROPY & 1,
+            ColumnLength.COLUMN_LENGTH_GIVEN_LOGPROBS: given,
             _MASKED_TOKENS: np.minimum(bounds, 1),
         }
         self._per_token |= asked
         self.starts |= {length: _starts_of(counts * each) for length, each in asked.items()}
-        self.starts |= {_ROWS_OR_NONE: self.starts[_ROWS], _GIVEN_TOKENS: _starts_of(given)}
+        self.starts |= {_ROWS_OR_NONE: self.starts[_ROWS], ColumnLength.COLUMN_LENGTH_GIVEN_TOKENS: _starts_of(given)}
         masked = self.starts[_MASKED_TOKENS]
         _check_lengths(batch, COLUMNS, {_MASKED_TOKENS: int(masked[-1])})
         sizes = batch.mask_sizes.astype(np.intp)

@@ -123,7 +123,7 @@ def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterato
             raise ContractError(name, "text in UTF-8", found) from None
     elif field.type in _ITEM_SIZES and len(contents) % _ITEM_SIZES[field.type]:
         raise ContractError(name, f"elements of {_ITEM_SIZES[field.type]} bytes", f"{len(contents)} bytes")
-    elif name in COLUMN and COLUMN[name].is_bytes and contents and contents[-1] >= 1 << 7:
+    elif name in COLUMN and COLUMN[name].item_bytes == 1 and contents and contents[-1] >= 1 << 7:
         raise ContractError(name, "whole varints", "the end of the column within one")
 
 

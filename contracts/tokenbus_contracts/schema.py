@@ -70,14 +70,9 @@ class Column:
     """Whether only named values of the enum are valid."""
 
     @cached_property
-    def is_bytes(self) -> bool:
-        """Whether a packed element takes one byte in the shortest encoding."""
-        return self.item_bytes == 1
-
-    @cached_property
     def max_wire_items(self) -> int:
         """`max_items`; for a varint column, the maximum size in bytes of this many elements."""
-        return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.is_bytes else 1)
+        return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.item_bytes == 1 else 1)
 
     @cached_property
     def empty(self) -> npt.NDArray[np.generic]:
@@ -115,17 +110,14 @@ def fields_of(message: Descriptor) -> list[FieldDescriptor]:
 
 
 def bounds_in(options: FieldOptions) -> bounds_pb2.FieldBounds:
-    """Return the bounds in a field's options."""
     return options.Extensions[bounds_pb2.bounds]  # type: ignore[index]
 
 
 def message_bounds_in(options: MessageOptions) -> bounds_pb2.MessageBounds:
-    """Return the bounds in a message's options."""
     return options.Extensions[bounds_pb2.message_bounds]  # type: ignore[index]
 
 
 def status_rule_in(options: EnumValueOptions) -> bounds_pb2.StatusRule:
-    """Return the rule in an enum value's options."""
     return options.Extensions[bounds_pb2.status_rule]  # type: ignore[index]
 
 

@@ -172,7 +172,7 @@ def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - 
     count = len(values)
     if count > column.max_items:
         raise ContractError(column.name, column.max_items, count, rule=Rule.ITEMS)
-    if not column.is_bytes:
+    if column.item_bytes > 1:
         return np.fromiter(values, column.dtype, count)
     wide = np.fromiter(values, np.int64, count)
     if count and (wide.max() >= ONE_BYTE_VARINT_END or wide.min() < 0):
@@ -190,7 +190,6 @@ def prefix_of(key: int, length: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Return a number in its shortest encoding."""
     digits = bytearray()
     while value >= ONE_BYTE_VARINT_END:
         digits.append(value & 0x7F | 0x80)

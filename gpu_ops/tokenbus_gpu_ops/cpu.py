@@ -78,7 +78,6 @@ class _Rows(NamedTuple):
     """The extra scores of each row."""
 
     def part(self, at: slice) -> "_Rows":
-        """Return a part of the rows."""
         return _Rows(*(None if each is None else each[at] for each in self))  # type: ignore[arg-type]
 
 
@@ -260,7 +259,6 @@ class _Blocks:
         return room
 
     def row(self, row: int) -> Floats:
-        """Return one whole row as floats."""
         return self.floats(self.view[row], np.empty(self._vocabulary, np.float32))
 
     def pass_over(self, rows: Index, sampled: Floats, most: int, *, with_entropy: bool = False) -> _Totals:

@@ -1,6 +1,7 @@
 """Tensor: the address, shape, strides and type of an array, from numpy or DLPack."""
 
 import ctypes
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,13 +108,15 @@ def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 
 
 
 def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - of a tensor that DLPack describes
-    """Return the tensor of a DLPack capsule."""
     described = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
     if described.device_type not in (*_HOST, *_GPU):
         limit = "an array on a CPU or a CUDA GPU"
         raise ContractError(name, limit, f"DLPack device {described.device_type}", rule=Rule.TYPE)
     shape = tuple(described.shape[: described.ndim])
-    strides = tuple(described.strides[: described.ndim]) if described.strides else _row_major(shape)
+    if described.strides:
+        strides = tuple(described.strides[: described.ndim])
+    else:
+        strides = tuple(prod(shape[axis + 1 :]) for axis in range(described.ndim))
     return Tensor(
         address=(described.data or 0) + described.byte_offset,
         shape=shape,
@@ -129,11 +132,3 @@ def _dtype(described: _DLTensor) -> str:
     kind = _CODES.get(described.code, f"code {described.code} of ")
     lanes = f"x{described.lanes}" if described.lanes != 1 else ""
     return f"{kind}{described.bits}{lanes}"
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))

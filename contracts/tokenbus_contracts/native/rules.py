@@ -48,7 +48,6 @@ Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(COLUMNS))
 
 
 def rules_for(limits: Limits) -> Rules:
-    """Return the schema's rules under some limits."""
     rules = Rules()
     for field in fields_of(HEADER):
         number, known = field.number, HEADER_RULES[field.name]

@@ -19,13 +19,7 @@ _PARTS = {
     ("ServerFrame", "watched_item"): ["ServerFrame", "LogprobBatch or RequestEvent, as watched_item.payload_kind says"],
 }
 """The parts of the transport messages that have more parts than the frame."""
-_EXAMPLES = (
-    "valid/one_row",
-    "valid/two_rows_with_alternatives",
-    "valid/draft",
-    "valid/finished_stop",
-    "valid/first_part",
-)
+_EXAMPLES = ("one_row", "two_rows_with_alternatives", "draft", "finished_stop", "first_part")
 
 
 class Channel(NamedTuple):
@@ -94,7 +88,6 @@ def asyncapi(schema: Schema) -> Document:
 
 
 def _bodies_of(schema: Schema, frame: str) -> list[Field]:
-    """Return the possible bodies of a frame."""
     (fields,) = schema.messages[frame].oneofs().values()
     return fields
 
@@ -154,6 +147,7 @@ def _message(message: Message, titles: Document, payload: Document) -> Document:
 def _examples() -> Iterator[Document]:
     """Yield some golden batches in protobuf's JSON form."""
     for message in golden_messages():
-        if message.name in _EXAMPLES:
+        name = message.name.removeprefix("valid/")
+        if name in _EXAMPLES:
             payload = MessageToDict(LogprobBatch.FromString(message.data))
-            yield {"name": message.name.rpartition("/")[2], "summary": message.expected["shows"], "payload": payload}
+            yield {"name": name, "summary": message.expected["shows"], "payload": payload}

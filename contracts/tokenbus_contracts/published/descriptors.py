@@ -41,12 +41,10 @@ class Field(NamedTuple):
 
     @property
     def bounds(self) -> bounds_pb2.FieldBounds:
-        """The bounds in its options."""
         return bounds_in(self.proto.options)
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it is a repeated field."""
         return self.proto.label == FieldDescriptorProto.LABEL_REPEATED
 
     @property
@@ -72,7 +70,6 @@ class Message(NamedTuple):
 
     @property
     def bounds(self) -> bounds_pb2.MessageBounds:
-        """The bounds in its options."""
         return message_bounds_in(self.proto.options)
 
     def oneofs(self) -> dict[str, list[Field]]:

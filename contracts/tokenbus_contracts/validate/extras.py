@@ -18,7 +18,6 @@ _SIZES = COLUMN["mask_sizes"]
 
 
 def check_extras(batch: LogprobBatch, limits: Limits) -> None:
-    """Check every extra column."""
     rows = batch.row_count
     for name in _ROW_COLUMNS:
         if getattr(batch, name).size:

@@ -96,7 +96,6 @@ def _check_values(batch: LogprobBatch, limits: Limits) -> None:
 
 
 def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, most: int) -> None:
-    """Check that values are unique and within their range."""
     in_order = np.sort(values)
     if in_order[0] < least:
         raise ContractError(f"{name}[{int(values.argmin())}]", least, int(in_order[0]), rule=Rule.MIN)
@@ -139,7 +138,6 @@ def _check_stops(batch: LogprobBatch) -> None:
 
 
 def _check_scorings(batch: LogprobBatch, rows: int) -> None:
-    """Check that each row's scoring permits its top_k."""
     scorings = batch.scorings.tobytes()
     if scorings.count(Scoring.NONE) != rows and batch.header.value_kind == ValueKind.UNSPECIFIED:
         limit = "a kind, because rows are scored"

@@ -63,7 +63,6 @@ def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least:
 
 
 def check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason: str) -> None:
-    """Refuse a column with a wrong length."""
     if column.size != wanted:
         raise ContractError(name, f"{wanted} elements, {reason}", column.size, rule=Rule.LENGTH)
 

@@ -10,7 +10,6 @@ _HOW = "install tokenbus[gpu], or pass cpu_fallback=True to compute on the CPU"
 
 @cache
 def driver() -> Any:  # noqa: ANN401 - the bindings have no types
-    """Return the bindings of CUDA's driver."""
     try:
         from cuda.bindings import driver as bindings
 
@@ -35,7 +34,6 @@ def core() -> Any:  # noqa: ANN401
 
 
 def name_of(fault: Any) -> str:  # noqa: ANN401
-    """Return CUDA's name of an error."""
     return str(getattr(fault, "name", fault))
 
 

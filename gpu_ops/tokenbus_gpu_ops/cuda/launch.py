@@ -118,7 +118,6 @@ class Parameters:
     __slots__ = ("_pointer", "_struct", "address")
 
     def __init__(self, struct: bytearray) -> None:
-        """Point to the bytes."""
         self._struct = struct
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(ctypes.c_ubyte.from_buffer(struct)))
         self.address = ctypes.addressof(self._pointer)
@@ -225,11 +224,9 @@ class Arriving(Arrival):
         self._inputs: tuple[object, ...] = inputs
 
     def ready(self) -> bool:
-        """Return whether the results are available."""
         return self._lease.ready()
 
     def memory(self) -> npt.NDArray[np.uint8]:
-        """Wait for the results and return their memory."""
         memory = self._lease.memory()
         self._inputs = ()
         return memory

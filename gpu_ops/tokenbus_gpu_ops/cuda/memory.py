@@ -180,11 +180,9 @@ class Lease:
         return self._piece.array.__array_interface__
 
     def ready(self) -> bool:
-        """Return whether the results are available."""
         return self._piece.is_idle()
 
     def memory(self) -> npt.NDArray[np.uint8]:
-        """Wait for the results and return the memory."""
         self._piece.wait()
         return np.asarray(self)
 
