@@ -59,7 +59,6 @@ class DeduplicatedLog:
         return True
 
     def end(self, key: Hashable) -> None:
-        """Log the summary of a key's events."""
         for event, repetition in self._open.pop(key, {}).items():
             _sum_up(event, repetition, even_one=True)
 

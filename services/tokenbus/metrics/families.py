@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -53,7 +53,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """The number of values."""
         return sum(self._all_counts())
 
     def _all_counts(self) -> list[int]:
@@ -124,7 +123,6 @@ def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:
 
 
 def event_loop_lag(read: Callable[[Subject], Histogram]) -> Family[Subject]:
-    """Return the family of the event loop's delay."""
     return Family(
         "tokenbus_event_loop_lag_seconds",
         "Delay of the event loop.",
@@ -147,11 +145,7 @@ class FamilyCollector(Collector, Generic[Subject]):
         subject = self._subject()
         for family in self._families:
             yield family.collect(subject)
-        build = GaugeMetricFamily(
-            "tokenbus_build_info",
-            "Always 1; the labels are the version of Tokenbus and the service.",
-            labels=("version", "service"),
-        )
-        build.add_metric((version("tokenbus"), self._service), 1)
-        yield build
+        build = {"version": version("tokenbus"), "service": self._service}
+        about = "Always 1; the labels are the version of Tokenbus and the service."
+        yield InfoMetricFamily("tokenbus_build", about, build)
         yield from ProcessCollector(registry=None).collect()

@@ -38,7 +38,6 @@ class StepTimes:
         self.delivery = Histogram()
 
     def observe(self, step: Step) -> None:
-        """Measure a delivered step."""
         self.assembly.observe(self._now() - step.first_arrival)
         if produced := step.rows.header.produced_at_ns:
             # A worker's clock may be ahead of this one; the latency is then 0.
@@ -72,7 +71,6 @@ class ProcessorView:
 
     @cached_property
     def usage(self) -> Usage:
-        """The usage of the transport's limits."""
         return self.processor.usage()
 
     def bounded(self) -> Iterator[tuple[str, int, int]]:
@@ -115,10 +113,6 @@ def _of_outcomes(
         return {(worker, label): value for worker, of in view.counts.items() for label, value in read(of).items()}
 
     return Family(title, meaning, advice, of_all)
-
-
-def _of_workers(title: str, meaning: str, advice: str, read: Callable[[Worker], float]) -> Family[ProcessorView]:
-    return Family(title, meaning, advice, lambda view: {of.stream.worker_id: read(of) for of in view.workers})
 
 
 def _of_log(
@@ -242,17 +236,17 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "High while it has requests: its engine is stuck, or clocks differ.",
         lambda view: view.lags(),
     ),
-    _of_workers(
+    Family(
         "tokenbus_stream_lag_items{worker}",
         "Sent items that are not yet received in order.",
         "High for long: with replays, the network loses items; otherwise the worker is away.",
-        lambda of: of.stream.lag,
+        lambda view: {of.stream.worker_id: of.stream.lag for of in view.workers},
     ),
-    _of_workers(
+    Family(
         "tokenbus_stream_credit_items{worker}",
         "Items that the worker may still send.",
         "0 for long: its items are not consumed; fill_ratio shows where they wait.",
-        lambda of: of.stream.credit_left,
+        lambda view: {of.stream.worker_id: of.stream.credit_left for of in view.workers},
     ),
     _of_counts(
         "tokenbus_speculative_rows_total{worker}",

@@ -22,10 +22,6 @@ def _of_publisher(title: str, meaning: str, advice: str, read: Callable[[Publish
     return Family(title, meaning, advice, lambda view: {view.publisher.worker_id: read(view.publisher)})
 
 
-def _attributes(worker: str, subject: object, *names: str) -> dict[tuple[str, ...], float]:
-    return {(worker, name): getattr(subject, name) for name in names}
-
-
 PUBLISHER: tuple[Family[PublisherView], ...] = (
     fill_ratio(lambda view: {"retention": view.publisher.retention.share_used()}),
     event_loop_lag(lambda view: view.watch.lag),
@@ -55,7 +51,10 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         "tokenbus_worker_policy_batches_total{worker, action}",
         "Batches: gated (another rank publishes them), shed (without alternatives), blocked (had to wait).",
         "shed, blocked: retention is filling up; see the processor. gated is normal on ranks other than 0.",
-        lambda view: _attributes(view.publisher.worker_id, view.publisher, "gated", "shed", "blocked"),
+        lambda view: {
+            (view.publisher.worker_id, action): getattr(view.publisher, action)
+            for action in ("gated", "shed", "blocked")
+        },
     ),
     _of_publisher(
         "tokenbus_worker_blocked_seconds_total{worker}",

@@ -176,7 +176,6 @@ class _Row:
         self._step += 1
 
     def positions(self) -> range:
-        """Return the positions of the tokens of the next step."""
         return range(self.position, self.position + self.count)
 
     def tokens(self) -> Iterator[tuple[int, float, int, Sequence[Alternative]]]:
@@ -218,7 +217,6 @@ def _target(rows: Sequence[_Row]) -> StepArrays:
 
 
 def _extras(rows: Sequence[_Row]) -> dict[str, Any]:
-    """Return the arrays of the requested extras."""
     tokens = [(row.scoring, row.answer, place) for row in rows for place in row.positions()]
     masks = [
         sorted(answer.masks[place] if answer.masks else answer.tokens[place : place + 1]) for _, answer, place in tokens
