@@ -71,9 +71,9 @@ class Recorder:
         assert request.id not in self.finished | self.failed
         self.finished[request.id] = RowStatus(self.statuses[request.id])
 
-    def fail(self, request: Request, error: RequestError) -> None:
-        assert request.id not in self.finished | self.failed
-        self.failed[request.id] = error
+    def put_error(self, error: RequestError) -> None:
+        assert error.request_id not in self.finished | self.failed
+        self.failed[error.request_id] = error
 
 
 class Table:

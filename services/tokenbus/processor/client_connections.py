@@ -152,7 +152,7 @@ class ClientConnections(Connections[Session]):
     def _ended(self, session: Session, ended: Ended) -> None:
         _check_role(session, Role.CLIENT)
         for request_id in ended.request_ids:
-            if request_id in session.requests:
+            if self._registry.is_read_by(request_id, session):
                 self._registry.abort(request_id)
             self._registry.client_ended(request_id, session.owner)
 
@@ -165,7 +165,9 @@ class ClientConnections(Connections[Session]):
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session, Role.CLIENT)
         request_id, table = generate.request_id, self._registry.table
-        if request_id in session.requests:  # sent again, because the connection broke before the answer arrived
+        if self._registry.is_read_by(
+            request_id, session
+        ):  # sent again, because the connection broke before the answer arrived
             return
         ended, known = table.ended(request_id), table.get(request_id)
         if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
@@ -190,7 +192,6 @@ class ClientConnections(Connections[Session]):
             session.put_error(request)
         else:
             request.asked_after = session.hellos
-            session.requests.add(request_id)
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
         identity = self.peers.listener.identity(peer)
@@ -248,7 +249,8 @@ class ClientConnections(Connections[Session]):
         if len(self.sessions) < most:
             return
         sessions = [each for each in self.sessions.values() if each not in self.watchers]
-        idle = [each for each in sessions if not each.requests and not len(each.send_queue)]
+        busy = set(self._registry.table.route.tolist())
+        idle = [each for each in sessions if each.route not in busy and not len(each.send_queue)]
         if not idle:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, f"clients: at most {most}")
         self._end(min(idle, key=lambda session: session.peer is not None), "another client needs its place")
@@ -279,10 +281,8 @@ class ClientConnections(Connections[Session]):
         session.send_queue.discard()
         self.watchers.remove(session)
         self.commands.forget(session)
-        for request_id in list(session.requests):
-            request = self._registry.table.get(request_id)
-            if request is not None and self._registry.table.route[request.slot] == session.route:
-                self._registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, f"client {session.name} is gone: {why}")
+        for request in self._registry.table.of_route(session.route):
+            self._registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, f"client {session.name} is gone: {why}")
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
@@ -290,17 +290,17 @@ class ClientConnections(Connections[Session]):
 
         A gateway is one client with the requests of many users: if a few requests fill the queue, only those end.
         """
-        queue = session.send_queue
+        queue, requests = session.send_queue, self._registry.table.of_route(session.route)
         waiting, size = len(queue), queue.bytes
         self.evicted += 1
         if session.peer is not None and (largest := queue.largest()):
-            request_ids, dropped = largest & session.requests, queue.drop_own(largest)
+            requests, dropped = [each for each in requests if each.id in largest], queue.drop_own(largest)
             most = f"most of the {waiting} frames with {size} bytes that wait for its client"
             reason = f"{len(largest)} requests have {most}"
             _log.warning("slow requests", client=session.name, ended=len(largest), frames=waiting, bytes=size)
         else:
             self.watchers.remove(session)
-            request_ids, dropped = set(session.requests), queue.drop_outputs()
+            dropped = queue.drop_outputs()
             if queue.is_over_full:
                 self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
                 return
@@ -309,10 +309,9 @@ class ClientConnections(Connections[Session]):
             reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
             _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
         emitted = emitted_in(dropped, session.limits)
-        for request_id in request_ids:
-            if (request := self._registry.table.get(request_id)) is not None:
-                self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
-                emitted.pop(request_id, None)
+        for request in requests:
+            self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
+            emitted.pop(request.id, None)
         for request_id, tokens in emitted.items():  # these requests had ended, and their last rows are dropped
             if session.id in self.sessions:  # otherwise its queue overflowed, and it has ended
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT

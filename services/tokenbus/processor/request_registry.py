@@ -165,8 +165,8 @@ class RequestRegistry:
         consumer = self.consumer_of(request)
         request.owner = owner
         if consumer is not None:
-            consumer.fail(request, self.refuse_resume(request.id, consumer.name))
             self.table.close(request, None)
+            consumer.put_error(self.refuse_resume(request.id, consumer.name))
             self.table.forget_end(request.id)  # its owner may still resume it
 
     def refuse_resume(self, request_id: int, client: str) -> RequestError:
@@ -177,6 +177,10 @@ class RequestRegistry:
 
     def consumer_of(self, request: Request) -> Session | None:
         return self.consumers.get(int(self.table.route[request.slot]))
+
+    def is_read_by(self, request_id: int, session: Session) -> bool:
+        request = self.table.get(request_id)
+        return request is not None and self.consumer_of(request) is session
 
     def all_lag(self, stream: int) -> bool:
         """Tell whether all clients with requests at a worker are behind: then throttling it delays no other client."""
@@ -223,12 +227,13 @@ class RequestRegistry:
             self._abort_at_worker(request)
         ended = {"code": name, "reason": message, "request": request.id, "emitted_tokens": emitted}
         self._repeated_log.begin(name, _log.warning, "request ended with an error", **ended)
-        if (consumer := self.consumer_of(request)) is not None:
-            consumer.fail(request, error)
+        consumer = self.consumer_of(request)
         if request.is_claimed or self.table.state_of(request) is State.ENDED:
             self.table.close(request, error)
         else:
             self.table.end(request, error)
+        if consumer is not None:
+            consumer.put_error(error)
 
     def end_continuable(self, why: str) -> None:
         """End the requests that their clients can continue at another processor."""

@@ -249,6 +249,9 @@ class RequestTable:
     def of_stream(self, stream: int) -> list[Request]:
         return [self.at(slot) for slot in np.flatnonzero(self.stream == stream).tolist()]
 
+    def of_route(self, route: int) -> list[Request]:
+        return [self.at(slot) for slot in np.flatnonzero(self.route == route).tolist()]
+
     def resumed(self) -> list[Request]:
         return [self.at(slot) for slot in np.flatnonzero(self.state == State.RESUMED).tolist()]
 

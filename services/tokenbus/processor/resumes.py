@@ -112,8 +112,7 @@ class Resumes:
         """Tell whether the remaining rows of a request are in the session's own queue, or will be sent there."""
         ended = self._registry.table.ended(request_id)
         if ended is None:
-            request = self._registry.table.get(request_id)
-            return request is not None and self._registry.consumer_of(request) is session
+            return self._registry.is_read_by(request_id, session)
         return has_last_row(session, ended)
 
     def _resume(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
@@ -170,9 +169,8 @@ class Resumes:
                 return self._registry.refuse_resume(request_id, session.name)
             self._deferred[session.id, request_id] = resume, since
             return None
-        holder.requests.discard(request_id)
-        holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection resumed it"))
         error = self._claim(session, resume, settle=False)
+        holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection resumed it"))
         rest, reached = _continuing(found, resume.next_position)
         next_position = int(self._registry.table.next_position[request.slot])
         if reached < next_position:
@@ -183,7 +181,7 @@ class Resumes:
             return error
         for rows in rest:
             session.put_outputs(*rows)
-        self._settle(session, request)
+        self._settle(request)
         return error
 
     def _claim(self, session: Session, resume: Resume, *, settle: bool = True) -> RequestError | None:
@@ -192,7 +190,6 @@ class Resumes:
         before = registry.table.get(request_id)
         was_claimed = before is not None and before.is_claimed
         request = registry.claim(resume, session.route, session.owner)
-        session.requests.add(request_id)
         error = None
         if not was_claimed:
             error = request.error
@@ -210,15 +207,13 @@ class Resumes:
                     session.put_outputs(target, draft and drafts_of(draft, request_id), step.pending_ack)
                 step.pending_ack.release()
         if settle:
-            self._settle(session, request)
+            self._settle(request)
         return error
 
-    def _settle(self, session: Session, request: Request) -> None:
+    def _settle(self, request: Request) -> None:
         table = self._registry.table
         if table.get(request.id) is request and table.state_of(request) is State.ENDED:
             table.close(request, None)
-        if table.get(request.id) is not request:  # it had ended
-            session.requests.discard(request.id)
 
     def _resume_ended(self, session: Session, resume: Resume, ended: Ended, found: list[_Rows]) -> RequestError | None:
         """Deliver the undelivered rows of an ended request; return an error if its last row is not among them."""

@@ -52,7 +52,6 @@ class Session(KnownPeer):
     """The last Room that was sent to it, with the time and the number of workers' handshakes by then."""
     room_at: float = 0.0
     arrivals: int = 0
-    requests: set[int] = field(default_factory=set)
     _gathered: dict[PendingAck, list[_Piece]] | None = None
     """Gathered rows of many requests, by step."""
     _gathered_errors: list[RequestError] = field(default_factory=list)
@@ -124,11 +123,6 @@ class Session(KnownPeer):
 
     def finish(self, request: Request) -> None:
         request.last_frame = self.route, self.send_queue.last_ordinal
-        self.requests.discard(request.id)
-
-    def fail(self, request: Request, error: RequestError) -> None:
-        self.requests.discard(request.id)
-        self.put_error(error)
 
 
 def drafts_of(draft: LogprobBatch, request_id: int) -> LogprobBatch | None:
