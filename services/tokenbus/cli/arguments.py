@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def actions(self, **summaries: str) -> "tuple[Parser, ...]":
-        """Add actions by name, each with its own options; `options.action` is the chosen one."""
+        """Return a parser for each action, by its summary; `options.action` is the chosen one."""
         self._has_actions = True
         added = self.add_subparsers(dest="action", metavar="ACTION", required=True)
         return tuple(added.add_parser(name, help=summary, description=summary) for name, summary in summaries.items())
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))  # the message may quote anything that was typed
 
     def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401 - any writable object
-        if message and file is sys.stdout:  # argparse would ignore that standard output cannot be written
+        if message and file is sys.stdout:  # argparse would hide that standard output cannot be written
             file.write(message)
         else:
             super()._print_message(message, file)
@@ -77,4 +77,4 @@ def request_id(text: str) -> int:
         number = int(text, 16) if len(text) == _ID_DIGITS else int(text, 0)
         if 0 < number < _REQUEST_IDS:
             return number
-    raise argparse.ArgumentTypeError(f"a request's id, such as 0000000000000011, 0x11 or 17, got {text!r}")
+    raise argparse.ArgumentTypeError(f"a request's id, as 0000000000000011, 0x11 or 17, got {text!r}")

@@ -49,7 +49,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     ranks: Sequence[Sequence[str]] = ((),),
     steps_per_second: int = 0,
 ) -> Plan:
-    """Plan a processor, so many workers of each role, and gateways if their libraries are installed.
+    """Plan a processor, the workers of each role, and gateways if their libraries are installed.
 
     Default addresses become sockets in the folder and free ports; other addresses stay. All gateways share `port`.
     `model` is a model's folder, whose tokenizer the gateways use too. `ranks` holds the engine's options of each
