@@ -79,9 +79,11 @@ def declare(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     settings = load_engine_settings(options)
-    model = _model(options)
-    ranks = engine_kind(options.engine).ranks(getattr(options, "rest", ()))
-    default = 0 if model is not None else 1
+    kind, model = engine_kind(options.engine), options.model
+    if kind.reads_model and not (model and model.is_dir()):
+        raise CommandError(f"--model: the folder of the model, got {model or 'none'}", WRONG_USE)
+    ranks = kind.ranks(getattr(options, "rest", ()))
+    default = 0 if kind.reads_model else 1
     decode, prefill = (default if given is None else given for given in (options.decode, options.prefill))
     roles = {"mixed": options.workers * len(ranks), "decode": decode, "prefill": prefill}
     _check_counts(roles, settings.processor.max_workers)
@@ -230,15 +232,6 @@ def _up_lines(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[s
     added = [command, "--id", "more-0", "--workers-address", bus.workers_address, *options]
     yield f"  add     tokenbus {shlex.join(added)}"
     yield "  stop    Ctrl-C\n"
-
-
-def _model(options: argparse.Namespace) -> Path | None:
-    if not engine_kind(options.engine).reads_model:
-        return None
-    model: Path | None = options.model
-    if model is None or not model.is_dir():
-        raise CommandError(f"--model: the folder of the model, got {model or 'none'}", WRONG_USE)
-    return model
 
 
 def _check_counts(roles: Mapping[str, int], most: int) -> None:
