@@ -145,7 +145,7 @@ def test_what_comes_from_outside_is_printed_escaped(tokenbus: Tokenbus) -> None:
         (">&-", "", ["check", GOOD], "standard output is closed"),
         (">&-", "1", ["--version"], "standard output is closed"),
         ("> /dev/full", "", ["check", GOOD], "cannot write to standard output: no space left on device"),
-        ("> /dev/full", "1", ["--help"], "cannot write to standard output: no space left on device"),
+        ("> /dev/full", "", ["--help"], "cannot write to standard output: no space left on device"),
         *((f"> /dev/full {error}", "", ["check", GOOD], "") for error in ("2>&-", "2> /dev/full")),
     ],
 )

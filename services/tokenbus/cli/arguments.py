@@ -1,10 +1,9 @@
 """The command line's parser: argparse that allows options between file names and prints one-line errors."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tokenbus.printable import printable
 
@@ -50,12 +49,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))  # the message may quote anything that was typed
-
-    def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401 - any writable object
-        if message and file is sys.stdout:  # argparse would hide that standard output cannot be written
-            file.write(message)
-        else:
-            super()._print_message(message, file)
 
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
