@@ -20,9 +20,9 @@ class Parser(argparse.ArgumentParser):
 
     declare_later: Callable[[Sequence[str]], None] | None = None
     """Called before parsing, to declare options that depend on the value of another option."""
-    _has_actions = False
     keeps_rest = False
     """Whether everything after `--` is returned unparsed, as `options.rest`."""
+    _has_actions = False
 
     def options(self, given: Sequence[str]) -> argparse.Namespace:
         """Parse the command line. After `--` everything is positional, or `options.rest` if the command keeps it."""
