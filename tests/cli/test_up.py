@@ -196,7 +196,7 @@ def test_service_that_cannot_start_says_why(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--prefill", "1", "--decode", "0"], "some of both or none of either, got --prefill 1 and --decode 0"),
+        (["--prefill", "1", "--decode", "0"], "some of both, or neither, got --prefill 1 and --decode 0"),
         (
             ["--workers", "0", "--prefill", "0", "--decode", "0"],
             "workers: 1 to 64 in all (processor.max_workers), got 0",
@@ -209,7 +209,7 @@ def test_service_that_cannot_start_says_why(folder: Path) -> None:
         (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
         (
             ["--model", "m"],
-            "--model: the engine ngram reads no model's folder; a name for clients is --set worker.model=",
+            "--model: the engine ngram reads no model folder; to name the model for clients, use --set ",
         ),
         (["--engine", "vllm"], "--model: the folder of the model, got none"),
         (["--engine", "vllm", "--model", "/nowhere"], "--model: the folder of the model, got /nowhere"),
