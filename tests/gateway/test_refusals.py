@@ -168,6 +168,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"sampling_params": {"logprob": 1}}, "sampling_params.logprob: no such field (did you mean logprobs?), got 1"),
         ({"sampling_params": {"thinking_token_budget": 0}}, "sampling_params.thinking_token_budget: not offered, got 0"),  # noqa: E501
         ({"logprobs": 1}, "logprobs: no such field, got 1"),
+        ({"return_logprobs_of": [-1]}, "return_logprobs_of[0]: expected int >= 0, got -1"),
+        ({"return_logprobs_of": [1] * 129}, "return_logprobs_of: expected array of length <= 128, got a length of 129"),
+        ({"return_mask": 1025}, "return_mask: expected int <= 1024, got 1025"),
     ],
     "responses": [
         ({"max_output_tokens": 13}, "max_output_tokens: expected int <= 12, got 13"),

@@ -104,23 +104,15 @@ class RequestTypes:
             "logprobs": alternatives,
             "prompt": Annotated[Any, bodies.says("", anyOf=prompts)],
         }
-        same = (
-            bodies.Chat,
-            Messages,
-            TokenCount,
-            Responses,
-            bodies.Inspection,
-            bodies.Tokenization,
-            bodies.Detokenization,
-        )
-        self.bounded: dict[type[bodies.Body], type[bodies.Body]] = {kind: _bounded(kind, bounds) for kind in same}
-        self.bounded[bodies.ChatBatch] = _bounded(
-            bodies.ChatBatch, bounds | {"messages": _array(bodies.Conversation, 1, gateway.max_choices)}
-        )
-        self.bounded[bodies.Completion] = _bounded(bodies.Completion, bounds | of_completions)
-        params = _bounded(SamplingParams, bounds | of_completions)
+        own: dict[type[bodies.Body], dict[str, Any]] = {
+            bodies.ChatBatch: {"messages": _array(bodies.Conversation, 1, gateway.max_choices)},
+            bodies.Completion: of_completions,
+            Generate: {"token_ids": self._ids, "sampling_params": _bounded(SamplingParams, bounds | of_completions)},
+        }
+        kinds: list[type[bodies.Body]] = [bodies.Chat, Messages, TokenCount, Responses]
+        kinds += [bodies.Inspection, bodies.Tokenization, bodies.Detokenization, *own]
+        self.bounded = {kind: _bounded(kind, bounds | own.get(kind, {})) for kind in kinds}
         self.ignored: list[str] = []
-        self.bounded[Generate] = _bounded(Generate, {"token_ids": self._ids, "sampling_params": params})
 
     def read(self, kind: type[B], value: Any) -> B:  # noqa: ANN401 - JSON
         """Return a body as a type with bounds; raises an ApiError that names the field, the limit and the value.
