@@ -111,10 +111,10 @@ async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it
         await processor.body("generate")
         dispatcher.close([5])
         await processor.body("abort")
-        assert caller.open_requests == 1
+        assert len(caller._open) == 1
         processor.rows(RowShape(5, 0, 0, RowStatus.ABORTED))
         await turns()
-        assert caller.open_requests == 0
+        assert len(caller._open) == 0
 
 
 @pytest.mark.parametrize("tokens_of_the_other", [1, 8])
@@ -275,13 +275,13 @@ async def test_requests_of_an_answer_are_sent_a_few_at_a_time(
         watching = asyncio.create_task(slow.watch())
         opening = asyncio.create_task(dispatcher.open(keys, made(), answer, caller))
         await until(lambda: slow.order.count("g") > 8, every=0)
-        assert (len(dispatcher), caller.open_requests) == (20, 20)
+        assert (len(dispatcher), len(caller._open)) == (20, 20)
         if ends:
             answer.queue.close()
         await opening
         watching.cancel()
         assert (len(dispatcher) < 20) == ends
-        assert caller.open_requests == len(dispatcher)
+        assert len(caller._open) == len(dispatcher)
         assert max(map(len, slow.order.split("-"))) <= 8
         dispatcher.close(keys)
         await processor.body("generate")

@@ -206,10 +206,6 @@ class Caller:
     def open(self, request_ids: Sequence[int]) -> None:
         self._open.update(request_ids)
 
-    @property
-    def open_requests(self) -> int:
-        return len(self._open)
-
     def closed(self, request_id: int) -> None:
         """Stop counting a request, which may end on the bus some time after it was aborted."""
         self._open.discard(request_id)
