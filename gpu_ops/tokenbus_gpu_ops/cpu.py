@@ -73,6 +73,7 @@ class _Rows(NamedTuple):
     wanted: Index
     """The number of alternatives of each."""
     alternatives_at: Index
+    """The offsets of the alternatives."""
     faults: npt.NDArray[np.uint8]
     extras: npt.NDArray[Any] | None
     """The extra scores of each row."""
@@ -103,42 +104,38 @@ def _put(
     """Write the results of some rows; without columns, write only the extra scores."""
     for begin in range(0, all_rows.rows.size, blocks.rows_at_once):
         at = slice(begin, begin + blocks.rows_at_once)
-        rows, ids, wanted, alternatives_at, faults, extras = all_rows.part(at)
+        part = all_rows.part(at)
+        rows, ids, wanted, _, faults, extras = part
         sampled = blocks.floats(blocks.view[rows, ids], np.empty(rows.size, np.float32))
         with_entropy = extras is not None and bool((extras["entropy_at"] != NOWHERE).any())
         totals = blocks.pass_over(rows, sampled, int(wanted.max(initial=0)), with_entropy=with_entropy)
         faults[:] = blocks.faults(rows, totals.largest)
         logs = totals.largest.astype(np.float64) + np.log(totals.sums)
-        tokens = _Tokens(rows, wanted, alternatives_at, logs, faults)
         values = np.where(faults == 0, _values_of(sampled, logs, as_logits=as_logits), np.float32(np.nan))
         if columns:
             columns[1][at] = values
             columns[2][at] = np.where(faults == 0, totals.above + 1, 0)
         elif extras is not None and more is not None:
             _put_each(more.other_logprobs, extras["value_at"], values)
-        if extras is not None and more is not None:
-            _put_more(more, blocks, tokens, totals, extras, as_logits=as_logits)
+        if more is not None:
+            _put_more(more, blocks, part, totals, logs, as_logits=as_logits)
         if columns and totals.found is not None:
-            _put_alternatives(columns[3:], blocks, tokens, totals.found, as_logits=as_logits)
+            _put_alternatives(columns[3:], blocks, part, totals.found, logs, as_logits=as_logits)
 
 
 def _put_more(  # noqa: PLR0913 - what is read, and where all of it goes
-    more: _More,
-    blocks: "_Blocks",
-    tokens: "_Tokens",
-    totals: "_Totals",
-    extras: npt.NDArray[Any],
-    *,
-    as_logits: bool,
+    more: _More, blocks: "_Blocks", part: _Rows, totals: "_Totals", logs: Doubles, *, as_logits: bool
 ) -> None:
-    rows, faults = tokens.rows, tokens.faults
+    rows, faults, extras = part.rows, part.faults, part.extras
+    if extras is None:
+        return
     entropies = np.maximum(np.log(totals.sums) - totals.weighted / totals.sums, 0)
     _put_each(more.entropies, extras["entropy_at"], np.where(faults == 0, entropies, np.nan))
     for token in np.flatnonzero(extras["given_count"]):
         _, _, ids_at, given_at, count, *_ = extras[token].tolist()
         logits = blocks.view[rows[token], more.given_ids[ids_at : ids_at + count]]
         logits = blocks.floats(logits, np.empty(count, np.float32))
-        values = _values_of(logits, tokens.logs[token : token + 1], as_logits=as_logits)
+        values = _values_of(logits, logs[token : token + 1], as_logits=as_logits)
         more.given_logprobs[given_at : given_at + count] = np.nan if faults[token] else values
     for token in np.flatnonzero((extras["mask_bound"] > 0) & (faults == 0)):
         *_, mask_at, ids_at, bound = extras[token].tolist()
@@ -330,27 +327,14 @@ def _values_of(logits: Floats, logs_of_sums: Doubles, *, as_logits: bool) -> Flo
     return values
 
 
-class _Tokens(NamedTuple):
-    """Consecutive scored tokens."""
-
-    rows: Index
-    wanted: Index
-    """The number of alternatives of each."""
-    places: Index
-    """The offsets of the alternatives."""
-    logs: Doubles
-    """The log-sum-exp of each row."""
-    faults: npt.NDArray[np.uint8]
-
-
-def _put_alternatives(
-    columns: Sequence[npt.NDArray[Any]], blocks: _Blocks, tokens: _Tokens, found: _Found, *, as_logits: bool
+def _put_alternatives(  # noqa: PLR0913 - as above
+    columns: Sequence[npt.NDArray[Any]], blocks: _Blocks, part: _Rows, found: _Found, logs: Doubles, *, as_logits: bool
 ) -> None:
     ids, values = columns
-    places, logs = tokens.places, tokens.logs
-    for token in np.flatnonzero(tokens.faults):
-        values[places[token] : places[token] + tokens.wanted[token]] = np.nan
-    wanted = np.where(tokens.faults == 0, tokens.wanted, 0)
+    places = part.alternatives_at
+    for token in np.flatnonzero(part.faults):
+        values[places[token] : places[token] + part.wanted[token]] = np.nan
+    wanted = np.where(part.faults == 0, part.wanted, 0)
     found_values = _values_of(found.logits, logs[found.rows], as_logits=as_logits)
     # The first alternatives of each row, by value and then by id.
     order = np.lexsort((found.ids, -found_values, found.rows))
@@ -366,7 +350,7 @@ def _put_alternatives(
     last = values[places[some] + wanted[some] - 1]
     for token in some[_values_of(found.dropped[some], logs[some], as_logits=as_logits) >= last]:
         at = slice(places[token], places[token] + wanted[token])
-        whole = _values_of(blocks.row(int(tokens.rows[token])), logs[token : token + 1], as_logits=as_logits)
+        whole = _values_of(blocks.row(int(part.rows[token])), logs[token : token + 1], as_logits=as_logits)
         least = np.partition(whole, whole.size - wanted[token])[whole.size - wanted[token]]
         larger = np.flatnonzero(whole > least)
         best = np.concatenate((larger, np.flatnonzero(whole == least)[: wanted[token] - larger.size]))

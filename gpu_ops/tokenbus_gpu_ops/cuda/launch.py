@@ -13,7 +13,7 @@ from tokenbus_gpu_ops.arguments import host_ids, place_ids
 from tokenbus_gpu_ops.columns import Arrival, Body, body, layout_of
 from tokenbus_gpu_ops.cuda.card import Card, Kernel, card
 from tokenbus_gpu_ops.cuda.driver import done, driver
-from tokenbus_gpu_ops.cuda.memory import LOCK, TICKET_BYTES, Lease
+from tokenbus_gpu_ops.cuda.memory import LOCK, TICKET_BYTES, Pinned, Pool
 from tokenbus_gpu_ops.extras import NOTHING, Extras, Shape
 from tokenbus_gpu_ops.plan import Plan
 from tokenbus_gpu_ops.tensor import Tensor
@@ -179,7 +179,7 @@ def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int, other:
     _, _, uploads, sizes, here, kernel, recipe, item_bytes, _ = prepared
     uploaded = sum(sizes)
     piece = here.pool.take(recipe.output_bytes + uploaded)
-    arrival = Arriving(Lease(here.pool, piece), logits.owner, ids.owner, None if other is None else other.owner)
+    arrival = Arriving(here.pool, piece, logits.owner, ids.owner, None if other is None else other.owner)
     work = here.scratches.of(stream)
     work.take_turn(stream, piece)
     scratch = work.grown_to(recipe.uploads_at + uploaded, stream)
@@ -215,21 +215,33 @@ def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int, other:
 
 
 class Arriving(Arrival):
-    """The future results of a call; keeps the inputs alive until they are available."""
+    """The future results of a call, in pinned memory that returns to its pool when the last view is gone.
 
-    __slots__ = ("_inputs", "_lease")
+    It keeps the inputs alive until the results are available.
+    """
 
-    def __init__(self, lease: Lease, *inputs: object) -> None:
-        self._lease = lease
+    __slots__ = ("_inputs", "_piece", "_pool")
+
+    def __init__(self, pool: Pool, piece: Pinned, *inputs: object) -> None:
+        self._pool = pool
+        self._piece = piece
         self._inputs: tuple[object, ...] = inputs
 
+    def __del__(self) -> None:
+        self._pool.give_back(self._piece)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Numpy's array interface; arrays and their views keep this object alive."""
+        return self._piece.array.__array_interface__
+
     def ready(self) -> bool:
-        return self._lease.ready()
+        return self._piece.is_idle()
 
     def memory(self) -> npt.NDArray[np.uint8]:
-        memory = self._lease.memory()
+        self._piece.wait()
         self._inputs = ()
-        return memory
+        return np.asarray(self)
 
 
 @lru_cache(_RECIPES_KEPT)

@@ -3,7 +3,6 @@
 import ctypes
 import threading
 from collections import OrderedDict, deque
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -160,31 +159,6 @@ class Scratches:
         else:
             self._of.move_to_end(stream)
         return scratch
-
-
-class Lease:
-    """Pinned memory lent to a result, until the last view is gone."""
-
-    __slots__ = ("_piece", "_pool")
-
-    def __init__(self, pool: Pool, piece: Pinned) -> None:
-        self._pool = pool
-        self._piece = piece
-
-    def __del__(self) -> None:
-        self._pool.give_back(self._piece)
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        """Numpy's array interface; arrays and their views keep this object alive."""
-        return self._piece.array.__array_interface__
-
-    def ready(self) -> bool:
-        return self._piece.is_idle()
-
-    def memory(self) -> npt.NDArray[np.uint8]:
-        self._piece.wait()
-        return np.asarray(self)
 
 
 LOCK = threading.Lock()
