@@ -14,33 +14,24 @@ from typing import TYPE_CHECKING
 
 from tokenbus.on_use import loader
 
+# It would write one statement for each name.
+# isort: skip_file
 if TYPE_CHECKING:
-    from tokenbus.engines.synthetic import SyntheticEngine, TrueTokens, true_tokens
-    from tokenbus.testing.batches import RowShape, batch, row_shapes
-    from tokenbus.testing.clock import ManualClock
-    from tokenbus.testing.line import Line
-    from tokenbus.testing.scripted import Answer, ScriptedEngine
-    from tokenbus.testing.system import Bus, bus
-    from tokenbus.testing.worker import Worker
-    from tokenbus_contracts.published.golden import GoldenMessage, golden_messages
-
-__all__ = [
-    "Answer",
-    "Bus",
-    "GoldenMessage",
-    "Line",
-    "ManualClock",
-    "RowShape",
-    "ScriptedEngine",
-    "SyntheticEngine",
-    "TrueTokens",
-    "Worker",
-    "batch",
-    "bus",
-    "golden_messages",
-    "row_shapes",
-    "true_tokens",
-]
+    from tokenbus.engines.synthetic import (
+        SyntheticEngine as SyntheticEngine,
+        TrueTokens as TrueTokens,
+        true_tokens as true_tokens,
+    )
+    from tokenbus.testing.batches import RowShape as RowShape, batch as batch, row_shapes as row_shapes
+    from tokenbus.testing.clock import ManualClock as ManualClock
+    from tokenbus.testing.line import Line as Line
+    from tokenbus.testing.scripted import Answer as Answer, ScriptedEngine as ScriptedEngine
+    from tokenbus.testing.system import Bus as Bus, bus as bus
+    from tokenbus.testing.worker import Worker as Worker
+    from tokenbus_contracts.published.golden import (
+        GoldenMessage as GoldenMessage,
+        golden_messages as golden_messages,
+    )
 
 _HOMES = {
     "tokenbus.testing.batches": "RowShape batch row_shapes",
@@ -53,4 +44,5 @@ _HOMES = {
     "tokenbus.engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
 }
 """Imported lazily: engines and parts of a worker run on Python 3.10, a whole bus does not."""
+__all__ = [name for defined in _HOMES.values() for name in defined.split()]
 __getattr__ = loader(__name__, _HOMES, globals())

@@ -7,15 +7,7 @@ import numpy as np
 
 from tokenbus.engines import synthetic
 from tokenbus.engines.sampling import Words
-from tokenbus_contracts import (
-    BatchHeader,
-    BatchKind,
-    LogprobBatch,
-    RowStatus,
-    Scoring,
-    SpeculativeMethod,
-    ValueKind,
-)
+from tokenbus_contracts import BatchHeader, BatchKind, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, ValueKind
 
 WORKER = "worker-0"
 EPOCH = 7
