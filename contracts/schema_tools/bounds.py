@@ -43,10 +43,7 @@ _SAME_LENGTH: dict[int, int] = {
 # Bounds that are products of other bounds.
 _PRODUCTS = [
     ("LogprobBatch.token_ids.max_items", ("LogprobBatch.request_ids.max_items", "LogprobBatch.token_counts.max")),
-    (
-        "LogprobBatch.alternative_token_ids.max_items",
-        ("LogprobBatch.token_ids.max_items", "LogprobBatch.top_ks.max"),
-    ),
+    ("LogprobBatch.alternative_token_ids.max_items", ("LogprobBatch.token_ids.max_items", "LogprobBatch.top_ks.max")),
     (
         "LogprobBatch.proposal_token_ids.max_items",
         ("LogprobBatch.request_ids.max_items", "LogprobBatch.proposal_counts.max"),

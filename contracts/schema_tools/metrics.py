@@ -44,10 +44,7 @@ _SECTIONS = {
     "speculative_rows_total": ("Speculative decoding", _SPECULATION),
     "open_requests": ("Requests", ""),
     "peers": ("Peers", ""),
-    "log_items_total": (
-        "The durable log",
-        "Only a processor with [a durable log](log.md) has values here.\n",
-    ),
+    "log_items_total": ("The durable log", "Only a processor with [a durable log](log.md) has values here.\n"),
     "worker_connected_processors": (
         "Workers",
         "A worker serves these. The label `worker` has the same values as at the processor.\n",

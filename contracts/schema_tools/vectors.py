@@ -98,10 +98,7 @@ def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
     except DecodeError as error:
         raise SchemaError(f"{name}.binpb: {error}") from None
     given = MessageToDict(
-        batch,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
-        use_integers_for_enums=True,
+        batch, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, use_integers_for_enums=True
     )
     header = {field.name: given["header"][field.name] for field in fields_of(HEADER)}
     columns = {each.name: given[each.name] for each in COLUMNS if given[each.name] or each.name not in _SPARSE}

@@ -32,14 +32,8 @@ _NUMBERS = (
         FieldDescriptorProto.TYPE_INT64: (-(2**63), 2**63 - 1),
         FieldDescriptorProto.TYPE_UINT64: (0, 2**64 - 1),
     },
-    {
-        FieldDescriptorProto.TYPE_FIXED32: (0, 2**32 - 1),
-        FieldDescriptorProto.TYPE_SFIXED32: (-(2**31), 2**31 - 1),
-    },
-    {
-        FieldDescriptorProto.TYPE_FIXED64: (0, 2**64 - 1),
-        FieldDescriptorProto.TYPE_SFIXED64: (-(2**63), 2**63 - 1),
-    },
+    {FieldDescriptorProto.TYPE_FIXED32: (0, 2**32 - 1), FieldDescriptorProto.TYPE_SFIXED32: (-(2**31), 2**31 - 1)},
+    {FieldDescriptorProto.TYPE_FIXED64: (0, 2**64 - 1), FieldDescriptorProto.TYPE_SFIXED64: (-(2**63), 2**63 - 1)},
 )
 """Types of numbers with their ranges, grouped by encoding: two types of a group encode common values alike."""
 

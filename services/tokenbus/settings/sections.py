@@ -64,8 +64,7 @@ class BusSettings(Section):
         "for processors with a key: the allow-list, a file made by `tokenbus keys`; read again when it changes"
     )
     insecure: bool = choice(
-        "allow TCP beyond loopback without keys, and a durable log there without TLS or credentials",
-        default=False,
+        "allow TCP beyond loopback without keys, and a durable log there without TLS or credentials", default=False
     )
 
     heartbeat_ms: int = 1000  # lowered to a third of heartbeat_timeout_ms, so that two heartbeats may be lost
@@ -266,8 +265,7 @@ class GatewaySettings(Section):
         default="auto",
     )
     tool_call_parser: Literal["", "hermes", "llama3_json", "pythonic"] = choice(
-        "vLLM's name of the format of the model's tool calls; empty: tool calls are not parsed",
-        default="",
+        "vLLM's name of the format of the model's tool calls; empty: tool calls are not parsed", default=""
     )
     return_tokens_as_token_ids: bool = choice(
         "in logprobs, name tokens by their ids, such as `token_id:5`, unless a request says otherwise", default=False
@@ -286,8 +284,7 @@ class GatewaySettings(Section):
     max_prompt_tokens: int = count(131_072, "tokens", "limit of a prompt; a longer one gets status 400", high=2**20)
     buffer_bytes: int = size(268_435_456, "limit of data buffered for all clients; above it, the largest answer fails")
     compression: Literal["off", "gzip"] = choice(
-        "compress answers to clients that accept gzip: less network traffic, more CPU time",
-        default="off",
+        "compress answers to clients that accept gzip: less network traffic, more CPU time", default="off"
     )
     drain_timeout_ms: int = milliseconds(10_000, "time limit at shutdown for open requests; 0: do not wait", low=0)
 
