@@ -83,7 +83,10 @@ class ClientConnections(Connections[Session]):
         self.evicted = 0
         """How often a client lost requests because its send queue was too full."""
 
-    def _answer_refused(self, known: Session, frame: bytes, error: ContractError) -> None:
+    def _refuse_frame(self, peer: bytes, known: Session | None, frame: bytes, error: ContractError) -> None:
+        super()._refuse_frame(peer, known, frame, error)
+        if known is None:
+            return
         request_id = 0
         with suppress(DecodeError):
             parsed = ClientFrame.FromString(frame)

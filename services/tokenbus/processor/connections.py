@@ -184,11 +184,6 @@ class Connections(ABC, Generic[P]):
         self._refused_messages.add("frame refused", frame, error, known.log_fields if known else {}, shown=shown)
         if known is None:
             self._send_refusal(peer, protocol_error(error))
-        else:
-            self._answer_refused(known, frame, error)
-
-    def _answer_refused(self, known: P, frame: bytes, error: ContractError) -> None:
-        """Answer a known peer's frame that breaks the contract."""
 
     def _ask_for_handshake(self, peer: bytes, now: float) -> None:
         """Ask an unknown peer for a hello, once per interval: it knows only an earlier life of this processor."""

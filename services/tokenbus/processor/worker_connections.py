@@ -79,13 +79,12 @@ class WorkerConnections(Connections[Worker]):
             case "item":
                 self._intake.process(worker, now, frame.item, parts[1])
             case "gap":
-                if frame.gap.last_sequence < frame.gap.first_sequence:
-                    limit = frame.gap.first_sequence
-                    raise ContractError("gap.last_sequence", limit, frame.gap.last_sequence, rule=Rule.MIN)
-                if frame.gap.last_sequence > _MOST_SEQUENCE:
-                    raise ContractError("gap.last_sequence", _MOST_SEQUENCE, frame.gap.last_sequence, rule=Rule.MAX)
-                ids = frozenset(frame.gap.request_ids)
-                worker.stream.declare_lost(frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason, ids)
+                first, last = frame.gap.first_sequence, frame.gap.last_sequence
+                if last < first:
+                    raise ContractError("gap.last_sequence", first, last, rule=Rule.MIN)
+                if last > _MOST_SEQUENCE:
+                    raise ContractError("gap.last_sequence", _MOST_SEQUENCE, last, rule=Rule.MAX)
+                worker.stream.declare_lost(first, last, frame.gap.reason, frozenset(frame.gap.request_ids))
                 self._intake.process(worker, now)
             case "heartbeat":
                 worker.echo_ns = frame.heartbeat.sent_at_ns
