@@ -279,7 +279,7 @@ WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/update_weights", {"update_info": [{}]}, "arguments: an object, or as many as the workers have processes, 2, got 1"),  # noqa: E501
     ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path: a text, got none"),
     ("/v1/load_lora_adapter", {"lora_name": 1, "lora_path": "x"}, "lora_name: a text, got 1"),
-    ("/abort_requests", {"request_ids": ["a"]}, "request_ids: each as the header x-request-id of an answer has it, got 'a'"),  # noqa: E501
+    ("/abort_requests", {"request_ids": ["a"]}, "request_ids: ids as in the header x-request-id of an answer, got 'a'"),
     ("/abort_requests", {"request_ids": "a"}, "request_ids: a list of texts, got 'a'"),
 )  # fmt: skip
 

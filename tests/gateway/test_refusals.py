@@ -101,10 +101,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (form("json_object") | output(regex="a"), "response_format: none with structured_outputs, got json_object"),
         (form("structural_tag"), f"response_format: {PARTS}, got neither"),
         (form("structural_tag", triggers=["a"]), f"response_format: {PARTS}, got triggers"),
-        (form("text", format={}), "response_format.format: only where the type is structural_tag, got it with text"),
-        (form("json_schema"), "response_format.json_schema: required where the type is json_schema, got nothing"),
-        (form("json_schema", json_schema={"name": "n"}), "response_format.json_schema.schema: required where the type is json_schema, got nothing"),  # noqa: E501
-        (form("text", json_schema={"name": "n"}), "response_format.json_schema: only where the type is json_schema, got it with text"),  # noqa: E501
+        (form("text", format={}), "response_format.format: only if the type is structural_tag, got it with text"),
+        (form("json_schema"), "response_format.json_schema: required if the type is json_schema, got nothing"),
+        (form("json_schema", json_schema={"name": "n"}), "response_format.json_schema.schema: required if the type is json_schema, got nothing"),  # noqa: E501
+        (form("text", json_schema={"name": "n"}), "response_format.json_schema: only if the type is json_schema, got it with text"),  # noqa: E501
     ],
     "chat": [
         ({"max_completion_tokens": 10}, "max_completion_tokens: at most 9, the model's context, got 10"),
@@ -121,7 +121,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (said([{"type": "refusal", "text": "a"}]), "messages[0].content[0].refusal: required, got nothing"),
         (said("a", "tool", tool_call="1"), "messages[0].tool_call: no such field (did you mean tool_calls?), got '1'"),
         ({"documents": [{"title": 1}]}, "documents[0]: expected str, got {'title': 1}"),
-        ({"continue_final_message": True}, "continue_final_message: only where add_generation_prompt is false, got both"),  # noqa: E501
+        ({"continue_final_message": True}, "continue_final_message: only if add_generation_prompt is false, got both"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools: must not be the name of a field, a special token or a function of the template"),  # noqa: E501
         ({"chat_template_kwargs": {"a": "x" * 70_000}}, "chat_template_kwargs: at most 65536 bytes, got 70008"),
         ({"tools": [{"function": {}}]}, "tools[0].function.name: required, got nothing"),
@@ -135,7 +135,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"tool_choice": "auto"}, "tool_choice: only with tools, got it without"),
         ({"tool_choice": {"function": {}}}, "tool_choice.function.name: required, got nothing"),
         (tools({}, {}, tool_choice={"function": {"name": "g"}}), "tool_choice.function.name: one of f0, f1, got 'g'"),
-        (tools({}, tool_choice="required") | output(regex="a"), "structured_outputs: must be absent where tool_choice forces a call"),  # noqa: E501
+        (tools({}, tool_choice="required") | output(regex="a"), "structured_outputs: must be absent if tool_choice forces a call"),  # noqa: E501
     ],
     "chat_batch": [
         ({"messages": []}, "messages: expected array of length >= 1, got a length of 0"),
@@ -143,20 +143,20 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": said("a")["messages"] * 3}, "messages: expected array of length <= 2, got a length of 3"),
         ({"messages": ["a"]}, "messages[0]: expected array, got 'a'"),
         ({"n": 2}, "n: 1 for a batch of chats, got 2"),
-        ({"stream": True}, "stream: none for a batch of chats, got some"),
-        (tools({}), "tools: none for a batch of chats, got some"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs: none for a batch of chats, got some"),
+        ({"stream": True}, "stream: none in a batch of chats, got some"),
+        (tools({}), "tools: none in a batch of chats, got some"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs: none in a batch of chats, got some"),
     ],
     "messages": [
         ({"max_tokens": None}, "max_tokens: required, got nothing"),
         ({"max_tokens": 13}, "max_tokens: expected int <= 12, got 13"),
         (said("a", "tool"), "messages[0].role: one of 'user', 'assistant', 'system', got 'tool'"),
         (said([{"type": "image"}]), "messages[0].content[0].type: one of 'text', 'tool_use', 'tool_result', 'thinking', 'redacted_thinking', got 'image'"),  # noqa: E501
-        (said([{"type": "text", "text": "a"}, CALL]), "messages[0].content[1]: a block that a message of the role user may have, got tool_use"),  # noqa: E501
+        (said([{"type": "text", "text": "a"}, CALL]), "messages[0].content[1]: a block that is allowed in a message of the role user, got tool_use"),  # noqa: E501
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema: required, got nothing"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type: one of 'auto', 'any', 'tool', 'none', got 'some'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: only with tools, got it without"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name: required where the type is tool, got nothing"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name: required if the type is tool, got nothing"),
         (OF_MESSAGES | {"tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name: one of f, got 'g'"),
         ({"thinking": {"type": "x"}}, "thinking.type: one of 'enabled', 'disabled', 'adaptive', got 'x'"),
         ({"logprobs": True}, "logprobs: no such field, got True"),
@@ -186,8 +186,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"background": True}, "background: not offered, got True"),
         ({"stop": [LARGE]}, "stop[0]: at most 4096 bytes, got 4098"),
         (text_form("x"), "text.format.type: one of 'text', 'json_object', 'json_schema', got 'x'"),
-        (text_form("json_schema"), "text.format.schema: required where the type is json_schema, got nothing"),
-        (text_form("text", schema={}), "text.format.schema: only where the type is json_schema, got it with text"),
+        (text_form("json_schema"), "text.format.schema: required if the type is json_schema, got nothing"),
+        (text_form("text", schema={}), "text.format.schema: only if the type is json_schema, got it with text"),
         (text_form("json_object") | output(regex="a"), "text.format: none with structured_outputs, got json_object"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type: one of 'function', got 'web_search'"),
         (OF_RESPONSES | {"tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name: one of f, got 'g'"),

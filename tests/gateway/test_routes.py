@@ -506,7 +506,7 @@ async def test_use_of_caches_is_told_under_vllms_name(
 async def test_without_a_worker_it_is_not_ready() -> None:
     async with answering(workers=0) as app, app.client() as client:
         answer = await client.get("/readyz")
-        assert (answer.status_code, answer.json()["problems"]) == (503, ["no worker is connected that takes requests"])
+        assert (answer.status_code, answer.json()["problems"]) == (503, ["no connected worker takes requests"])
         assert [(await client.get(path)).status_code for path in ("/health", "/ping")] == [503, 503]
         asking = asyncio.create_task(client.post("/v1/completions", json=BODY))
         refused = await app.bus.until(asking)

@@ -115,9 +115,7 @@ async def test_port_is_shared_by_those_that_say_so(deployment: Deployment, monke
         with pytest.raises(AddressError, match="taken: something listens there already"):
             await serve_gateway(deployment.settings(**at)).__aenter__()
     monkeypatch.delattr("socket.SO_REUSEPORT")
-    with pytest.raises(
-        SettingsError, match=r"gateway.reuse_port: false where the system has no SO_REUSEPORT, got True"
-    ):
+    with pytest.raises(SettingsError, match=r"gateway.reuse_port: false if the system has no SO_REUSEPORT, got True"):
         await serve_gateway(first).__aenter__()
 
 

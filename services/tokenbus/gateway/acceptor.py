@@ -1,4 +1,4 @@
-"""Acceptor: accepts connections, and bounds those whose TLS handshake is not over."""
+"""Acceptor: accepts connections, and bounds the number of unfinished TLS handshakes."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from tokenbus.logs import logger
 
 _log = logger("gateway")
 _AT_ONCE = 16
-"""Connections accepted in one go; a refused one gives its file descriptor back only afterwards."""
+"""Connections accepted in one go; a refused connection frees its file descriptor only afterwards."""
 _RETRY_SECONDS = 0.1
 BACKLOG = 4096
 
@@ -54,16 +54,17 @@ class Acceptor:
             self._listening.close()
 
     def stop(self) -> None:
-        """Accept nothing more, and close the connections that are in their handshake."""
+        """Stop accepting, and close the connections that are in their handshake."""
         self.stop_listening()
         for task in tuple(self._beginning):
             self._cut_off(task)
 
     def begin(self, connection: socket.socket) -> None:
-        """Serve a connection. With TLS and without room, close the oldest unfinished handshake, or this connection.
+        """Serve a connection.
 
-        A live handshake is over soon; a stalled one makes room. Without TLS the protocol
-        refuses a connection above the limit, with an error.
+        With TLS, if there is no room, close the oldest unfinished handshake, or this connection. A live handshake ends
+        soon, and a stalled one makes room. Without TLS the protocol refuses a connection above the limit, with an
+        error.
         """
         while self._context is not None and len(self) > self._settings.most_connections:
             self._counts.refused_connections += 1

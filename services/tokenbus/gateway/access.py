@@ -28,7 +28,7 @@ _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
 _ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
-"""Headers of proxies: behind one the peer is not the client."""
+"""Headers set by proxies: behind a proxy the peer is not the client."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9 ,_-]*")
 _PREFLIGHT_SECONDS = 600
 _EXPOSED = "retry-after, retry-after-ms, x-request-id, " + ", ".join(
@@ -87,12 +87,12 @@ class Access:
             await self._app(scope, receive, sending)
 
     def _admit(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
-        """Check a request; return the answer to a preflight, None for the application's. Raises an ApiError."""
+        """Check a request; return the answer to a preflight, or None if the application answers. Raises an ApiError."""
         host = headers.get("host", "")
         is_own = self._is_own(scope, host)
         if not (is_own or self._callers.are_asked):
             names = "localhost, the gateway's address or one of gateway.hosts (*: any)"
-            message = f"host: {names} where it has no gateway.keys_file, got {host[:100]!r}"
+            message = f"host: {names} if gateway.keys_file is not set, got {host[:100]!r}"
             raise self._refused(scope, "host", ApiError(421, message, code="misdirected_request"))
         origin = headers.get("origin")
         of_keys = self._callers.origins
@@ -177,7 +177,7 @@ def _preflight(headers: Headers) -> Response:
     allowed = {
         "access-control-allow-methods": "GET, POST",
         "access-control-max-age": str(_PREFLIGHT_SECONDS),
-        # Any header may be sent: requests are checked when they come.
+        # Any header may be sent, because requests are checked when they arrive.
         **({"access-control-allow-headers": requested} if requested and _HEADER_NAMES.fullmatch(requested) else {}),
     }
     return Response(status_code=204, headers=allowed)

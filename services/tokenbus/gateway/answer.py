@@ -1,4 +1,4 @@
-"""Answers over HTTP: choices, the shared base of streamed and whole answers, and whole ones, as one JSON object."""
+"""Answers over HTTP: choices, the common base of all answers, and whole answers, which are one JSON object."""
 
 import asyncio
 import time
@@ -30,13 +30,13 @@ REASONS = {
 }
 UNRECOVERABLE = int(RowStatus.UNRECOVERABLE)
 _LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
-"""Bounds of the memory charged to a choice in advance, so that few rows need counting."""
+"""The least and the most memory charged to a choice in advance, so that few rows need counting."""
 _TURN_BYTES = 2**18
 """Bytes of an answer that are written between other tasks' turns."""
 
 
 Beside = Sequence[tuple[bytes, Iterable[Written]]]
-"""The members besides a choice's text: names, and values part by part."""
+"""The members of a choice besides its text: names, with values part by part."""
 
 
 class Outcome(NamedTuple):
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     prompt_tokens: int
     tokens: int
     first_at: float | None
-    """Monotonic time of its first tokens, if the answer is sent later than these; None: it is not."""
+    """Monotonic time of its first tokens, if the answer is sent later; None: it is sent with them."""
     most_tokens: int | None
 
 
@@ -55,7 +55,7 @@ class Listener(Protocol):
     """Receives one request's rows."""
 
     stream: EventStream | None
-    """Its progress, if its events may be written without it; None: it takes all rows."""
+    """Its progress, if the event writer may write its events; None: it takes all rows itself."""
     cached_tokens: int | None
     """Number of cached tokens of its prompt, set before its first row; None: not known."""
     turns: Sequence[Turn]
@@ -63,7 +63,7 @@ class Listener(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Number of its received tokens."""
+        """Number of tokens that it has received."""
 
     def take(self, step: RenderedStep, row: int) -> bool:
         """Add a row of a step; return whether more rows are wanted."""
@@ -76,7 +76,7 @@ class Listener(Protocol):
 
 
 class Format(Protocol):
-    """Writes one answer as an API has it."""
+    """Writes one answer in the format of an API."""
 
     _calls: CallWriter | AutoCallWriter | None = None
     kept: int = 0
@@ -84,7 +84,7 @@ class Format(Protocol):
 
     @property
     def held(self) -> int:
-        """Number of characters of a stream that are held back because they may be a call."""
+        """Number of characters held back in a stream because they may begin a call."""
         return 0 if self._calls is None else self._calls.held
 
     def stream(self, index: int) -> EventStream:
@@ -108,7 +108,7 @@ class Format(Protocol):
         """Return a row's events; may be empty."""
 
     def last(self, tokens: int, cached: int | None) -> bytes:  # noqa: ARG002
-        """Return the events after those of a stream's last row."""
+        """Return the events that follow a stream's last row."""
         return b""
 
     def error(self, error: ApiError) -> bytes:
@@ -154,7 +154,7 @@ class Answer:
         yield from ()
 
     async def ready(self) -> None:
-        """Wait for its first bytes, or for its end."""
+        """Wait for its first bytes or its end."""
         await self.queue.ready()
 
     def begin(self, close: Callable[[], None]) -> None:
@@ -162,17 +162,17 @@ class Answer:
         self._close = close
 
     def evict(self, size: int) -> None:
-        """End because all answers together hold too much; this one is the largest and holds `size` bytes."""
-        message = "too much waits for all clients together (gateway.buffer_bytes)"
+        """End because all answers together hold too much memory; this answer is the largest, with `size` bytes."""
+        message = "too many bytes wait for all clients together (gateway.buffer_bytes)"
         code = "slow_client" if self.is_streamed else "overloaded"
         self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
-        """Send a row's events that the event writer has written."""
+        """Send the events of a row, which the event writer has written."""
         self.queue.put(data, produced_at_ns)
 
     def end(self, error: ApiError) -> None:
-        """End with an error: as the answer's status before it has begun, else as an event; ignored after the end."""
+        """End with an error: as a status if the answer has not begun, otherwise as an event; ignored after the end."""
         if self.queue.is_closed:
             return
         self.error = error
@@ -194,7 +194,7 @@ class Answer:
         return b""
 
     def _overflow(self) -> None:
-        limit = f"at most {self._most} bytes wait for a client, which read too slowly"
+        limit = f"at most {self._most} bytes may wait for a client, which read too slowly"
         self._end_slow(ApiError(503, limit, code="slow_client"))
 
     def _end_slow(self, error: ApiError) -> None:
@@ -206,7 +206,7 @@ class Answer:
 
 
 class ChoicesAnswer(Answer, ABC):
-    """An answer with choices, in the form of an API."""
+    """An answer with choices, in the format of an API."""
 
     def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(settings.stream_buffer_bytes, buffers)
@@ -230,9 +230,9 @@ class ChoicesAnswer(Answer, ABC):
     def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None: ...
 
     def end(self, error: ApiError) -> None:
-        """End with an error, which names the field that the client sent."""
+        """End with an error that names the field as the client sent it."""
         self._format.drop()
-        for choice in self._choices:  # answers and choices refer to each other, which would keep the scores for a while
+        for choice in self._choices:  # a cycle of references would keep the scores in memory for a while
             choice.drop()
         super().end(error.renamed(self._request.fields))
 
@@ -281,7 +281,7 @@ class Choice:
         self._echo = request.echoes[index // request.n] if request.echoes else None
         self._scores: PromptScores | None = None
         self.is_silent = all(writer.is_empty for writer in self.writers)
-        """Whether rows have only a text: those without text are not emitted."""
+        """Whether rows have only a text, so that rows without text are not emitted."""
 
     @property
     def tokens(self) -> int:
@@ -297,7 +297,7 @@ class Choice:
         self._scores = None
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> str:
-        """Begin with an echo; return the text that the first row's begins with."""
+        """Begin with an echo; return the text with which the first row begins."""
         self._echo = None
         if self._request.is_chat:  # as in vLLM, a chat's echo has only text, no logprobs
             return text
@@ -340,7 +340,10 @@ class Choice:
         self._answer.end(error)
 
     def _add_until_stop(self, step: RenderedStep, row: int, stop: int) -> tuple[str, int]:
-        """Add a row's tokens up to a stop, which is searched here, too: workers do not say where its text begins."""
+        """Add a row's tokens up to a stop.
+
+        Stops are searched here too, because workers do not say where the text of a stop begins.
+        """
         ids = step.row_ids(row)
         pieces = step.vocabulary.special_pieces if self._shows_special else step.vocabulary.pieces
         # If no stop of the request ended it, its last token is the model's end token.
@@ -362,7 +365,7 @@ class WholeAnswer(ChoicesAnswer):
         self._turns = buffers.turns
         self._kept = [_Kept(choice) for choice in self._choices]
         self._writing: list[Iterable[int]] = []
-        """Unwritten scores of prompts; they are written after all choices have ended, with other tasks in between."""
+        """Unwritten scores of prompts. They are written after all choices have ended; other tasks run in between."""
         self._have_ended = asyncio.Event()
         self._size = 0
         self._hold(sum(kept.size for kept in self._kept))
@@ -375,7 +378,7 @@ class WholeAnswer(ChoicesAnswer):
             if self.queue.is_closed:  # it is too large
                 return
             held = self.queue.append(part)
-            grown += held if isinstance(part, bytes) else 0  # a buffer is counted already
+            grown += held if isinstance(part, bytes) else 0  # the buffer is already counted
             written += len(part)
             if not part or written > _TURN_BYTES:
                 self.queue.hold(grown)
@@ -389,7 +392,7 @@ class WholeAnswer(ChoicesAnswer):
             self.queue.close()
 
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Keep the writing of a prompt's scores for the end."""
+        """Postpone writing a prompt's scores to the end."""
         self._writing.append(parts)
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
@@ -410,12 +413,12 @@ class WholeAnswer(ChoicesAnswer):
                 self._have_ended.set()
 
     def _hold(self, size: int) -> bool:
-        """Count collected bytes; return False if that has ended the answer."""
+        """Count collected bytes; return False if this has ended the answer."""
         self._size += size
         self.queue.hold(size)
         if self._size > self._answer_bytes:
             limit = f"an answer of at most {self._answer_bytes} bytes"
-            message = f"{limit}; a streamed one may be larger"
+            message = f"{limit}; a streamed answer may be larger"
             self.end(ApiError(400, message, param="stream", code="answer_too_large"))
         return not self.queue.is_closed
 
@@ -444,7 +447,7 @@ class WholeAnswer(ChoicesAnswer):
                 yield b""
             for own, before in zip(chain(*kept.lists), chain(*of_prompt.lists), strict=True):
                 own.begin_with(before)
-        self.queue.hold(-kept.text.length)  # its written form is counted when it is put
+        self.queue.hold(-kept.text.length)  # its written form is counted when it is queued
         text = b"".join(kept.text.taken()).decode()
         beside = [(each.name, each.written(lists)) for each, lists in zip(choice.writers, kept.lists, strict=True)]
         yield from self._format.choice(choice.index, text, beside, choice.ending)
@@ -477,7 +480,10 @@ class _Kept:
         return self.grown() if self._added > self._room else 0
 
     def grown(self) -> int:
-        """Count memory, with an advance for later rows; return the growth of the counted memory, in bytes."""
+        """Count memory, and charge some in advance for later rows.
+
+        Return the growth of the counted memory, in bytes.
+        """
         grown = sum([each.grown() for each in self._all])
         self.size += grown
         before, self._added, self._room = self._room, 0, min(_LEAST_ROOM + self.size // 8, _MOST_ROOM)

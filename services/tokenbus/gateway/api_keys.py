@@ -1,7 +1,7 @@
 """API keys: the file of their hashes, and the callers with their rate and concurrency limits.
 
-A key is 256 random bits, so SHA-256 is enough: a slow hash, as for passwords, would only be slow. Hashes are compared
-in constant time, against every key, so that timing reveals nothing about a guess.
+A key has 256 random bits, so SHA-256 is enough; a slow hash, as for passwords, would not add security. Hashes are
+compared in constant time, against every key, so that timing reveals nothing about a guess.
 """
 
 import json
@@ -50,7 +50,7 @@ class ApiKey:
     added: str
     requests_per_minute: int | None = None
     concurrent: int | None = None
-    """Most open requests; None: half of gateway.max_requests."""
+    """Maximum number of open requests; None: half of gateway.max_requests."""
     origins: tuple[str, ...] = ()
     """Origins of the web pages that may use it; empty: gateway.origins."""
     operator: bool = False
@@ -67,7 +67,7 @@ class ApiKey:
 
 
 def made(key_id: str, **limits: Any) -> tuple[str, ApiKey]:  # noqa: ANN401 - the fields of a key
-    """Return a new key in clear, which is stored nowhere, and in its stored form."""
+    """Return a new key as plain text, which is not stored, and its stored form."""
     clear = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return clear, ApiKey(id=key_id, sha256=digest(clear), added=now, **limits)
@@ -145,12 +145,12 @@ def _text(value: object) -> str:
 
 
 class Caller:
-    """The client of one key, or all clients without one: its open requests, and a token bucket for new ones."""
+    """The client with one key, or all clients without a key: the open requests, and a token bucket for new ones."""
 
     def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
         self._settings = settings
         self._has_others = bool(settings.keys_file)
-        """Whether there may be other callers; else only the gateway's own limit applies."""
+        """Whether there may be other callers; otherwise only the gateway's own limit applies."""
         self._open: set[int] = set()
         self._now = now
         self._left: float | None = None
@@ -268,7 +268,7 @@ class Callers:
             caller = before.pop(key.sha256, None)
             if caller is None:
                 caller = Caller(key, self._settings, time.monotonic)
-            else:  # the same caller, which knows its open requests
+            else:  # keep the same caller, which knows its open requests
                 caller.update(key)
             self._by_hash[key.sha256] = caller
         for caller in before.values():

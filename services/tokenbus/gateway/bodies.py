@@ -7,9 +7,9 @@ from msgspec import Meta, Struct, field
 COMPLETION_TOKENS = 16
 MAX_FORM_CHARACTERS = 65_536
 MOST_NAMED, MOST_MASKED = 128, 1024
-"""Most tokens whose logprobs a request may ask for at each token, and most ids in a mask."""
+"""Maximum number of tokens whose logprobs a request may ask for at each token, and maximum number of ids in a mask."""
 MAX_BIASED, MAX_BIAS = 1024, 100
-"""Most biased tokens, and the largest bias: larger ones are clipped, as in vLLM."""
+"""Maximum number of biased tokens, and the largest bias; larger biases are clipped, as in vLLM."""
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
@@ -22,7 +22,7 @@ Content = Annotated[str, Meta(max_length=4_194_304)]
 Name = Annotated[str, Meta(max_length=256)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
 Word = Annotated[str, Meta(min_length=1, max_length=256)]
-"""`RequestTypes` bounds its bytes, and those of a stop text."""
+"""`RequestTypes` bounds its bytes, and the bytes of a stop text."""
 Stop = Annotated[str, Meta(min_length=1, max_length=4096)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 FormText = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
@@ -49,7 +49,7 @@ class Body(Struct, kw_only=True):
 class ContentPart(Body):
     """A part of a message."""
 
-    type: Annotated[_TextKind, says("The kind of part; each is a text for the model.")]
+    type: Annotated[_TextKind, says("The kind of part; each kind is a text for the model.")]
     text: Annotated[Content | None, says("The text.")] = None
     refusal: Annotated[Content | None, says("The text of a refusal.")] = None
     thinking: Annotated[Content | None, says("The text of a thought.")] = None
@@ -78,11 +78,13 @@ _Thoughts = Annotated[Content | None, says("The assistant's thoughts, for templa
 class Message(Body, kw_only=True):
     """A message of a chat."""
 
-    role: Annotated[Label, says("Who wrote the message, as the template knows it; function is an older name of tool.")]
+    role: Annotated[
+        Label, says("The message's author, in the terms of the template; function is an older name of tool.")
+    ]
     content: Annotated[Content | _Parts | None, says("The text, or its parts.")] = None
-    name: Annotated[Name | None, says("The writer's name, for templates that show it.")] = None
+    name: Annotated[Name | None, says("The author's name, for templates that show it.")] = None
     tool_calls: Annotated[_Calls | None, says("The functions that the assistant called.")] = None
-    tool_call_id: Annotated[Name | None, says("Which call a tool's message answers.")] = None
+    tool_call_id: Annotated[Name | None, says("The id of the call that a tool's message answers.")] = None
     reasoning: _Thoughts = None
     reasoning_content: _Thoughts = None
     function_call: Annotated[CalledFunction | None, says("The older form of tool_calls.")] = None
@@ -94,7 +96,7 @@ class Function(Body, kw_only=True):
     name: Annotated[Label, says("Its name.")]
     description: Annotated[Description | None, says("What it does.")] = None
     parameters: Annotated[dict[str, Any] | None, says("The JSON Schema of its arguments.")] = None
-    strict: Annotated[bool | None, says("For the template; a forced call always follows the schema.")] = None
+    strict: Annotated[bool | None, says("Passed to the template; a forced call always follows the schema.")] = None
 
 
 class Tool(Body, kw_only=True):
@@ -135,14 +137,16 @@ _OutputTexts = Annotated[list[Label], Meta(min_length=1, max_length=1024)]
 
 
 class StructuredOutputs(Body, kw_only=True):
-    """The form of the answer, as vLLM's API has it."""
+    """The form of the answer, in the format of vLLM's API."""
 
     json: Annotated[FormText | dict[str, Any] | None, says("A JSON Schema, as an object or its text.")] = None
     json_object: Annotated[bool | None, says("Whether the output is any JSON object.")] = None
     regex: Annotated[Pattern | None, says("A regular expression that matches the output.")] = None
     choice: Annotated[_OutputTexts | None, says("The texts to choose from.")] = None
     grammar: Annotated[FormText | None, says("A grammar, as the engine reads it.")] = None
-    structural_tag: Annotated[FormText | dict[str, Any] | None, says("Marks, and the forms after them.")] = None
+    structural_tag: Annotated[FormText | dict[str, Any] | None, says("Marks, and the form of the text after each.")] = (
+        None
+    )
 
 
 class ResponseSchema(Body, kw_only=True):
@@ -152,20 +156,20 @@ class ResponseSchema(Body, kw_only=True):
 
 
 class ResponseFormat(Body, kw_only=True):
-    """The form of the answer, as OpenAI's API has it."""
+    """The form of the answer, in the format of OpenAI's API."""
 
     type: Annotated[Literal["text", "json_object", "json_schema", "structural_tag"], says("The form of the answer.")]
-    json_schema: Annotated[ResponseSchema | None, says("The JSON Schema, where the type is json_schema.")] = None
-    format: Annotated[dict[str, Any] | None, says("Of a structural_tag, as the engine reads it.")] = None
-    structures: Annotated[list[Any] | None, says("The same in its older form, with triggers.")] = None
-    triggers: Annotated[list[str] | None, says("The texts behind which a structure may begin.")] = None
+    json_schema: Annotated[ResponseSchema | None, says("The JSON Schema, if the type is json_schema.")] = None
+    format: Annotated[dict[str, Any] | None, says("For a structural_tag: its format, as the engine reads it.")] = None
+    structures: Annotated[list[Any] | None, says("The older form of a structural_tag, with triggers.")] = None
+    triggers: Annotated[list[str] | None, says("The texts after which a structure may begin.")] = None
 
 
 class StreamOptions(Body, kw_only=True):
     """How an answer is streamed."""
 
     include_usage: Annotated[bool | None, says("Whether a last chunk has the usage.")] = None
-    continuous_usage_stats: Annotated[bool | None, says("Whether each chunk has the usage up to it.")] = None
+    continuous_usage_stats: Annotated[bool | None, says("Whether each chunk has the current usage.")] = None
 
 
 class BusOptions(Body, kw_only=True):
@@ -192,10 +196,12 @@ class EngineSampling(Sampling, kw_only=True):
     ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False
     min_p: Annotated[Share | None, says("The least share of the top probability kept.")] = None
     presence_penalty: Annotated[Penalty | None, says("Subtracted from the logits of tokens in the output.")] = None
-    frequency_penalty: Annotated[Penalty | None, says("Subtracted for each time that the output has them.")] = None
+    frequency_penalty: Annotated[
+        Penalty | None, says("Subtracted from the logits once for each occurrence in the output.")
+    ] = None
     repetition_penalty: Annotated[Repetition | None, says("Divides the logits of earlier tokens.")] = None
     logit_bias: Annotated[Any, says("Added to tokens' logits, by token id.")] = None
-    min_tokens: Annotated[int | None, says("The least tokens before a stop ends a choice.")] = None
+    min_tokens: Annotated[int | None, says("The minimum number of tokens before a stop ends a choice.")] = None
     stop_token_ids: Annotated[list[int] | None, says("Tokens that end the answer, whose text is cut off.")] = None
     include_stop_str_in_output: Annotated[bool | None, says("Whether an answer contains the stop that ends it.")] = (
         False
@@ -209,7 +215,7 @@ class EngineSampling(Sampling, kw_only=True):
 class FullSampling(EngineSampling, kw_only=True):
     """Parameters of completions, chats and responses."""
 
-    priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
+    priority: Annotated[Int64 | None, says("The priority: the lowest comes first; absent: 0.")] = None
     vllm_xargs: Annotated[EngineArguments | None, says("Arguments of the engine's extensions.")] = None
     cache_salt: Annotated[Word | None, says("Prompts with the same salt share cached states.")] = None
 
@@ -217,24 +223,34 @@ class FullSampling(EngineSampling, kw_only=True):
 class Generation(FullSampling, kw_only=True):
     """Fields of completions and chats."""
 
-    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
     n: Annotated[int, says("How many choices each prompt has.")] = 1
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
-    stream_options: Annotated[StreamOptions | None, says("Only where stream is true.")] = None
+    stream_options: Annotated[StreamOptions | None, says("Only if stream is true.")] = None
     include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs to logprobs.")] = False
     return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
     return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = None
-    return_token_offsets: Annotated[bool | None, says("Adds token_offsets where a body is rendered.")] = False
-    prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
-    prompt_logprob_token_ids: Annotated[list[int] | None, says("Instead of the most probable, these tokens.")] = None
-    logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
+    return_token_offsets: Annotated[bool | None, says("Adds token_offsets if the body is rendered.")] = False
+    prompt_logprobs: Annotated[int | None, says("The number of alternatives of each token of the prompt.")] = None
+    prompt_logprob_token_ids: Annotated[
+        list[int] | None, says("Score these tokens instead of the most probable ones.")
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None, says("Score these alternatives of each token instead of the most probable ones.")
+    ] = None
     return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
     return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
     return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
-    return_mask: Annotated[int | None, says("Adds token_extras, with this many possible tokens.")] = None
+    return_mask: Annotated[
+        int | None, says("Adds token_extras, with up to this many of the tokens that could have been sampled.")
+    ] = None
     return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
-    truncate_prompt_tokens: Annotated[int | None, says("A prompt's tokens that are kept; -1: all that fit.")] = None
-    truncation_side: Annotated[_Side | None, says("Where a prompt that is too long is cut; absent: left.")] = None
+    truncate_prompt_tokens: Annotated[int | None, says("How many tokens of a prompt are kept; -1: as many as fit.")] = (
+        None
+    )
+    truncation_side: Annotated[
+        _Side | None, says("The side at which a prompt that is too long is cut; absent: left.")
+    ] = None
     request_id: Annotated[Label | None, says("The answer's id without `cmpl-` or `chatcmpl-`.")] = None
     tokenbus: Annotated[BusOptions | None, says("How the bus treats the request.")] = None
     response_format: Annotated[ResponseFormat | None, says("The form of the answer.")] = None
@@ -246,9 +262,13 @@ class Completion(Generation, kw_only=True):
     prompt: Annotated[Any, says("A text, token ids, or several of either.")]
     max_tokens: Annotated[int | None, says("The maximum number of tokens of a choice.")] = COMPLETION_TOKENS
     add_special_tokens: _Special = True
-    logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
-    echo: Annotated[bool | None, says("Whether the text and its logprobs begin with the prompt's.")] = False
-    best_of: Annotated[int | None, says("At most n: choices are not selected.")] = None
+    logprobs: Annotated[
+        int | None, says("The number of alternatives of each token; 0: only the token's own logprob.")
+    ] = None
+    echo: Annotated[
+        bool | None, says("Whether the text begins with the prompt, and the logprobs with those of the prompt.")
+    ] = False
+    best_of: Annotated[int | None, says("At most n, because choices are not selected.")] = None
 
 
 class Chat(Generation, kw_only=True):
@@ -262,16 +282,18 @@ class Chat(Generation, kw_only=True):
     add_special_tokens: _Special = False
     documents: _Documents = None
     chat_template_kwargs: Variables = None
-    tool_choice: Annotated[_WhichTools | FunctionChoice | None, says("Whether, or which, functions are called.")] = None
+    tool_choice: Annotated[
+        _WhichTools | FunctionChoice | None, says("Whether functions are called, and which ones.")
+    ] = None
     function_call: Annotated[Literal["none", "auto"] | FunctionName | None, says("The older tool_choice.")] = None
-    parallel_tool_calls: Annotated[bool | None, says("Whether `required` may be several calls.")] = True
+    parallel_tool_calls: Annotated[bool | None, says("Whether `required` may give several calls.")] = True
     max_completion_tokens: Annotated[int | None, says("The maximum number of tokens; absent: all that fit.")] = None
     max_tokens: Annotated[int | None, says("The older name of max_completion_tokens.")] = None
-    logprobs: Annotated[bool | None, says("Whether tokens have their logprobs.")] = False
-    top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
+    logprobs: Annotated[bool | None, says("Whether tokens have logprobs.")] = False
+    top_logprobs: Annotated[int | None, says("The number of alternatives of each token; only with logprobs.")] = None
     reasoning_effort: Annotated[Effort | None, says("A variable of the template, for models that think.")] = None
-    echo: Annotated[bool | None, says("Whether the text begins with the last message's.")] = False
-    include_reasoning: Annotated[bool | None, says("Ignored: a model's thoughts are part of its text.")] = None
+    echo: Annotated[bool | None, says("Whether the text begins with the text of the last message.")] = False
+    include_reasoning: Annotated[bool | None, says("Ignored, because a model's thoughts are part of its text.")] = None
     modalities: Annotated[list[Literal["text"]] | None, says("Answers are texts.")] = None
 
 
@@ -286,7 +308,7 @@ class Inspection(Sampling, kw_only=True):
 
     prompt: Annotated[Text, says("The text to continue.")]
     max_tokens: Annotated[int | None, says("The maximum number of tokens.")] = 128
-    top_logprobs: Annotated[int | None, says("How many alternatives each token has.")] = 10
+    top_logprobs: Annotated[int | None, says("The number of alternatives of each token.")] = 10
     drafts: Annotated[bool | None, says("Whether rows have the draft model's proposals.")] = True
     return_entropies: Annotated[bool | None, says("Whether each token has its entropy; an engine may refuse.")] = False
 
@@ -294,7 +316,7 @@ class Inspection(Sampling, kw_only=True):
 class Tokenization(Body, kw_only=True):
     """A body of /tokenize."""
 
-    model: Annotated[Name | None, says("One of those that /v1/models lists.")] = None
+    model: Annotated[Name | None, says("A model that /v1/models lists.")] = None
     prompt: Annotated[Text | None, says("The text; either this or messages.")] = None
     messages: Annotated[Conversation | None, says("The chat; either this or prompt.")] = None
     tools: _Tools = None
@@ -309,5 +331,5 @@ class Tokenization(Body, kw_only=True):
 class Detokenization(Body, kw_only=True):
     """A body of /detokenize."""
 
-    model: Annotated[Name | None, says("One of those that /v1/models lists.")] = None
+    model: Annotated[Name | None, says("A model that /v1/models lists.")] = None
     tokens: Annotated[list[int], says("The token ids.")]

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 Write = Callable[..., bool]
 """Writes a chunk to a socket, with the publication times of its rows; returns whether the socket had room."""
 _CHUNK_BYTES, _BUFFER_BYTES = 65_536, 8192
-"""Sizes of a chunk to send, and of a buffer that collects rows: a growing buffer is copied."""
+"""The size of a chunk to send, and of a buffer that collects rows (a growing buffer would be copied)."""
 _ALL = 2**31
 _FREED_SHARE = 8
-"""An eighth of the bound is freed at once; otherwise each further byte would evict an answer."""
+"""An eighth of the bound is freed at a time; otherwise each further byte would evict an answer."""
 COLLECTED_BYTES = 256
 _TIME_BYTES = 8
 _MOST_PARTS = 32
-"""Parts joined into one object: small objects would keep the memory around them from being given back."""
+"""The number of parts joined into one object: many small objects would keep the memory around them in use."""
 _LEAST_ROWS, _FEW_SHARE = 16, 4
-"""In a step of at least 16 rows, fewer than a quarter of them waiting, the others are freed."""
+"""If a step has at least 16 rows and fewer than a quarter of them wait, the other rows are freed."""
 _LEAST_FREED = 16 * 2**20
 _NOTHING: Mapping["Answer", int] = MappingProxyType({})
 
@@ -43,9 +43,9 @@ class Buffers:
         self.reserved = 0
         self.evicted = 0
         self.turns = AdmissionLimiter(1)
-        """Turns to write a part of a large answer: one in each tick of the event loop, so that streams go on."""
+        """Turns to write a part of a large answer; one turn per tick of the event loop, so that streams go on."""
         self._highest = 0
-        """The largest size since freed bytes were given back to the system."""
+        """The largest size since freed bytes were last returned to the system."""
         self._holders: dict[Answer, None] = {}
         self._is_evicting = False
 
@@ -65,7 +65,7 @@ class Buffers:
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
     def trim(self, beside: int) -> None:
-        """Give freed bytes back to the system if they are many: the C library would keep them.
+        """Return freed bytes to the system if there are many; the C library would keep them.
 
         `beside` is the number of bytes held elsewhere.
         """
@@ -86,14 +86,14 @@ class Buffers:
         self._evict(sizes, wanted, 1, _ALL)
 
     def evict_unread(self, least: int) -> None:
-        """Evict the unfinished answer with the most unread bytes, if they are at least `least`."""
+        """Evict the unfinished answer with the most unread bytes, if it has at least `least` of them."""
         self._evict({each: each.queue.unread for each in self._holders}, least, least, 1)
 
     def _evict(self, sizes: dict["Answer", int], wanted: int, at_least: int, most: int) -> None:
-        if self._is_evicting:  # an ending answer frees bytes, which calls this again
+        if self._is_evicting:  # an answer that ends frees bytes, which calls this again
             return
         self._is_evicting = True
-        # Of answers of the same size the newest goes first: the older ones did well without it.
+        # Among answers of the same size the newest one is evicted first: without it, the older ones had room.
         newest_first = list(reversed(sizes.items()))
         try:
             for holder, size in sorted(newest_first, key=lambda pair: pair[1], reverse=True)[:most]:
@@ -101,7 +101,7 @@ class Buffers:
                     break
                 wanted -= size
                 self.evicted += 1
-                # Its socket may stay full: the next eviction must choose another one.
+                # Its socket may stay full, so the next eviction must choose another answer.
                 self.leave(holder)
                 holder.evict(size)
         finally:
@@ -109,7 +109,7 @@ class Buffers:
 
 
 class Collected:
-    """Collected bytes, in buffers whose capacity is counted; the added objects themselves are not kept."""
+    """Collected bytes, in buffers whose capacity is counted; they are copies of the added objects."""
 
     __slots__ = ("_buffers", "_counted", "last", "separator")
 
@@ -138,14 +138,14 @@ class Collected:
         return grown
 
     def begin_with(self, other: "Collected") -> None:
-        """Move another one's bytes before those in here."""
+        """Move the bytes of another object in front of these."""
         before = list(other.taken())
         if before and self:
             before[-1] += self.separator
         self._buffers = before + self._buffers
 
     def taken(self) -> Iterator[bytearray]:
-        """Yield the filled buffers, each of which is removed first; nothing may be added afterwards."""
+        """Yield the filled buffers, and remove each before it is yielded; nothing may be added afterwards."""
         buffers, self._buffers = self._buffers[::-1], [bytearray()]
         while buffers:
             if buffer := buffers.pop():
@@ -185,7 +185,9 @@ class _Chunk:
 
 
 class SendQueue:
-    """Bytes that wait for one client's socket: added as rows come, removed by one task as the client reads.
+    """Bytes that wait for one client's socket.
+
+    They are added as rows arrive, and one task removes them as the client reads.
 
     Once that task has set `write`, chunks go to the socket directly, and wait here only while it is full: waking a
     task for each row costs as much as writing it.
@@ -198,7 +200,7 @@ class SendQueue:
         self._parts: deque[Iterator[bytes]] = deque()
         self._chunks: deque[_Chunk] = deque()
         self._gathered: list[tuple[bytes, int]] | None = None
-        """Chunks that are written together; None: each is written alone."""
+        """The chunks to be written together; None: each chunk is written by itself."""
         self._is_full = False
         self._reserved = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -210,7 +212,7 @@ class SendQueue:
         """Returns the number of bytes in the socket that its client has not read."""
         self.is_sent = False
         self.is_broken = False
-        """Whether bytes were dropped without which the rest is useless."""
+        """Whether bytes were dropped, so that the rest is useless."""
         self.size = 0
         """Memory of the waiting bytes and of the collected answer."""
 
@@ -220,12 +222,12 @@ class SendQueue:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the next bytes are made when they are sent, which may take some milliseconds."""
+        """Whether the next bytes are made only when they are sent, which may take some milliseconds."""
         return bool(self._parts)
 
     @property
     def unread(self) -> int:
-        """Number of bytes that its client could have read; 0 if nothing more is to come, or for a whole answer."""
+        """Number of bytes that its client could have read; 0 for a whole answer, or if nothing more will follow."""
         if self.is_closed:
             return 0
         return self.unsent() + (self.size if self._chunks else 0)
@@ -234,7 +236,7 @@ class SendQueue:
         """Add a row's chunk; ignored after `close`."""
         if self.is_closed:
             return
-        # While the task sends earlier chunks it has no waiter: new ones must wait behind them.
+        # While the task sends earlier chunks, it does not wait for new ones, so new chunks must wait behind them.
         may_pass = self.write is not None and self._waiter is not None and not (self._chunks or self._parts)
         if may_pass and self._gathered is not None:
             self._gathered.append((chunk, produced_at_ns))
@@ -244,7 +246,7 @@ class SendQueue:
         self._queue(chunk, produced_at_ns)
 
     def descriptor(self) -> int:
-        """Return the file descriptor to which the event writer may send the next chunk; below 0: none."""
+        """Return the file descriptor to which the event writer may send the next chunk; negative: there is none."""
         is_idle = self._waiter is not None and not (self._chunks or self._parts or self.is_closed)
         return self.direct.descriptor() if self.direct is not None and is_idle else -1
 
@@ -255,7 +257,7 @@ class SendQueue:
             self._wake()
 
     def gather(self) -> None:
-        """Collect chunks until `flush` writes them together; no await may come between."""
+        """Collect chunks until `flush` writes them together; there must be no await in between."""
         self._gathered = []
 
     def flush(self) -> None:
@@ -280,7 +282,7 @@ class SendQueue:
         size = len(part)
         if not size:
             return 0
-        if size > _CHUNK_BYTES:  # a whole answer is freed as it is sent
+        if size > _CHUNK_BYTES:  # a whole answer is freed while it is sent
             return sum(self.append(part[at : at + _CHUNK_BYTES]) for at in range(0, size, _CHUNK_BYTES))
         if not self._chunks or self._chunks[-1].length + size > _CHUNK_BYTES:
             self._chunks.append(_Chunk())
@@ -307,12 +309,18 @@ class SendQueue:
             self._on_full()
 
     def keep(self, count: int) -> None:
-        """Count bytes that the answer keeps to send them again at its end; they do not fill the queue."""
+        """Count bytes that the answer keeps to send them again at its end.
+
+        They do not count towards the queue's bound.
+        """
         self._most += 2 * count
         self.hold(count)
 
     def reserve(self, count: int) -> None:
-        """Charge bytes in advance, until the answer is written or dropped; they do not fill the queue."""
+        """Charge bytes in advance, until the answer is written or dropped.
+
+        They do not count towards the queue's bound.
+        """
         self._reserved += count
         self._buffers.reserved += count
         self._most += count
@@ -379,9 +387,9 @@ class _Entry(NamedTuple):
 
 
 class Backlog:
-    """Received steps and ends of requests that were not delivered yet; first in, first out.
+    """Received steps, and ends of requests, that are not yet delivered; first in, first out.
 
-    Rows that have left the backlog and wait for a turn count, too, with all of their step. Above `compacted_bytes`,
+    Rows that have left the backlog and wait for a turn also count, with their whole step. Above `compacted_bytes`,
     the other rows of such a step are freed; below it, freeing costs more than it saves.
     """
 
@@ -410,7 +418,7 @@ class Backlog:
         return output
 
     def hold(self, waiting: WaitingRow) -> None:
-        """Count a waiting row: while one waits, all of its step takes memory."""
+        """Count a waiting row: while a row waits, its whole step takes memory."""
         if not waiting.step.waiting:
             self.size += waiting.step.size
         waiting.step.waiting[waiting] = None
@@ -423,7 +431,10 @@ class Backlog:
             self.fit(waiting.step)
 
     def fit(self, step: RenderedStep) -> None:
-        """Free the rows of a step of which few wait; otherwise one late answer would hold those of all others."""
+        """If few rows of a step wait, free its other rows.
+
+        Otherwise one late answer would hold the rows of all others.
+        """
         rows = step.batch.row_count
         if self.size <= self._compacted_bytes:
             return

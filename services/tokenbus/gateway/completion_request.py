@@ -43,7 +43,7 @@ _SAMPLING = {name: name for name in _SAME_NAMES} | {
     "ignore_eos": "ignore_end_token",
     "include_stop_str_in_output": "include_stop_string",
 }
-"""Sampling parameters by the body's field with the same values."""
+"""Sampling parameters, by the field of the body with the same values."""
 _TOKEN_SCORING = {
     "return_other_logprobs": "other_logprobs",
     "return_entropies": "entropies",
@@ -54,13 +54,13 @@ _TOKEN_SCORING = {
 
 _NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_logprob_token_ids")
 _COPY_BYTES = 16
-"""Largest field in all choices' requests, for each of gateway.max_prompt_tokens: as large as prompts may be."""
+"""Largest size of a field in all choices' requests, per token of gateway.max_prompt_tokens: as for prompts."""
 _MESSAGE_BYTES = 48
 _IDS = "I"
 _KEPT = frozenset({"stop", "min_tokens", "max_tokens", "include_stop_string", "include_special_tokens"})
-"""Sampling parameters that an answer still needs after its requests were sent."""
+"""Sampling parameters that an answer still needs after its requests are sent."""
 _ECHO_BYTES, _SCORE_BYTES = 16, 64
-"""Fewest bytes of a prompt's logprob in an echo, and in `prompt_logprobs`, with few exceptions."""
+"""Minimum number of bytes of a prompt's logprob in an echo, and in `prompt_logprobs`; few are smaller."""
 
 
 class Ending(NamedTuple):
@@ -78,14 +78,14 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     prompts: Sequence[Sequence[int]]
     parent: str = ""
-    """The base model, if `model` is a LoRA adapter; else empty."""
+    """The base model, if `model` is a LoRA adapter; otherwise empty."""
     n: int = 1
     sampling: Mapping[str, Any] = field(default_factory=dict)
     top_logprobs: int | None = None
     wants_drafts: bool = False
     continuation: str = "any"
     wants_ids: bool = False
-    """Whether the answer shows its tokens' ids, and those of its prompts unless `hides_prompts`."""
+    """Whether the answer shows the ids of its tokens and, unless `hides_prompts`, of its prompts."""
     hides_prompts: bool = False
     wants_columns: bool = False
     is_streamed: bool = False
@@ -98,7 +98,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     names_alternatives: bool = False
     """Whether the alternatives are the `token_ids` of `token_scoring`."""
     wants_prompt_logprobs: bool = False
-    """Whether choices show their prompt's logprobs beside an echo."""
+    """Whether choices show their prompt's logprobs in addition to an echo."""
     scores_once: bool = False
     """Whether only the first choice's prompt is scored, for an answer that shows the scores beside its choices."""
     name: str = ""
@@ -108,7 +108,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     forced: output_form.ForcedCall | None = None
     auto: output_form.AutoCalls | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
-    """The body's fields by other names that errors have for them."""
+    """The names that errors use for fields of the body, by the usual name."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,7 +138,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scored_bytes(self) -> int:
-        """Memory of the scores: an id and a logprob for each value, and a rank for each token."""
+        """The memory of the scores: an id and a logprob for each value, and a rank for each token."""
         return 8 * self.scored_values + 4 * self.scored_tokens
 
     def kept(self) -> "CompletionRequest":
@@ -202,7 +202,7 @@ class BodyHeaders(NamedTuple):
     """Headers that belong to a body."""
 
     name: str = ""
-    """The `x-request-id`, which names the answer."""
+    """The header `x-request-id`, which names the answer."""
     adapter: str = ""
     """The model of an invocation, if a header names it."""
 
@@ -221,7 +221,7 @@ class Reader:
         self.fixed_models = tuple(filter(None, map(str.strip, self._settings.models.split(","))))
         """Models in the settings; empty: those of the workers."""
         self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
-        """Models that requests may name, and their contexts in tokens; 0: not known."""
+        """The models that requests may name, and their contexts in tokens; 0: unknown."""
         self.knows_models = bool(self.fixed_models)
         self.parents: dict[str, str] = {}
         self.headers = BodyHeaders()
@@ -281,7 +281,7 @@ class Reader:
         body = self.types.read(bodies.ChatBatch, value)
         for name in _NOT_IN_BATCHES:
             if getattr(body, name):
-                raise invalid(name, "none for a batch of chats, got some")
+                raise invalid(name, "none in a batch of chats, got some")
         if body.n != 1:
             raise invalid("n", f"1 for a batch of chats, got {body.n}")
         return self._chat(body)
@@ -527,7 +527,7 @@ class Reader:
                 raise invalid(request.fields.get(field, field), f"{limit}, got {size} of {choices}")
 
     def _check_scores(self, request: CompletionRequest) -> None:
-        """Raise an ApiError for prompts whose scores an answer has no room for."""
+        """Raise an ApiError for prompts whose scores do not fit into an answer."""
         is_shown, values = request.wants_prompt_logprobs, request.scored_values
         most = self._settings.answer_bytes // (_SCORE_BYTES if is_shown else _ECHO_BYTES)
         if values > most:
@@ -576,7 +576,7 @@ def _prompt_scoring(body: bodies.Generation) -> dict[str, Any] | None:
     k, ids = body.prompt_logprobs, body.prompt_logprob_token_ids
     if k is None and ids is None:
         return None
-    if body.stream:  # as in vLLM, where no chunk has a member for them
+    if body.stream:  # as in vLLM, whose chunks have no member for them
         raise invalid(
             "prompt_logprobs" if k is not None else "prompt_logprob_token_ids", "only without stream, got it with"
         )
@@ -588,7 +588,7 @@ def _prompt_scoring(body: bodies.Generation) -> dict[str, Any] | None:
 
 
 def _fields_of(body: bodies.Generation) -> dict[str, str]:
-    """Return the body's fields by other names that errors have for them, if the body may have either of two."""
+    """Return the names that errors use for fields of the body, by the usual name, for fields with two names."""
     given = {"response_format": "structured_outputs", "return_logprobs_of": "logprob_token_ids"}
     return {name: other for name, other in given.items() if getattr(body, other) is not None}
 

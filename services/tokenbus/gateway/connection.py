@@ -41,7 +41,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         self._timer: asyncio.TimerHandle | None = None
         self.stream: EventStream | None = None
-        """The stream whose events the compiled renderer may send to the socket; closed before the socket is."""
+        """The stream whose events the compiled renderer may send to the socket; it is closed before the socket."""
         self._answered: RequestResponseCycle | None = None
 
     @property
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + waiting[0]
 
     def writer(self, scope: Scope) -> "ChunkWriter | None":
-        """Return a writer that bypasses ASGI for the answer under way; None if the answer has to go through ASGI.
+        """Return a writer that bypasses ASGI for the current answer; None if the answer has to go through ASGI.
 
         ASGI's `send` must be awaited by the request's own task, and waking it costs more than rendering a row.
         """
@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
 
     def cut_off(self) -> None:
         if self._answered is not None:
-            # uvicorn sets it later, when the answer may have returned: a missing end would then count as an error.
+            # uvicorn sets this later. By then the answer may have returned, and a missing end would count as an error.
             self._answered.disconnected = True
         self.transport.abort()
 
@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # TCP's
-        # Bytes in the transport's buffer cannot be dropped any more: keep them in the send buffer.
+        # Bytes in the transport's buffer can no longer be dropped, so keep them in the send buffer.
         self.transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
         if len(self.connections) > self.settings.most_connections:
             self.counts.refused_connections += 1
@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
         self._start_timer(self.settings.idle_timeout_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.stream is not None:  # the socket is closed next, and its number is used again
+        if self.stream is not None:  # the socket is closed next, and its number may be reused
             self.stream.socket = -1
         self._stop_timer()
         super().connection_lost(exc)
@@ -122,7 +122,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # Parsing resets the count where a body begins, so a body in the same packet is not counted.
+        # Parsing resets the count at the beginning of a body, so a body in the same packet is not counted.
         if self._header_bytes > self.settings.max_header_bytes:
             self._too_long()
 
@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         self._header_bytes = 0
         super().on_message_complete()
-        if not self.is_answering:  # answered before its body was complete: the connection is idle now
+        if not self.is_answering:  # answered before its body was complete, so the connection is idle now
             self._start_timer(self.settings.idle_timeout_ms)
 
     def on_response_complete(self) -> None:
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "malformed HTTP request")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse the request again without its upgrade header, as Java's client sends one for HTTP/2."""
+        """Parse the request again without its upgrade header. Java's client sends such a header for HTTP/2."""
         if not self._should_upgrade():  # then the method is CONNECT
             self._refuse(400, "CONNECT is not supported")
             return
@@ -212,7 +212,10 @@ class Connection(HttpToolsProtocol):
         self._parse(b"".join([line, *headers, b"\r\n", rest]))
 
     def _has_host(self) -> bool:
-        """Return whether the request names exactly one host, else refuse it: a proxy might read another one."""
+        """Return whether the request names exactly one host.
+
+        Otherwise refuse it, because a proxy might read another one.
+        """
         hosts = [value.decode("latin-1") for name, value in self.headers if name == b"host"]
         url, is_old = self.url.decode("latin-1"), self.parser.get_http_version() == "1.0"
         if "://" in url.partition("?")[0]:
@@ -224,7 +227,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, f"host: one header Host, got {len(hosts)}")
             return False
         if hosts and host_of(hosts[0]) is None:
-            self._refuse(400, "host: a name or an address, and perhaps a port")
+            self._refuse(400, "host: a name or an address, and optionally a port")
             return False
         return True
 
@@ -272,7 +275,7 @@ class Connection(HttpToolsProtocol):
         answered = self._answered
         is_behind = self._is_in_headers or self.cycle is not answered
         if answered is not None and not answered.response_complete and (is_behind or answered.response_started):
-            # The client would read an error now as part of the answer that is due or under way.
+            # The client would read an error now as part of the answer that it waits for or receives.
             self._close()
             return
         self._stop_timer()
@@ -306,7 +309,7 @@ class ChunkWriter:
         return True
 
     def descriptor(self) -> int:
-        """Return the socket's file descriptor if no bytes wait in the transport before the next ones; else -1."""
+        """Return the socket's file descriptor if no bytes wait in the transport; otherwise -1."""
         if self._socket is None or not self._is_open() or self._transport.get_write_buffer_size():
             return -1
         return self._socket.fileno()  # type: ignore[no-any-return]

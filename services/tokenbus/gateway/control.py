@@ -28,7 +28,7 @@ _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
 _PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
 """Prefixes of answers' ids."""
 _OF_ADAPTERS = {"load_adapter.name": 400, "load_adapter.folder": 404, "unload_adapter.name": 404}
-"""Statuses by the adapter's field that engines refuse."""
+"""HTTP statuses, by the field of the adapter that engines refuse."""
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
@@ -39,7 +39,7 @@ class ControlRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._one_at_a_time = asyncio.Lock()
-        """Serializes updates: a retry would take the earlier update's pause for somebody else's."""
+        """Serializes updates: a retry would mistake the pause of the earlier update for another operator's."""
 
     def routes(self) -> list[Route]:
         posts: dict[str, _Do] = {
@@ -90,7 +90,7 @@ class ControlRoutes:
             caller = visitor_of(request.scope).caller.name or peer
             operator = Operator(self._gateway.client, timeout_seconds=_SECONDS, on_behalf_of=caller)
             try:
-                # A command goes on if its client disconnects.
+                # A command continues even if its client disconnects.
                 answer = await asyncio.shield(asyncio.ensure_future(self._done(do, operator, arguments)))
             except ApiError as error:
                 raise error.renamed({name: f"query.{name}" for name in request.query_params}) from None
@@ -273,7 +273,7 @@ def _request_ids(names: object) -> list[int]:
     found = [_REQUEST_ID.fullmatch(name) if isinstance(name, str) else None for name in names]
     if None in found:
         wrong = names[found.index(None)]
-        raise invalid("request_ids", f"each as the header x-request-id of an answer has it, got {shown(wrong)}")
+        raise invalid("request_ids", f"ids as in the header x-request-id of an answer, got {shown(wrong)}")
     return [int(each[1], 16) for each in found if each]
 
 
@@ -372,5 +372,5 @@ def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, obje
 
 
 def _shared(values: AbstractSet[str]) -> str:
-    """Return the one value, or all values with commas between, so that a comparison fails."""
+    """Return the common value; if there are several, return them separated by commas, so that a comparison fails."""
     return ", ".join(sorted(values - {""})) or "unknown"

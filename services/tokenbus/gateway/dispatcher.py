@@ -29,18 +29,21 @@ _ENDS = frozenset(map(int, FINISHED))
 _SERVER_ERRORS = range(500, 600)
 _ROWS_AT_ONCE = 64
 _LONGEST_TURN_SECONDS = 0.01
-"""Longest time without other tasks: long enough for most steps, whose rows another task would delay."""
+"""Longest time without running other tasks.
+
+It is enough for most steps; another task in between would delay their rows.
+"""
 _SLICE_SECONDS = 0.0005
 """One answer's share of a turn while rows wait."""
 _OPENING_SECONDS = 0.003
-"""Longest time without other tasks while an answer's requests are sent to the bus."""
+"""Longest time without running other tasks while an answer's requests are sent to the bus."""
 _MOST_BEHIND = 64
-"""Steps that may wait before answers whose HTTP clients do not read are ended."""
+"""Number of waiting steps above which answers whose HTTP clients do not read are ended."""
 _LOOK_SECONDS = 0.02
-"""Least time between two searches for such answers: a search makes a system call for each answer."""
+"""Minimum time between two searches for such answers: a search makes a system call for each answer."""
 _MOST_GATHERED = 8
 _MOST_TURNS = 64
-"""Most steps that are received before rows are delivered again."""
+"""Maximum number of steps to receive before rows are delivered again."""
 _UNREAD_SHARE = 16
 """An answer with a sixteenth of its buffer unread counts as one whose HTTP client does not read."""
 _RESERVED_SHARE = 4
@@ -60,7 +63,7 @@ class OpenRequest:
     share: "_Share"
     rows: deque[WaitingRow | RequestFailedError] = field(default_factory=deque)
     is_held: bool = False
-    """The stream's own `is_held`; while rows wait, the stream's is always set."""
+    """The intended `is_held` of the stream; while rows wait, the stream itself is always held."""
 
 
 class _Share:
@@ -72,11 +75,11 @@ class _Share:
         self.who = who
         self.requests: deque[OpenRequest] = deque()
         self.turn = self.spent = 0.0
-        """The beginning of its last turn, and the seconds that its rows took in it."""
+        """The beginning of its last turn, and the seconds that its rows took in that turn."""
 
 
 class Dispatcher:
-    """The one consumer of the client's steps. All of it runs on one event loop."""
+    """The only consumer of the client's steps. Everything runs on one event loop."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - made in one place
         self,
@@ -96,7 +99,7 @@ class Dispatcher:
         self._writer = EventWriter(vocabulary, settings.max_requests)
         self._opened: dict[int, OpenRequest] = {}
         self._callers: dict[int, Caller] = {}
-        """By request id, until the bus has ended the request, which for an aborted one is later than here."""
+        """By request id, until the bus has ended the request; an aborted request ends later on the bus than here."""
         self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
         self.backlog = Backlog(self.most_backlog // 4)
         self._waiting: FairQueue[_Share] = FairQueue()
@@ -107,16 +110,16 @@ class Dispatcher:
         self._repeated_log = repeated_log
         self.is_draining = False
         self._unsent = 0
-        """Requests of answers that are being opened, and that were not sent to the bus yet."""
+        """Requests of answers that are being opened that are not yet sent to the bus."""
         self.tokens = 0
         self.refused = 0
 
     def __len__(self) -> int:
-        """Return the number of open requests, including aborted ones that the bus has not ended yet."""
+        """Return the number of open requests, including aborted ones that the bus has not yet ended."""
         return self._unsent + max(len(self._opened), len(self._client.requests))
 
     def running_and_waiting(self) -> dict[str, tuple[int, int]]:
-        """Return by model the numbers of open requests with a token and without one; from any thread."""
+        """Return, for each model, the numbers of open requests with and without a token; any thread may call this."""
         found: dict[str, tuple[int, int]] = {}
         for one in list(self._opened.values()):
             running, waiting = found.get(one.answer.model, (0, 0))
@@ -127,8 +130,8 @@ class Dispatcher:
     async def run(self) -> None:
         """Receive steps and deliver their rows until cancelled; requests need it to run.
 
-        Every step is received at once: unacked steps would pile up at the processor until it ends every request of this
-        gateway. Rows that pile up here are charged to their HTTP clients instead.
+        Every step is received at once; otherwise unacked steps would pile up at the processor until it ends all
+        requests of this gateway. Rows that pile up here are charged to their HTTP clients instead.
         """
         self._client.requests.on_scored = self._scored
         self._client.requests.on_cached = self._cached
@@ -138,7 +141,7 @@ class Dispatcher:
             async for output in steps:
                 self._receive(output)
                 if self.backlog.size > self.most_backlog:
-                    await asyncio.sleep(0)  # after a stall of this process all steps come at once: deliver some first
+                    await asyncio.sleep(0)  # after a stall all steps arrive at once: deliver some first
                     if self.backlog.size > self.most_backlog:
                         self._end_heaviest()
 
@@ -162,13 +165,13 @@ class Dispatcher:
             caller = self._callers.pop(output.request_id, None)
             if caller is not None:
                 caller.closed(output.request_id)
-            if output.error is None:  # its last row says so, or this gateway has aborted it
+            if output.error is None:  # its last row has ended it, or this gateway has aborted it
                 return
         self.backlog.append(output)
         self._has_steps.set()
         self._received += 1
         now = monotonic()
-        # Chunks for clients that do not read delay those for clients that do.
+        # Chunks for clients that do not read delay the chunks for clients that do.
         if len(self.backlog) > _MOST_BEHIND and now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._buffers.evict_unread(self._settings.stream_buffer_bytes // _UNREAD_SHARE)
@@ -198,7 +201,7 @@ class Dispatcher:
         self._to_socket.observe_all(rows.seconds())
 
     async def _deliver_waiting(self) -> None:
-        """Deliver waiting rows for one turn, a slice of it for each answer; then let other tasks run."""
+        """Deliver waiting rows for one turn, in which each answer gets a slice; then let other tasks run."""
         while self._waiting.answers and not self._is_turn_over():
             (who, share), began = self._waiting.take(), monotonic()
             while share.requests and monotonic() - began < _SLICE_SECONDS:
@@ -231,7 +234,10 @@ class Dispatcher:
             stream.socket = queue.descriptor()
 
     def _deliver_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
-        """Deliver the rows of a request that the event writer has left; rows to be written may have to wait."""
+        """Deliver the rows of a request that the event writer left to Python.
+
+        Rows that must be written may have to wait.
+        """
         queue, stream, share, began = one.answer.queue, one.listener.stream, one.share, monotonic()
         if share.turn != self._turn_began:
             share.turn, share.spent = self._turn_began, 0.0
@@ -253,7 +259,10 @@ class Dispatcher:
         share.spent += monotonic() - began
 
     def _postpone(self, one: OpenRequest, left: Iterable[Left]) -> None:
-        """Let rows of a request wait for its answer's turn; until then the event writer leaves the next ones, too."""
+        """Let rows of a request wait for its answer's turn.
+
+        Until then the event writer also leaves the following rows.
+        """
         stream, share = one.listener.stream, one.share
         for waiting in (WaitingRow(each.step, each.row) for each in left):
             if not one.rows:
@@ -268,7 +277,8 @@ class Dispatcher:
     def _next_steps(self) -> list[RenderedStep]:
         """Return waiting steps up to the next error of a request, or deliver that error.
 
-        Steps that are delivered together need one pass over the requests, so no request waits for a whole earlier step.
+        Steps that are delivered together need only one pass over the requests, so no request waits for a whole earlier
+        step.
         """
         steps: list[RenderedStep] = []
         while self.backlog and len(steps) < _MOST_GATHERED:
@@ -288,7 +298,7 @@ class Dispatcher:
         return steps
 
     async def _end_long_turn(self) -> None:
-        """After a long turn let other tasks run, until no further step is received."""
+        """After a long turn, let other tasks run until no further step is received."""
         if not self._is_turn_over():
             return
         for _ in range(_MOST_TURNS):
@@ -302,15 +312,15 @@ class Dispatcher:
         return monotonic() - self._turn_began >= _LONGEST_TURN_SECONDS
 
     def _end_heaviest(self) -> None:
-        """End the answers that hold the most, their waiting rows included, until half of the backlog is free."""
+        """End the answers that hold the most memory, with their waiting rows, until half of the backlog is free."""
         self.backlog.keep(self._opened)
-        if self.backlog.size <= self.most_backlog:  # most of it was of requests that have ended
+        if self.backlog.size <= self.most_backlog:  # most of it belonged to requests that have ended
             return
         beside: Counter[Answer] = Counter()
         for request_id, weight in self.backlog.weights().items():
             if request_id in self._opened:
                 beside[self._opened[request_id].answer] += weight
-        for one in self._opened.values():  # there may be very many rows: a request's first one stands for all
+        for one in self._opened.values():  # there may be very many rows, so a request's first row stands for all
             if one.rows and isinstance(one.rows[0], WaitingRow):
                 step = one.rows[0].step
                 beside[one.answer] += len(one.rows) * (step.size // step.batch.row_count)
@@ -325,14 +335,14 @@ class Dispatcher:
         caller: Caller,
         reserved: int = 0,
     ) -> None:
-        """Send an answer's requests to the bus under their ids, all or none; raises an ApiError.
+        """Send an answer's requests, with their ids, to the bus: all or none; raises an ApiError.
 
         Other tasks run in between; if the answer ends meanwhile, the rest is not sent. The answer is charged at once
-        with `reserved` bytes: its request, and the scores of its prompts, which are still to come.
+        with `reserved` bytes: for its request, and for the scores of its prompts, which arrive later.
         """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
-        if refusal := self._client.refusal:  # else they would wait for a processor that refuses them
+        if refusal := self._client.refusal:  # otherwise they would wait for a processor that refuses them
             raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
         caller.check_room(len(request_ids))
         self._check_room(len(request_ids), reserved)
@@ -379,7 +389,7 @@ class Dispatcher:
             raise self._refusal(429, message, "overloaded")
         held, room = self._buffers.reserved, self._buffers.most // _RESERVED_SHARE
         if reserved and held + reserved > room:
-            message = f"long prompts that answers repeat, and prompts' scores: at most {room} bytes at once"
+            message = f"repeated long prompts and prompts' scores: at most {room} bytes at once"
             raise self._refusal(429, f"{message} (gateway.buffer_bytes), got {held} and {reserved} more", "overloaded")
 
     def close(self, request_ids: Sequence[int]) -> None:
@@ -417,7 +427,7 @@ class Dispatcher:
             wants_more = False
         if step.statuses[row] in _ENDS:
             self._forget(one.request_id)
-        elif not wants_more:  # a stop that only the gateway saw: the worker goes on until the request is aborted
+        elif not wants_more:  # only the gateway saw the stop; the worker continues until the request is aborted
             self._forget(one.request_id)
             self._client.abort(one.request_id)
 
@@ -441,7 +451,7 @@ class Dispatcher:
             one.rows.append(error)
             return
         self._forget(request_id)
-        # Undelivered rows were not emitted: a client that resumes must not skip them.
+        # Undelivered rows count as not emitted: a client that resumes must not skip them.
         error.emitted_tokens = min(error.emitted_tokens, one.listener.tokens)
         failure = of_request(error, self._settings.retry_after_ms)
         if failure.status in _SERVER_ERRORS:

@@ -1,4 +1,4 @@
-"""EncoderPool: reads and encodes bodies in other processes, bounded in memory and time, in fair order."""
+"""EncoderPool: reads and encodes bodies in other processes, with bounds on memory and time, and in fair order."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class _EndedError(Exception):
 
     @property
     def why(self) -> str:
-        """The bound that ended it, `time` or `memory`, or else `killed`."""
+        """The bound that ended it, `time` or `memory`; otherwise `killed`."""
         if self.status in {None, 0, -signal.SIGKILL}:
             return "killed"
         return "time" if self.status == -signal.SIGPROF else "memory"
@@ -73,7 +73,7 @@ class EncoderPool:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start the processes unless they run; bodies may come while they load."""
+        """Start the processes unless they run; bodies may arrive while the processes load."""
         before, now = self._server, time.monotonic()
         if (before is None or before.is_gone) and now - self._started_at >= _RESTART_SECONDS:
             self._started_at = now
@@ -105,7 +105,7 @@ class EncoderPool:
             async with asyncio.timeout(milliseconds / 1000):
                 return _result(await self._reply(job, body, who))
         except TimeoutError:
-            message = f"body: encoded within {milliseconds} ms, with those before it"
+            message = f"body: encoded within {milliseconds} ms, including the bodies before it"
             raise self._busy(message) from None
         except _EndedError as ended:
             self._log.begin(ended.status, _log.warning, "an encoder process ended", status=ended.status)
@@ -129,7 +129,7 @@ class EncoderPool:
 
     def _error_of(self, ended: "_EndedError") -> ApiError:
         if ended.why == "killed":
-            return self._busy("body: the process that encoded its text was ended; another one takes its place")
+            return self._busy("body: the process that encoded its text was killed; another one replaces it")
         gateway = self._settings.gateway
         if ended.why == "time":
             most = f"{gateway.encoding_time_ms} ms of processor time"
@@ -150,7 +150,7 @@ class EncoderPool:
 @contextlib.asynccontextmanager
 async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
     encoders = EncoderPool(settings, repeated_log)
-    if is_folder(settings.gateway.tokenizer):  # with other tokenizers most bodies are read in this process
+    if is_folder(settings.gateway.tokenizer):  # with other tokenizers, most bodies are read in this process
         encoders.start()
     try:
         yield encoders
@@ -176,7 +176,7 @@ class Lane:
         self._size = size
         self.turns = FairTurns(size, retry_after_ms)
         self.ended = Counter(time=0, memory=0, left=0, killed=0)
-        """Encoders that ended before their reply: `left` by the client, or an _EndedError's reason."""
+        """Number of encoders that ended before their reply, by reason: `left` (by the client), or an _EndedError's."""
         self._idle: list[_Encoder] = []
         self._server: _Server | None = None
 
@@ -223,7 +223,7 @@ class Lane:
 
     def _add(self) -> None:
         if self._server is not None and len(self._idle) < self._size:
-            with contextlib.suppress(OSError):  # too many open files: later
+            with contextlib.suppress(OSError):  # too many open files: try later
                 self._idle.append(self._server.fork(self._bounds))
 
 
@@ -271,7 +271,7 @@ class _Server:
     def __init__(self, settings: Settings) -> None:
         self.is_gone = False
         self.is_ready = asyncio.Event()
-        """Set once it has loaded the tokenizer, or is gone; earlier orders would pile up."""
+        """Set once it has loaded the tokenizer or is gone; orders sent earlier would pile up."""
         self._loop = asyncio.get_running_loop()
         self._control, its_end = socket.socketpair()
         self._numbers = count(1)
@@ -336,7 +336,7 @@ class _Server:
             encoder.status.set_result(status)
 
     def _lose(self) -> None:
-        """Give the server up; its encoders end when their sockets close or their time is up."""
+        """Give up the server; its encoders end when their sockets close or their time is up."""
         if not self.is_gone:
             self.is_gone = True
             self.is_ready.set()

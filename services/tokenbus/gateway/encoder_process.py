@@ -1,8 +1,8 @@
 """The encoder's fork server: loads the gateway's tokenizer once, and forks the encoders that read and encode bodies.
 
-`python -m tokenbus.gateway.encoder_process CONTROL`: the socket to the gateway, which sends the settings as
-JSON, and then orders. The kernel bounds each encoder's memory and processor time, whatever library it is in: one that
-exceeds them ends, and no other process notices.
+`python -m tokenbus.gateway.encoder_process CONTROL`: the socket to the gateway, which sends the settings as JSON, and
+then orders. The kernel bounds each encoder's memory and processor time, whichever library uses them. An encoder that
+exceeds a bound ends, without an effect on other processes.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ FORK, KILL = 1, 2
 ORDER = struct.Struct("<BIQd?")
 """FORK with an encoder's number, its bounds and one end of its socket; or KILL with a number."""
 ENDED = struct.Struct("<Ii")
-"""An encoder's number and exit status (below 0: a signal); number 0 says that the server is ready for orders."""
+"""An encoder's number and exit status (negative: a signal); number 0 means that the server is ready for orders."""
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 86
 RESULT, ERROR, DEFECT = b"=", b"!", b"?"
 _NICE = 5
-"""On a busy machine streams come first; long texts still make progress."""
+"""On a busy machine, streams have priority; long texts still make progress."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -85,7 +85,7 @@ def answer(reader: Reader, job: Job, body: bytes) -> bytes:
 
 def _leave_if_out_of_memory(error: BaseException | None) -> None:
     while error is not None:
-        if isinstance(error, MemoryError):  # the cause of orjson's SystemError, too
+        if isinstance(error, MemoryError):  # also the cause of orjson's SystemError
             os._exit(OUT_OF_MEMORY)
         error = error.__cause__ or error.__context__
 
@@ -102,7 +102,7 @@ def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
     decoder = msgspec.msgpack.Decoder(Job)
     while job := receive(end):
         body = receive(end)
-        # SIGPROF ends the process when the time is used up, whatever library it is in.
+        # SIGPROF ends the process when the time is used up, even inside a library.
         signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
         reply = answer(reader, decoder.decode(job), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -129,7 +129,7 @@ class ForkServer:
         self._woken, self._waker = socket.socketpair()
 
     def run(self) -> None:
-        """Obey until the gateway is gone; then end all encoders."""
+        """Execute orders until the gateway is gone; then end all encoders."""
         for each in (self._woken, self._waker):
             each.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -158,7 +158,7 @@ class ForkServer:
             with socket.socket(fileno=descriptors[0]) as end:
                 self._fork(number, end, Bounds(*bounds))
         for process in [process for process, each in self._numbers.items() if each == number and what == KILL]:
-            os.kill(process, signal.SIGKILL)  # not reaped yet, so the id still belongs to it
+            os.kill(process, signal.SIGKILL)  # it is not reaped yet, so the id still belongs to it
         return True
 
     def _fork(self, number: int, end: socket.socket, bounds: Bounds) -> None:

@@ -41,15 +41,15 @@ _FIELDS = {
     "token_scoring.token_ids": "return_logprobs_of",
     "token_scoring.mask_bound": "return_mask",
 }
-"""The API's field by the contract's, unless the two differ only by the prefix `sampling.`."""
+"""The API's field for each field of the contract, unless the two differ only by the prefix `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
-"""The end of a worker's reason for a prompt that leaves no room for an answer."""
+"""The last words of a worker's reason if a prompt leaves no room for an answer."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.|token_scoring\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
-"""A field's name at the beginning of a reason, and its path after that."""
+"""A field's name at the beginning of a reason, and the rest of its path."""
 
 
 class ApiError(Exception):
-    """An error as an answer: its status, the message, the field it is about, and a code for programs."""
+    """An error as an answer: the status, the message, the name of the wrong field, and a code for programs."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0

@@ -1,6 +1,6 @@
-"""EventWriter: has the compiled renderer write and send the events of a step's plain rows, for all open streams.
+"""EventWriter: lets the compiled renderer write and send the events of a step's plain rows, for all open streams.
 
-The renderer reads a table of the open streams. It leaves rows that end a stream or begin in the middle of a character
+The renderer reads a table of the open streams. Rows that end a stream, or begin in the middle of a character, are left
 to `answer` and `sse`; without a renderer they write all rows.
 """
 
@@ -60,7 +60,7 @@ class _State(ctypes.Structure):
 
 
 class _Found(ctypes.Structure):
-    """Why the library stopped, and the number of rows it left to Python."""
+    """Why the library stopped, and the number of rows that it left to Python."""
 
     _fields_ = (("fault", ctypes.c_int32), ("rows", ctypes.c_int32))
 
@@ -78,7 +78,7 @@ class EventStream:
 
     tokens: int = _of_state("tokens")
     characters: int = _of_state("characters")
-    """Number of characters in its tokens, if its logprobs count them."""
+    """Number of characters in its tokens, if its logprobs need that count."""
     socket: int = _of_state("socket")
     """The file descriptor for its events; below 0: they go to its queue."""
     is_held: bool = _of_state("is_held")
@@ -145,7 +145,7 @@ class EventWriter:
         return self._slots.find(request_ids) if self._streams else np.full(request_ids.size, -1, np.intp)
 
     def learn(self, form: int, steps: Sequence[RenderedStep]) -> None:
-        """Make the fragments that a form needs of the tokens of some steps; unknown ids have none."""
+        """Make the fragments that a form needs for the tokens of some steps; unknown ids have none."""
         vocabulary = self.vocabulary
         for batch in (step.batch for step in steps):
             ids, others = (each[each < vocabulary.size] for each in (batch.token_ids, batch.alternative_token_ids))
@@ -169,7 +169,7 @@ class EventWriter:
 
 
 class Rows:
-    """The rows of some steps, those of one request together and in order, which are written a few at a time."""
+    """The rows of some steps, grouped by request and in order. They are written a few at a time."""
 
     def __init__(self, writer: EventWriter, steps: Sequence[RenderedStep]) -> None:
         self._writer = writer

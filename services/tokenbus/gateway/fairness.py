@@ -14,14 +14,14 @@ from tokenbus.gateway.errors import ApiError
 T = TypeVar("T")
 MOST_WAITING = 256
 SHORT_BYTES = 16_384
-"""Uncounted part of each body: the number of connections bounds it."""
+"""The part of each body that is not counted; the number of connections bounds it."""
 _BODIES = 8
 _LONG_SECONDS = 0.005
-"""If admitted requests took longer in a tick, the next tick admits only one."""
+"""If the admitted requests of a tick took longer, the next tick admits only one."""
 
 
 class FairTurns:
-    """Gives turns: first in, first out for one client, and one client after the other."""
+    """Gives turns: one client after the other, and first in, first out within a client."""
 
     def __init__(self, most: int, retry_after_ms: int) -> None:
         self._free = most
@@ -56,7 +56,7 @@ class FairTurns:
             raise
 
     def _make_room(self, own: int) -> None:
-        """If too many wait, refuse the last one of the client with the most."""
+        """If too many wait, refuse the last request of the client with the most."""
         for turns in self._waiting.values():
             while turns and turns[-1].done():
                 turns.pop()
@@ -87,7 +87,7 @@ class FairTurns:
 
 
 class BodyRoom:
-    """Counts bodies by client. If they are too large together, the client with the most loses its newest one."""
+    """Counts bodies by client. If they are too large together, the client with the most bytes loses its newest body."""
 
     def __init__(self, largest_body: int, retry_after_ms: int) -> None:
         self.most = _BODIES * largest_body
@@ -103,7 +103,7 @@ class BodyRoom:
         try:
             yield body
             self._free(body)
-            if body.is_refused:  # its work ended before the cancellation came
+            if body.is_refused:  # its work ended before the cancellation arrived
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
                 task.uncancel()
@@ -156,9 +156,9 @@ class HeldBody:
 
 
 class AdmissionLimiter:
-    """Admits at most `per_tick` new requests a tick of the event loop, in order; only one if they take long.
+    """Admits at most `per_tick` new requests per tick of the event loop, in order; only one if they take long.
 
-    A burst of new requests thus delays no running stream.
+    So a burst of new requests does not delay running streams.
     """
 
     def __init__(self, per_tick: int) -> None:
@@ -188,7 +188,7 @@ class AdmissionLimiter:
         self._seconds = 0.0
         while self._left and self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # else its request was cancelled
+            if not turn.done():  # otherwise its request was cancelled
                 turn.set_result(None)
                 self._left -= 1
         self._is_counting = bool(self._waiting) or self._left < self._per_tick
@@ -199,19 +199,19 @@ class AdmissionLimiter:
 class FairQueue(Generic[T]):
     """Gives slices of time to clients in turn, and to each client's answers in turn.
 
-    A client, or an answer, without work gets the next slice when new work comes. If its work is short it keeps up,
+    A client, or an answer, without work gets the next slice when new work comes. So a client with little work keeps up,
     however much others ask for.
     """
 
     def __init__(self) -> None:
         self._clients: list[tuple[bool, int, Hashable]] = []
-        """A heap of who comes next: first those that had no work, then those that had a slice; each in order."""
+        """A heap of the clients in their order: first the ones that had no work, then the ones that had a slice."""
         self.answers: dict[Hashable, list[tuple[bool, int, T]]] = {}
-        """The same of each client's answers."""
+        """For each client, the same of its answers."""
         self._numbers = count()
 
     def add(self, who: Hashable, answer: T) -> None:
-        """Add an answer that had no work and has some now."""
+        """Add an answer that had no work but has some now."""
         if who not in self.answers:
             self.answers[who] = []
             heappush(self._clients, (False, next(self._numbers), who))

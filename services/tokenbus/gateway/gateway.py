@@ -46,7 +46,7 @@ _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 
 
 
 class ModelCounts:
-    """Counts a model's requests when they end, as vLLM's server does; each choice is one."""
+    """Counts a model's requests when they end, as vLLM's server does; each choice counts as one."""
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
@@ -88,7 +88,7 @@ class Counts:
 
 
 class Gateway:
-    """A client of the bus, with everything that handles its requests and answers."""
+    """A client of the bus, with all objects that handle its requests and answers."""
 
     def __init__(
         self, settings: Settings, client: Client, encoders: EncoderPool, repeated_log: DeduplicatedLog
@@ -100,7 +100,7 @@ class Gateway:
         self.reader = Reader(settings, vocabulary)
         self.encoders = encoders
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
-        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the ninth part is the backlog's
+        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the ninth part is for the backlog
         self.repeated_log = repeated_log
         self.dispatcher = Dispatcher(
             client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket
@@ -109,12 +109,12 @@ class Gateway:
         self.callers.on_revoked = self.dispatcher.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.named: dict[str, Sequence[int]] = {}
-        """The ids on the bus of an open answer's requests, by the client's name for it."""
+        """For each open answer, by the client's name for it, the ids of its requests on the bus."""
         self.adapter_folders: dict[str, str] = {}
         """Folders of the LoRA adapters that were loaded through this gateway, by their names."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         self.cache_usage: dict[tuple[str, str], float] = {}
-        """Used part of an engine's KV cache, from 0 to 1, by worker and model, if the engine tells."""
+        """Used part of an engine's KV cache, from 0 to 1, by worker and model, if the engine reports it."""
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.dispatching: asyncio.Task[None] | None = None
@@ -123,7 +123,7 @@ class Gateway:
 
     @property
     def unread_files(self) -> int:
-        """Number of changed files that cannot be read; their former contents stay in force."""
+        """Number of changed files that cannot be read; their earlier contents stay in force."""
         return self.callers.files.is_unread + (self.certificate is not None and self.certificate.files.is_unread)
 
     def tick(self) -> None:
@@ -164,7 +164,10 @@ class Gateway:
         return Health(tuple(problems), facts)
 
     async def learn_models(self, *, is_new: bool = False) -> None:
-        """Ask the processor about its workers; without an answer the models stay, and cache usage is unknown."""
+        """Ask the processor about its workers.
+
+        If it does not answer, the models stay the same, and the cache usage is unknown.
+        """
         try:
             status = await self.status.get(is_new=is_new)
         except TimeoutError:
@@ -179,7 +182,7 @@ class Gateway:
         }
 
     async def keep_learning(self) -> None:
-        """Learn again each second, until cancelled: a scrape, which may come from another thread, does not wait."""
+        """Learn again each second, until cancelled. So a scrape, which may come from another thread, need not wait."""
         while True:
             await self.learn_models()
             await asyncio.sleep(_LEARN_SECONDS)
@@ -190,7 +193,7 @@ class Gateway:
         return {"kv_cache_usage_perc": max(self.cache_usage.values(), default=0.0), "num_requests_waiting": waiting}
 
     async def why_not_ready(self) -> list[str]:
-        """Return the reasons why a request would find no worker; empty if it would find one."""
+        """Return the reasons why no worker would take a request; empty if one would."""
         if self.dispatcher.is_draining:
             return ["it is stopping"]
         if not self.client.is_connected:
@@ -202,7 +205,7 @@ class Gateway:
         models = self.reader.fixed_models or (DEFAULT_MODEL,)
         if not takes_requests(status.workers, models):
             stalled = ", ".join(worker.worker_id for worker in status.workers if worker.is_stalled)
-            return ["no worker is connected that takes requests", *([f"stalled: {stalled}"] if stalled else [])]
+            return ["no connected worker takes requests", *([f"stalled: {stalled}"] if stalled else [])]
         same = [worker for worker in status.workers if not self._differs(worker)]
         if takes_requests(same, models):
             return []
@@ -228,7 +231,10 @@ class Gateway:
         for worker in filter(self._differs, status.workers):
             text = first_difference(self.vocabulary.probes, worker.tokenizer_probes)
             if text is not None:
-                mend = "if both name one folder, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) mends it"
+                mend = (
+                    "if both name the same folder, "
+                    "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) repairs it"
+                )
                 return f"; worker {worker.worker_id} makes other tokens of {text!r}: {mend}"
         return ""
 
@@ -241,7 +247,7 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
             gateway.dispatching = dispatching = asyncio.create_task(gateway.dispatcher.run())
             learning = asyncio.create_task(gateway.keep_learning())
             try:
-                # The dispatcher opens the client's steps before anything can be submitted.
+                # The dispatcher must open the client's steps before requests can be submitted.
                 await asyncio.sleep(0)
                 yield gateway
             finally:

@@ -10,11 +10,15 @@ from tokenbus.gateway.bodies import Body, Int64, Label, Name, Word, says
 class SamplingParams(bodies.EngineSampling, kw_only=True):
     """vLLM's sampling parameters."""
 
-    n: Annotated[int | None, says("How many choices the answer has.")] = 1
+    n: Annotated[int | None, says("The number of choices in the answer.")] = 1
     max_tokens: Annotated[int | None, says("The maximum number of tokens of a choice; absent: all that fit.")] = None
-    logprobs: Annotated[int | None, says("How many alternatives a token has; 0: only its own logprob.")] = None
-    logprob_token_ids: Annotated[list[int] | None, says("The alternatives of each token, not the likeliest.")] = None
-    prompt_logprobs: Annotated[int | None, says("How many alternatives each token of the prompt has.")] = None
+    logprobs: Annotated[
+        int | None, says("The number of alternatives of each token; 0: only the token's own logprob.")
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None, says("Score these alternatives of each token instead of the most probable ones.")
+    ] = None
+    prompt_logprobs: Annotated[int | None, says("The number of alternatives of each token of the prompt.")] = None
     extra_args: Annotated[bodies.EngineArguments | None, says("Arguments of the engine's extensions.")] = None
     detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
 
@@ -23,19 +27,21 @@ class Generate(Body, kw_only=True):
     """A body of /inference/v1/generate."""
 
     request_id: Annotated[Label | None, says("The answer's id without `generate-tokens-`.")] = None
-    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
     token_ids: Annotated[list[int], says("The prompt.")]
     sampling_params: Annotated[SamplingParams, says("How tokens are sampled, and their logprobs.")]
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
-    stream_options: Annotated[bodies.StreamOptions | None, says("Only where stream is true.")] = None
+    stream_options: Annotated[bodies.StreamOptions | None, says("Only if stream is true.")] = None
     return_token_ids: Annotated[bool | None, says("Adds prompt_token_ids.")] = False
-    output_mode: Annotated[Literal["tokens", "text"] | None, says("Whether choices have their text, too.")] = "tokens"
+    output_mode: Annotated[Literal["tokens", "text"] | None, says("Whether choices also have their text.")] = "tokens"
     return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
     return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
     return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
-    return_mask: Annotated[int | None, says("Adds token_extras, with this many possible tokens.")] = None
+    return_mask: Annotated[
+        int | None, says("Adds token_extras, with up to this many of the tokens that could have been sampled.")
+    ] = None
     cache_salt: Annotated[Word | None, says("Only prompts with the same salt share cached states.")] = None
-    priority: Annotated[Int64 | None, says("Which requests come first: the lowest; absent: 0.")] = None
+    priority: Annotated[Int64 | None, says("The priority: the lowest comes first; absent: 0.")] = None
 
 
 FIELDS: Mapping[str, str] = {
@@ -44,7 +50,7 @@ FIELDS: Mapping[str, str] = {
     "response_format": "sampling_params.structured_outputs",
     "vllm_xargs": "sampling_params.extra_args",
 }
-"""This body's fields by those of a completion, if they differ."""
+"""The name of this body's field for each field of a completion with another name."""
 SCORING = ("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask")
 _BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", *SCORING)
 _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
@@ -52,7 +58,7 @@ _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name i
 
 def completion_of(body: Generate) -> bodies.Completion:
     given = {name: getattr(body.sampling_params, name) for name in _SAMPLING}
-    if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM they ask for logprobs
+    if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM, they imply logprobs
         given["logprobs"] = 0
     return bodies.Completion(
         prompt=[body.token_ids],

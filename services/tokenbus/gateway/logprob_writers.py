@@ -23,12 +23,15 @@ _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
 _MOST_VALUES, _VALUES_OF_POSITION = 4096, 4
-"""Values of a prompt that are written between other tasks' turns; a position counts as 4, and each alternative as 1."""
+"""The number of values of a prompt to write before other tasks run.
+
+A position counts as 4 values, and each alternative as 1.
+"""
 _COLUMNS = (b"top_ks", b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
 
 
 Written = bytes | bytearray
-"""Part of an answer; a bytearray is a buffer in which it was collected."""
+"""A part of an answer; a bytearray is the buffer in which it was collected."""
 
 
 class MemberWriter(Protocol):
@@ -45,7 +48,7 @@ class MemberWriter(Protocol):
         return ()
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return the pieces of a repeated prompt, each made when it is read; most members have none."""
+        """Return the pieces of a repeated prompt, each made only when it is read; most members have none."""
         return ()
 
     def joined(self, piece: Piece) -> bytes:
@@ -55,7 +58,7 @@ class MemberWriter(Protocol):
         return [Collected(self.separator) for _ in range(self.form.count(b"%b"))]
 
     def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
-        """Yield the member's JSON value from such lists, and empty them."""
+        """Yield the member's JSON value from these lists, and empty them."""
         first, *others = self.form.split(b"%b")
         yield first
         for list_, text in zip(lists, others, strict=True):
@@ -64,7 +67,7 @@ class MemberWriter(Protocol):
 
 
 class NoLogprobs(MemberWriter):
-    """`logprobs` that are always null."""
+    """Writes `logprobs` that are always null."""
 
     name = b'"logprobs":'
     is_empty = True
@@ -103,7 +106,7 @@ class TokenIds(MemberWriter):
 
 @dataclass
 class Lists(MemberWriter):
-    """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
+    """Logprobs in the format of completions: parallel lists, and for each token an object of alternatives."""
 
     form = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
     progress: EventStream
@@ -134,7 +137,7 @@ class Lists(MemberWriter):
             ]
         elif self.has_alternatives:
             tops = self._tops(step, row, ids, logprobs, tables)
-        elif step.scored[row]:  # the token itself is always among them, as vLLM has it
+        elif step.scored[row]:  # the token itself is always among them, as in vLLM
             tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
         else:
             tops = [_NULL] * count
@@ -154,7 +157,7 @@ class Lists(MemberWriter):
         tops = []
         for token_id, logprob in zip(ids, logprobs, strict=True):
             key, others = keys[token_id], pairs[at : at + 2 * top_k]
-            # Here the token has the same name as in the list of tokens.
+            # The token has the same name here as in the list of tokens.
             members = [_EMPTY_KEY if texts[token_id] == _EMPTY else key, logprob]
             for other, value in zip(others[0::2], others[1::2], strict=True):
                 if other != key:
@@ -166,7 +169,7 @@ class Lists(MemberWriter):
 
 @dataclass
 class Entries(MemberWriter):
-    """Logprobs as chats have them: an object for each token, which contains its alternatives."""
+    """Logprobs in the format of chats: an object for each token, which contains its alternatives."""
 
     name: bytes = b'"logprobs":'
     form: bytes = b'{"content":[%b],"refusal":null}'
@@ -197,7 +200,7 @@ class Entries(MemberWriter):
 
 @dataclass
 class IdEntries(Entries):
-    """Logprobs as /inference/v1/generate has them: as in chats, but by token ids, and the token itself comes first."""
+    """Logprobs in the format of /inference/v1/generate: as in chats, but by token ids, with the token itself first."""
 
     form: bytes = b'{"content":[%b]}'
 
@@ -217,7 +220,7 @@ class IdEntries(Entries):
             for number, (other, value) in enumerate(others[at : at + top_k], 1):
                 if other != token_id:
                     tops.append(_ID_ENTRY % (other, value, b"%d" % number))
-            # The tokens that the request named have no rank.
+            # Tokens that the request named have no rank.
             tops = tops[: top_k or 1] + [_ID_ENTRY % (int(other), value, _NULL) for other, value in named or ()]
             entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops)))
         return (b",".join(entries),)
@@ -297,7 +300,7 @@ def _in_base64(parts: Iterable[bytearray]) -> Iterator[bytes]:
 def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
     """Yield the elements of vLLM's `prompt_logprobs`, for some tokens of the prompt at a time.
 
-    An element is null for an unscored token, else it has logprob, rank and text by token id.
+    An element is null for an unscored token; otherwise it has logprob, rank and text, by token id.
     """
     yield b",".join([b"null"] * scores.position)
     entry = b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
@@ -350,7 +353,10 @@ def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tu
 def _given(
     step: RenderedStep, row: int, count: int, table: Mapping[int, bytes]
 ) -> list[list[tuple[bytes, bytes]] | None]:
-    """Return by token the given tokens' table values and logprobs; None for extras that were dropped on the way."""
+    """Return, for each token, the table values and logprobs of the given tokens.
+
+    None for extras that were dropped on the way.
+    """
     ids = step.ids[step.begins[row] :]
     found: list[list[tuple[bytes, bytes]] | None] = []
     for token_id, extras in zip(ids, extras_by_token(step.batch.row(row).extras, count)[:count], strict=False):

@@ -17,9 +17,12 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "prompt": "messages",
 }
-"""This body's fields by those of a chat, if they differ."""
+"""The name of this body's field for each field of a chat with another name."""
 _BILLING = "x-anthropic-billing-header"
-"""Beginning of a text that Claude Code adds to the system prompt, different in each request; vLLM drops it, too."""
+"""The beginning of a text that Claude Code adds to the system prompt and that differs in each request.
+
+VLLM drops it, too.
+"""
 _Choice = Literal["auto", "any", "tool", "none"]
 _Thinking = Literal["enabled", "disabled", "adaptive"]
 
@@ -48,7 +51,7 @@ _Texts = Annotated[list[TextBlock], Meta(max_length=1024)]
 class ToolResult(Block, kw_only=True, tag="tool_result"):
     """The result of a call."""
 
-    tool_use_id: Annotated[Name, says("Which call it answers.")]
+    tool_use_id: Annotated[Name, says("The id of the call that it answers.")]
     content: Annotated[Content | _Texts | None, says("The result, as a text or its parts.")] = None
 
 
@@ -68,7 +71,7 @@ _Blocks = Annotated[list[TextBlock | ToolUse | ToolResult | Thinking | RedactedT
 class Turn(Body):
     """A message."""
 
-    role: Annotated[Literal["user", "assistant", "system"], says("Who wrote the message.")]
+    role: Annotated[Literal["user", "assistant", "system"], says("The message's author.")]
     content: Annotated[Content | _Blocks, says("The text, or its blocks.")]
 
 
@@ -79,21 +82,21 @@ class MessagesTool(Body, kw_only=True):
     description: Annotated[Description | None, says("What it does.")] = None
     input_schema: Annotated[dict[str, Any], says("The JSON Schema of its arguments.")]
     type: Annotated[Literal["custom"] | None, says("The kind of tool.")] = None
-    strict: Annotated[bool | None, says("For the template; a forced call always follows the schema.")] = None
+    strict: Annotated[bool | None, says("Passed to the template; a forced call always follows the schema.")] = None
 
 
 class MessagesChoice(Body, kw_only=True):
-    """Whether, or which, tools are called."""
+    """Whether tools are called, and which ones."""
 
-    type: Annotated[_Choice, says("As the model likes, any of them, the named one, or none.")]
-    name: Annotated[Label | None, says("One of the tools, where the type is tool.")] = None
-    disable_parallel_tool_use: Annotated[bool | None, says("Whether `any` is one call.")] = None
+    type: Annotated[_Choice, says("As the model decides, any tool, the named tool, or none.")]
+    name: Annotated[Label | None, says("One of the tools, if the type is tool.")] = None
+    disable_parallel_tool_use: Annotated[bool | None, says("Whether `any` gives only one call.")] = None
 
 
 class ThinkingConfig(Body, kw_only=True):
     """Whether the model thinks."""
 
-    type: Annotated[_Thinking, says("`disabled` is an effort of none; the others leave it to the model.")]
+    type: Annotated[_Thinking, says("`disabled` means an effort of none; with the others, the model decides.")]
 
 
 class OutputFormat(Body, kw_only=True):
@@ -117,11 +120,11 @@ _Tools = Annotated[list[MessagesTool], Meta(max_length=128)]
 class TokenCount(Body, kw_only=True):
     """A body of /v1/messages/count_tokens."""
 
-    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
     messages: Annotated[_Turns, says("The chat so far; an assistant's last message is continued.")]
     system: Annotated[Content | _Texts | None, says("The text before the chat.")] = None
     tools: Annotated[_Tools | None, says("The tools that the model may call.")] = None
-    tool_choice: Annotated[MessagesChoice | None, says("Whether, or which, tools are called.")] = None
+    tool_choice: Annotated[MessagesChoice | None, says("Whether tools are called, and which ones.")] = None
     thinking: Annotated[ThinkingConfig | None, says("Whether the model thinks.")] = None
     output_config: Annotated[OutputConfig | None, says("How the model answers.")] = None
     chat_template_kwargs: Annotated[bodies.Variables, says("Variables of the template.")] = None
@@ -191,7 +194,9 @@ def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
     for index, block in enumerate(turn.content):
         if not isinstance(block, _BLOCKS[turn.role]):
             kind = block.__struct_config__.tag
-            raise invalid(f"{where}[{index}]", f"a block that a message of the role {turn.role} may have, got {kind}")
+            raise invalid(
+                f"{where}[{index}]", f"a block that is allowed in a message of the role {turn.role}, got {kind}"
+            )
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, Thinking):
@@ -221,6 +226,6 @@ def _tool(tool: MessagesTool) -> bodies.Tool:
 def _choice(choice: MessagesChoice) -> Literal["none", "auto", "required"] | bodies.FunctionChoice:
     if choice.type == "tool":
         if choice.name is None:
-            raise invalid("tool_choice.name", "required where the type is tool, got nothing")
+            raise invalid("tool_choice.name", "required if the type is tool, got nothing")
         return bodies.FunctionChoice(function=bodies.FunctionName(name=choice.name))
     return "required" if choice.type == "any" else choice.type

@@ -26,8 +26,8 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     event_loop_lag(lambda view: view.watch.lag),
     Family(
         "tokenbus_gateway_connected_processors",
-        "Processors that the gateway is connected to.",
-        "Below those of bus.clients_address: the log says why. At 0 requests end with deadline.",
+        "Processors to which the gateway is connected.",
+        "Fewer than in bus.clients_address: the log says why. At 0 requests end with deadline.",
         lambda view: sum(each.state is SessionState.OPEN for each in view.client.sessions),
     ),
     Family(
@@ -50,7 +50,7 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_lost_clients_total{why}",
-        "Clients that left early, read nothing (cut_off), sent too slowly (late), or found no place (refused).",
+        "Clients that left early, read nothing (cut_off), sent too slowly (late), or found no free place (refused).",
         "cut_off, late: slow networks, or an attack; refused: raise gateway.max_requests.",
         lambda view: {
             "left": view.counts.left_clients,
@@ -69,19 +69,19 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     Family(
         "tokenbus_gateway_ignored_fields_total{field}",
         "Bodies with an unknown field, which was ignored, by its path; (others) beyond 256 of them.",
-        "A field that a client relies on: it has no effect. Routers and SDKs add some that are harmless.",
+        "If a client relies on such a field: it has no effect. Routers and SDKs add some that are harmless.",
         lambda view: view.counts.ignored_fields,
     ),
     Family(
         "tokenbus_gateway_evicted_answers_total",
-        "Answers that held the most while all together exceeded gateway.buffer_bytes.",
-        "Clients do not read (give their keys limits), or want more than this gateway can write.",
+        "Answers ended because they held the most while all together exceeded gateway.buffer_bytes.",
+        "Clients do not read (set limits for their keys), or request more than this gateway can write.",
         lambda view: view.buffers.evicted,
     ),
     Family(
         "tokenbus_gateway_ended_encoders_total{lane, why}",
         "Encoders that ended before their text was encoded.",
-        "killed: its request got 503; often for want of memory. time, memory in the slow lane: costly texts, or "
+        "killed: its request got 503; often because memory ran out. time, memory in the slow lane: costly texts, or "
         "an attack.",
         lambda view: {
             (name, why): count for name, lane in view.encoders.lanes.items() for why, count in lane.ended.copy().items()
@@ -89,7 +89,7 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_unread_files",
-        "Files of keys or certificates that cannot be read; their last good contents hold.",
+        "Files of keys or certificates that cannot be read; the last good contents stay in use.",
         "Above 0: the log names the file; revoked keys may still be accepted.",
         lambda view: view.unread_files,
     ),
@@ -137,7 +137,7 @@ VLLM: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "vllm:kv_cache_usage_perc{engine, model_name}",
-        "How much of a worker's KV cache is in use, from 0 to 1, where its engine tells.",
+        "Used share of a worker's KV cache, from 0 to 1, if its engine reports it.",
         "",
         lambda view: view.cache_usage,
     ),
@@ -147,13 +147,13 @@ VLLM: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "vllm:request_success_total{finished_reason, model_name}",
-        "Requests that ended, by why: stop, length, abort, error.",
+        "Requests that ended, by reason: stop, length, abort, error.",
         "",
         _finished,
     ),
-    _of_models("request_prompt_tokens", "How many tokens a request's prompt has.", lambda of: of.prompt_tokens),
-    _of_models("request_generation_tokens", "How many tokens a request's answer has.", lambda of: of.generation_tokens),
-    _of_models("request_params_max_tokens", "The max_tokens of requests that name it.", lambda of: of.most_tokens),
+    _of_models("request_prompt_tokens", "Number of tokens in a request's prompt.", lambda of: of.prompt_tokens),
+    _of_models("request_generation_tokens", "Number of tokens in a request's answer.", lambda of: of.generation_tokens),
+    _of_models("request_params_max_tokens", "The max_tokens of requests that set it.", lambda of: of.most_tokens),
     _of_models(
         "request_time_per_output_token_seconds",
         "A request's time from its first token to its end, divided by the tokens after the first.",

@@ -12,7 +12,7 @@ _SCHEMAS = "#/components/schemas/"
 _ERRORS = {
     400: "A field is wrong: `param` names it.",
     401: "No API key, or an unknown one.",
-    403: "A web page of another origin, or a remote client where the gateway has no keys.",
+    403: "A web page of another origin, or a remote client although the gateway has no keys.",
     404: "There is no such model.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
@@ -70,7 +70,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/healthz": _get("Report whether the gateway is healthy.", _OBJECT, 503),
             "/readyz": _get("Report whether a worker would take requests.", _OBJECT, 503),
             "/bus": _get("Report the workers and the processor.", _OBJECT, 503),
-            "/health": _get("Report only by the status whether a worker would take requests.", None, 503),
+            "/health": _get("Report whether a worker would take requests, only by the status.", None, 503),
             "/ping": _get("Do the same.", None, 503),
             "/version": _get("Name the gateway's version.", _OBJECT),
             "/load": _get("Count the open requests.", _OBJECT),

@@ -15,7 +15,7 @@ _MEMBERS = {
     "grammar": ("grammar", "text"),
     "structural_tag": ("structural_tag", "tag"),
 }
-"""The contract's member, and its text field, by the form's name in bodies."""
+"""For each name of a form in bodies, the contract's member and its text field."""
 _OF_JSON = ("json", "structural_tag")
 _PARTS_OF_TAGS = ("format", "structures", "triggers")
 _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -42,7 +42,7 @@ def _form_in(wanted: bodies.StructuredOutputs) -> dict[str, Any]:
 def _form_of_response(response: bodies.ResponseFormat) -> dict[str, Any] | None:
     kind, schema, where = response.type, response.json_schema, "response_format.json_schema"
     if schema is not None and kind != "json_schema":
-        raise invalid(where, f"only where the type is json_schema, got it with {kind}")
+        raise invalid(where, f"only if the type is json_schema, got it with {kind}")
     parts = {name: value for name in _PARTS_OF_TAGS if (value := getattr(response, name)) is not None}
     if kind == "structural_tag":
         if list(parts) not in (["format"], ["structures", "triggers"]):
@@ -50,12 +50,12 @@ def _form_of_response(response: bodies.ResponseFormat) -> dict[str, Any] | None:
             raise invalid("response_format", f"a structural_tag has a format, or structures and triggers, got {got}")
         return _form("response_format", "structural_tag", {"type": kind, **parts})
     for name in parts:
-        raise invalid(f"response_format.{name}", f"only where the type is structural_tag, got it with {kind}")
+        raise invalid(f"response_format.{name}", f"only if the type is structural_tag, got it with {kind}")
     if kind != "json_schema":
         return {"json_object": {}} if kind == "json_object" else None
     if schema is None or schema.schema is None:
         named = where if schema is None else f"{where}.schema"
-        raise invalid(named, "required where the type is json_schema, got nothing")
+        raise invalid(named, "required if the type is json_schema, got nothing")
     return _form(f"{where}.schema", "json", schema.schema)
 
 
@@ -86,7 +86,7 @@ def form_of_vllm(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ForcedCall(NamedTuple):
-    """A function that the model has to call; its output is the arguments."""
+    """A call that the output is forced to be."""
 
     name: str | None
     """The function; None: any function, and the output is a list of objects with `name` and `parameters`."""
@@ -101,7 +101,7 @@ class AutoCalls(NamedTuple):
 
 
 def auto_calls(body: bodies.Chat, parser: str) -> AutoCalls | None:
-    """Return how to find calls in an output that is not forced to be one; None: there are none."""
+    """Return how to find calls in an output that is not forced to be a call; None: there are none."""
     if not parser or not body.tools or body.tool_choice not in (None, "auto"):
         return None
     return AutoCalls(parser, body.parallel_tool_calls is False)
@@ -138,7 +138,7 @@ def forced_call(body: bodies.Chat, tools: Sequence[Mapping[str, Any]]) -> Forced
     if choice == "auto":
         return None
     if body.structured_outputs is not None:
-        raise invalid("structured_outputs", "must be absent where tool_choice forces a call")
+        raise invalid("structured_outputs", "must be absent if tool_choice forces a call")
     if choice == "required":
         schema = _schema_of_calls([tool["function"] for tool in tools], is_one=not body.parallel_tool_calls)
         return ForcedCall(None, json_text("tools", schema, _MAX_FORM_BYTES))

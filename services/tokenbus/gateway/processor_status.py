@@ -12,7 +12,7 @@ from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatu
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 
 _FRESH_SECONDS = 0.5
-"""How long a status is used again, unless a caller needs a new one."""
+"""How long a status is reused, unless a caller needs a new one."""
 
 
 class StatusCache:
@@ -42,7 +42,7 @@ class StatusCache:
 
 
 def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bool:
-    """Return whether a mixed worker, or a prefill and a decode worker, are connected for one of the models.
+    """Return whether a mixed worker, or both a prefill and a decode worker, are connected for one of the models.
 
     Stalled workers take no requests.
     """

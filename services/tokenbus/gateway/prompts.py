@@ -31,10 +31,10 @@ class Cut(NamedTuple):
 
     most: int
     side: str | None
-    """The side that loses tokens, `left` or `right`; None: the left of the text after its special tokens."""
+    """The side that loses tokens, `left` or `right`; None: the left side of the text, after its special tokens."""
 
     def of(self, ids: list[T], text_begins: int = 0) -> list[T]:
-        """Return the kept tokens, or their places, of a prompt whose text begins at `text_begins`."""
+        """Return the kept tokens (or their places) of a prompt whose text begins at `text_begins`."""
         excess = len(ids) - self.most
         if excess <= 0:
             return ids
@@ -73,7 +73,10 @@ class PromptEncoder:
     def prompt(
         self, prompt: str | list[int], name: str, *, adds_special: bool = True, cut: Cut | None = None
     ) -> list[int]:
-        """Return the ids of a text, with the model's special tokens around it if `adds_special`; ids stay ids."""
+        """Return the ids of a text, with the model's special tokens around it if `adds_special`.
+
+        Ids are returned as they are.
+        """
         if not isinstance(prompt, str):
             return prompt if cut is None else cut.of(prompt)
         self._check_size(len(prompt.encode()), name)
@@ -111,9 +114,9 @@ class PromptEncoder:
 
         The text ends at the beginning of the assistant's next message by default.
 
-        `auto` is the model's own template, and `text` for tokenizers of no model. `text`: the messages' texts,
-        one a line, for models that continue any text and know no roles. `roles`: a line for each message,
-        `User: ...`, and `Assistant:` at the end. These two show no tools.
+        `auto` is the model's own template, or `text` if the tokenizer belongs to no model. `text`: the messages' texts,
+        one per line, for models that continue any text and know no roles. `roles`: a line for each message, `User:
+        ...`, and `Assistant:` at the end. The last two do not show tools.
         """
         messages = _messages_of(body)
         if self._template == "auto" and self._vocabulary.is_of_model:
@@ -156,7 +159,7 @@ def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
 
 def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = None) -> dict[str, Any]:
     if body.continue_final_message and body.add_generation_prompt:
-        raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")
+        raise invalid("continue_final_message", "only if add_generation_prompt is false, got both")
     variables: dict[str, Any] = {}
     if body.chat_template_kwargs is not None:
         variables = body.chat_template_kwargs
@@ -167,7 +170,7 @@ def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = N
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
     documents = {} if body.documents is None else {"documents": body.documents}
     effort = body.reasoning_effort if isinstance(body, Chat) else None
-    if effort is not None:  # as in vLLM: another variable says whether the model thinks at all
+    if effort is not None:  # as in vLLM: another variable tells whether the model thinks at all
         variables = {"enable_thinking": effort != "none", **variables, "reasoning_effort": effort}
     return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
 

@@ -14,7 +14,7 @@ from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 
 _BLOCK_ROWS = 32
-"""Rows that are written together: few, so that the first does not wait long for the last."""
+"""The number of rows that are written together: few, so that the first row does not wait long for the last."""
 _BATCH_BYTES = 2000
 _LISTED_BYTES = 200
 VALUE_BYTES = 4
@@ -27,7 +27,7 @@ def _listed(column: str) -> "cached_property[list[int]]":
 
 
 class RenderedStep:
-    """One batch. Its columns are lists of which each row takes a slice, so that a token needs few objects."""
+    """One batch. Its columns are lists, and each row takes slices of them, so that a token needs few objects."""
 
     statuses = _listed("statuses")
     counts = _listed("token_counts")
@@ -84,7 +84,7 @@ class RenderedStep:
 
     @cached_property
     def scored(self) -> list[int]:
-        """How many of a row's tokens have logprobs: all or none."""
+        """The number of a row's tokens with logprobs: all or none."""
         return np.diff(self._all_begins[1]).tolist()  # type: ignore[no-any-return]
 
     @cached_property
@@ -141,7 +141,7 @@ class RenderedStep:
         first = begins[block]
         written = self._alternatives.get((block, id(table)))
         if written is None:
-            if self.waiting:  # its rows may wait long, so none is written before its turn
+            if self.waiting:  # its rows may wait long, so no row is written before its turn
                 return self._pairs(begins[row], begins[row + 1], table)
             last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
             written = self._alternatives[block, id(table)] = self._pairs(first, last, table)

@@ -22,7 +22,7 @@ from tokenbus.settings.errors import shown
 
 B = TypeVar("B", bound=bodies.Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
-"""Bytes of a too large body that are still read: a client that is cut off while it writes sees no answer."""
+"""How many bytes of a too large body are still read: a client that is cut off while it writes sees no answer."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
 _MOST_SHOWN = 8
 _MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
@@ -52,7 +52,7 @@ async def _read(request: Request, most: int, held: HeldBody) -> bytearray:
     size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 20 else 0  # noqa: PLR2004
     if size > _MAX_DISCARDED_BYTES:
         raise _too_large(most, size)
-    body, size = bytearray(), 0  # pieces to be joined would take twice the memory
+    body, size = bytearray(), 0  # joining pieces would take twice the memory
     async for chunk in request.stream():
         size += len(chunk)
         if size <= most:

@@ -26,7 +26,7 @@ _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
 """A window of 4 KiB, longer than any event: a compressor then takes 40 kB for each stream instead of 260."""
 _PIECE_BYTES = 65_536
 _LONG_BYTES = 16_384
-"""Compressing more takes long, so that the answers take turns."""
+"""Compressing more takes long, so answers take turns."""
 _STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
@@ -40,7 +40,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def _written_load(form: str, load: Mapping[str, float]) -> bytes:
-    """Return a load report in a form of ORCA, for proxies that choose the server by it."""
+    """Return a load report in a format of ORCA, for proxies that choose servers by load."""
     if form.lower() == "json":
         return b"JSON " + orjson.dumps({"named_metrics": load})
     return "TEXT {}".format(", ".join(f"named_metrics.{name}={value}" for name, value in load.items())).encode()
@@ -87,7 +87,7 @@ class AnswerResponse(Response):
                     "slow", _log.warning, "answer ended: its client reads too slowly", **values
                 )
             self._close_requests()
-            # Rows that still come are dropped.
+            # Rows that still arrive are dropped.
             self._answer.queue.close()
             self._answer.drop()
             self._buffers.leave(self._answer)
@@ -167,7 +167,7 @@ class AnswerResponse(Response):
     def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
         queue, listeners = self._answer.queue, self._answer.listeners
         queue.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
-        if self._gzip is None and len(listeners) == 1:  # events of another choice could split a partly sent one
+        if self._gzip is None and len(listeners) == 1:  # events of another choice could split a partly sent event
             queue.direct, connection.stream = write, listeners[0].stream
 
     async def _send(self, send: Send, sending: Sending) -> None:

@@ -21,9 +21,9 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "reasoning_effort": "reasoning.effort",
 }
-"""This body's fields by those of a chat, if they differ."""
+"""The name of this body's field for each field of a chat with another name."""
 _LOGPROBS, _NEAR = "message.output_text.logprobs", 0.85
-"""The value that includes logprobs, and the similarity (difflib's ratio) of a misspelt one."""
+"""The value that includes logprobs, and the similarity (difflib's ratio) at which a value counts as a misspelling."""
 _Kind = Literal["function"]
 _WhichTools = Literal["none", "auto", "required"]
 _Status = Literal["in_progress", "completed", "incomplete"]
@@ -62,13 +62,15 @@ class Item(Body, kw_only=True, tag_field="type"):
     """A part of a conversation."""
 
     id: Annotated[Name | None, says("Accepted and ignored.")] = None
-    status: Annotated[_Status | None, says("Of an assistant's last message: `incomplete` is continued.")] = None
+    status: Annotated[
+        _Status | None, says("For an assistant's last message: `incomplete` means that the answer continues it.")
+    ] = None
 
 
 class InputMessage(Item, kw_only=True, tag="message"):
     """A message; its type may be left out."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], says("Who wrote the message.")]
+    role: Annotated[Literal["system", "developer", "user", "assistant"], says("The message's author.")]
     content: Annotated[Content | _Parts, says("The text, or its parts.")]
 
 
@@ -83,7 +85,7 @@ class FunctionCall(Item, kw_only=True, tag="function_call"):
 class FunctionCallOutput(Item, kw_only=True, tag="function_call_output"):
     """The result of a call."""
 
-    call_id: Annotated[Name, says("Which call it answers.")]
+    call_id: Annotated[Name, says("The id of the call that it answers.")]
     output: Annotated[Content | _Results, says("The result, as a text or its parts.")]
 
 
@@ -112,7 +114,7 @@ class TextFormat(Body, kw_only=True):
     name: Annotated[Name | None, says("The schema's name; the answer repeats it, like the next two.")] = None
     description: Content | None = None
     strict: bool | None = None
-    schema: Annotated[dict[str, Any] | None, says("The JSON Schema, where the type is json_schema.")] = None
+    schema: Annotated[dict[str, Any] | None, says("The JSON Schema, if the type is json_schema.")] = None
 
 
 class TextConfig(Body, kw_only=True):
@@ -137,21 +139,21 @@ _Includes = Annotated[list[Name], Meta(max_length=16)]
 class Responses(bodies.FullSampling, kw_only=True):
     """A body of /v1/responses."""
 
-    model: Annotated[Name | None, says("One of those that /v1/models lists; absent: the first of them.")] = None
+    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
     input: Annotated[Content | _Items, says("A text, or the conversation so far.")]
     instructions: Annotated[Content | None, says("The text before the conversation.")] = None
     max_output_tokens: Annotated[int | None, says("The maximum number of tokens; absent: all that fit.")] = None
     stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
     tools: Annotated[_Tools | None, says("The functions that the model may call.")] = None
-    tool_choice: Annotated[_WhichTools | ResponsesChoice | None, says("Whether, or which, functions are called.")] = (
-        None
-    )
-    parallel_tool_calls: Annotated[bool | None, says("Whether `required` may be several calls.")] = True
+    tool_choice: Annotated[
+        _WhichTools | ResponsesChoice | None, says("Whether functions are called, and which ones.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, says("Whether `required` may give several calls.")] = True
     text: Annotated[TextConfig | None, says("How the model writes.")] = None
     reasoning: Annotated[Reasoning | None, says("How the model thinks.")] = None
-    include: Annotated[_Includes | None, says(f"With {_LOGPROBS}, tokens have their logprobs.")] = None
-    top_logprobs: Annotated[int | None, says("How many alternatives each token has; only with logprobs.")] = None
-    truncation: Annotated[_Truncation | None, says("auto: a prompt that is too long is cut at its left.")] = None
+    include: Annotated[_Includes | None, says(f"With {_LOGPROBS}, tokens have logprobs.")] = None
+    top_logprobs: Annotated[int | None, says("The number of alternatives of each token; only with logprobs.")] = None
+    truncation: Annotated[_Truncation | None, says("auto: a prompt that is too long is cut on the left.")] = None
     chat_template_kwargs: bodies.Variables = None
     metadata: Annotated[dict[str, Any] | None, says("The answer repeats it.")] = None
 
@@ -280,6 +282,6 @@ def _form(text: TextConfig | None) -> bodies.ResponseFormat | None:
     if form is None:
         return None
     if form.schema is not None and form.type != "json_schema":
-        raise invalid("text.format.schema", f"only where the type is json_schema, got it with {form.type}")
+        raise invalid("text.format.schema", f"only if the type is json_schema, got it with {form.type}")
     schema = bodies.ResponseSchema(schema=form.schema) if form.type == "json_schema" else None
     return bodies.ResponseFormat(type=form.type, json_schema=schema)

@@ -19,11 +19,11 @@ _TOO_MANY_REQUESTS = 429
 _NO_LOGPROBS, _MARK = b"[]", b"\0"
 _TEXT_BYTES = 60
 _AGAIN = 4
-"""How often the last events repeat an item's text: in the item, its part and the ends of both."""
+"""How often the last events repeat an item's text: in the item, in its part, and at the end of each."""
 
 
 class ResponsesFormat(Format):
-    """Writes one answer; Python writes all of its events, as they are numbered."""
+    """Writes one answer; Python writes all of its events, because they are numbered."""
 
     def __init__(self, request: CompletionRequest, request_id: int) -> None:
         self.kept = 0
@@ -83,7 +83,7 @@ class ResponsesFormat(Format):
             message = self._calls.message(text)
             text = message["content"]
             calls = [call["function"] for call in message.get("tool_calls", ())]
-        # The logprobs replace a byte that no JSON text contains.
+        # The logprobs replace a placeholder byte that cannot occur in JSON.
         part = _text(text, _MARK if beside else _NO_LOGPROBS)
         output = [self._message(status, [part])] * (self._calls is None or bool(text))
         output += [_call(each["name"], each["arguments"], status) for each in calls]

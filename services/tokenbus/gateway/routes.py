@@ -63,15 +63,15 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
 }
 """The reader's method for a route's bodies, and the format of its answers."""
 _UNWATCHED_SECONDS = 0.05
-"""Most texts are encoded before watching for their client's disconnect pays off."""
+"""Most texts are encoded so fast that it does not pay to watch for a disconnect before this time."""
 _OTHER = "other"
 _IDS = 2**64
 _ADAPTER = b"x-amzn-sagemaker-adapter-identifier"
 _MOST_NAME = 256
 _OF_MODEL_BYTES = 2_048
-"""Size of a text that any model's tokenizer encodes within a millisecond or two."""
+"""The size of a text that any model's tokenizer encodes within a millisecond or two."""
 _ADMITTED_AT_ONCE = 4
-"""Requests begun in a tick of the event loop: beginning one costs as much as writing about 30 rows."""
+"""The number of requests to begin per tick of the event loop: beginning one costs as much as writing about 30 rows."""
 
 
 class Routes:
@@ -84,7 +84,10 @@ class Routes:
         self._began = int(time.time())
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
         self._quick_bytes = _OF_MODEL_BYTES if gateway.vocabulary.is_of_model else SHORT_BYTES
-        """Largest body that is read in this process, in no more time than a step's rows; but see `_may_take_long`."""
+        """The largest body that is read in this process, where it takes no more time than a step's rows.
+
+        But see `_may_take_long`.
+        """
 
     def app(self) -> ASGIApp:
         tokens = {path: self._answering(kind, form) for path, (kind, form) in _ANSWERS.items()}
@@ -127,7 +130,7 @@ class Routes:
         async def handle(request: Request) -> Response:
             asked = await self._read(request, kind, unpacked)
             first = secrets.randbits(64) or 1
-            # The answer's id is its first request's id on the bus; the others follow.
+            # The answer's id is the id of its first request on the bus; the ids of the others follow it.
             request_ids = [(first + index) % _IDS or _IDS - 1 for index in range(asked.choices)]
             kept = asked.kept()
             answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(
@@ -149,7 +152,7 @@ class Routes:
             except ApiError as error:
                 if error.code != MODEL_NOT_FOUND:
                     raise
-            await gateway.learn_models(is_new=True)  # its worker may have connected since, or loaded its adapter
+            await gateway.learn_models(is_new=True)  # since then, its worker may have connected, or loaded its adapter
             return await self._read_from(request, kind, data, decode)
 
     async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
@@ -173,7 +176,7 @@ class Routes:
         return decode(reply.data)
 
     def _may_take_long(self, value: object) -> bool:
-        """Return whether a short body may take long, as one whose variables a model's template may loop over."""
+        """Return whether a short body may take long, for example because a template may loop over its variables."""
         return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 
     async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Reply]) -> Reply:
@@ -297,7 +300,7 @@ class Routes:
 
 
 class _Page(StaticFiles):
-    """The inspector's files, which load nothing from elsewhere, and which browsers keep until they change."""
+    """The inspector's files. They load nothing from other sites, and browsers cache them until they change."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
@@ -365,7 +368,7 @@ def _who(request: Request) -> str:
 
 
 def _headers_of(request: Request, kind: str) -> BodyHeaders:
-    given = dict(reversed(request.scope["headers"]))  # of equal ones the first; a look-up in Starlette's takes longer
+    given = dict(reversed(request.scope["headers"]))  # the first of equal headers wins; Starlette is slower
     name = given.get(b"x-request-id", b"").decode("latin-1")
     if len(name) > _MOST_NAME:
         raise invalid("x-request-id", f"at most {_MOST_NAME} characters, got {len(name)}")

@@ -25,7 +25,7 @@ from tokenbus.settings import GatewaySettings, Settings, SettingsError
 _log = logger("gateway")
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
-"""The socket's send buffer is an eighth of an answer's buffer; the kernel doubles the number."""
+"""The socket's send buffer is an eighth of an answer's buffer, after the kernel doubles this number."""
 LAST_SECONDS = 5
 """How long clients may take to read the rest of ended answers."""
 
@@ -64,7 +64,7 @@ class _Server(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running gateway and the address that it listens at."""
+    """A running gateway and the address at which it listens."""
 
     gateway: Gateway
     address: str
@@ -119,9 +119,9 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
 async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
     _check_exposure(settings)
     if settings.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
-        raise SettingsError("gateway.reuse_port", "false where the system has no SO_REUSEPORT", actual=True)
+        raise SettingsError("gateway.reuse_port", "false if the system has no SO_REUSEPORT", actual=True)
     listening, address = await listen("gateway.address", settings.address, reuse_port=settings.reuse_port)
-    # By default the kernel buffers megabytes, which are not counted here, for a client that does not read.
+    # By default the kernel would buffer megabytes for a client that does not read, and they are not counted here.
     room = min(settings.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     return listening, address
@@ -130,7 +130,7 @@ async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
 async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
     """Refuse new requests and wait for open ones; after `seconds` they end with the error `stopping`.
 
-    Clients that have sent half a request, or do not read their error, are cut off.
+    Clients that have sent only a part of a request, or do not read their error, are cut off.
     """
     gateway.dispatcher.is_draining = True
     await _wait_until(lambda: not gateway.counts.open_answers, seconds)
@@ -162,7 +162,7 @@ def _check_exposure(settings: GatewaySettings) -> None:
     host = settings.address.rpartition(":")[0].strip("[]").lower()
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name that may lead anywhere
+    except ValueError:  # a name that may resolve to any address
         is_loopback = False
     if is_loopback:
         return

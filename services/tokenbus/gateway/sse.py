@@ -33,7 +33,7 @@ class StreamedAnswer(ChoicesAnswer):
     is_streamed = True
     _held = 0
     _kept = 0
-    """The part of the form's `kept` that the queue counts."""
+    """The part of the form's `kept` that the queue has counted."""
 
     def begin(self, close: Callable[[], None]) -> None:
         super().begin(close)
@@ -64,11 +64,11 @@ class StreamedAnswer(ChoicesAnswer):
             self.queue.close()
 
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Do nothing: streams with prompts' scores are refused."""
+        """Do nothing, because streams with prompts' scores are refused."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
         self._begin_stream()
-        before = copy(choice)  # the choice goes on with its rows before all of these chunks are made
+        before = copy(choice)  # the choice continues with its rows before all of these chunks are made
         before.stream = EventStream()
         others = iter(rows)
         first = self._format.chunk(before, text, next(others))
@@ -160,7 +160,7 @@ class _Facts(MemberWriter):
         others = zip(columns.alternative_token_ids.tolist(), columns.alternative_logprobs.tolist(), strict=True)
         for number, (token_id, (other_ids, other_logprobs)) in enumerate(zip(ids, others, strict=False)):
             text, name = self._decoder.decode(pieces[token_id]), _name(step, token_id)
-            # Split characters and special tokens have another text than name.
+            # For split characters and special tokens, the text differs from the name.
             named = {} if name == text else {"name": name}
             yield {
                 "id": token_id,

@@ -1,4 +1,4 @@
-"""RunningText: the text of tokens as they come, with characters split over several tokens, up to a stop string."""
+"""RunningText: the text of tokens as they arrive, up to a stop string; a character may be split across tokens."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ class Stopping(NamedTuple):
 class RunningText:
     """Decodes tokens' bytes, and holds back split characters and possible beginnings of a stop.
 
-    Bytes that are not UTF-8 become a replacement character once text follows. At the end of a text they are taken
-    for a split character and left out, as vLLM does.
+    Bytes that are not UTF-8 become a replacement character once text follows. At the end of a text they count as a
+    split character and are left out, as in vLLM.
     """
 
     __slots__ = ("_broken", "_decoder", "_held", "_least", "_stops", "_tokens", "includes_stop", "is_split", "stop")
@@ -32,7 +32,7 @@ class RunningText:
         self.is_split = False
         """Whether the next bytes may complete a character that earlier bytes began."""
         self._broken = 0
-        """Number of replacement characters that no text has followed yet."""
+        """Number of replacement characters at the end, not yet followed by text."""
         self._stops = () if stopping is None else stopping.texts
         self._least = 0 if stopping is None else stopping.min_tokens
         self._tokens = 0
@@ -99,13 +99,13 @@ class RunningText:
         return text[: len(text) - kept]
 
     def _ends(self, text: str, before: int) -> list[tuple[int, int]]:
-        """Return the ends of stops, with their numbers, after the first `before` characters."""
+        """Return the ends of stops after the first `before` characters, each with the stop's number."""
         found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
         return [(begin + len(stop), number) for number, (begin, stop) in enumerate(found) if begin >= 0]
 
 
 def beginning(text: str, stop: str) -> int:
-    """Return the number of a text's last characters that may begin a stop."""
+    """Return how many characters at the end of a text may begin a stop."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -12,7 +12,7 @@ _log = logger("gateway")
 
 
 class Certificate:
-    """A certificate and its key in files; open connections keep the certificate they began with."""
+    """A certificate and its key in files; open connections keep the certificate with which they began."""
 
     def __init__(self, settings: GatewaySettings, repeated_log: DeduplicatedLog) -> None:
         self._settings = settings
@@ -35,9 +35,9 @@ class Certificate:
 
     def _load(self) -> None:
         files = self._settings.tls_certificate, self._settings.tls_key
-        # Try a new context first: a context that has loaded half of a pair serves neither.
+        # Try a new context first: a context that has loaded only the certificate or only the key cannot serve.
         for context in (_context(), self.context):
-            context.load_cert_chain(*files, password=lambda: "")  # without one OpenSSL asks at the terminal
+            context.load_cert_chain(*files, password=lambda: "")  # without this, OpenSSL asks on the terminal
 
 
 def _context() -> ssl.SSLContext:

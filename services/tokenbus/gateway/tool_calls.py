@@ -1,4 +1,4 @@
-"""Calls of functions in answers: CallWriter writes an output that is forced to be calls, AutoCallWriter any text."""
+"""Function calls in answers: CallWriter writes an output that is forced to be calls, and AutoCallWriter any text."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.tool_parsers import PARSERS, Call, written
 
 _CALL = re.compile(r'[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
-"""The beginning of an element of the list that `required` forces the output to be."""
+"""The beginning of an element of the list that `required` forces as the output."""
 _OPENING, _CLOSING = "{[", "}]"
 
 
@@ -28,7 +28,7 @@ class CallDelta(NamedTuple):
 class _Writer(ABC):
     held = 0
     is_called = False
-    """Whether there are calls, which makes `tool_calls` of the finish reason `stop`."""
+    """Whether there are calls, so that the finish reason is `tool_calls` instead of `stop`."""
 
     @abstractmethod
     def take(self, text: str, *, is_last: bool) -> tuple[str, list[CallDelta]]:
@@ -68,7 +68,7 @@ class CallWriter(_Writer):
             return [_call(self._name, text)] if text.strip() else []
         try:
             return [_call(each["name"], written(each["parameters"])) for each in json.loads(text)]
-        except (ValueError, KeyError, TypeError, RecursionError):  # the last: nested too deeply for Python
+        except (ValueError, KeyError, TypeError, RecursionError):  # the last error: nested too deeply for Python
             return []
 
 
@@ -93,7 +93,7 @@ class AutoCallWriter(_Writer):
         content, calls = self._take(text, is_last=True)
         if not calls:
             return {"content": content}
-        # As in vLLM, content of only spaces is null where there are calls.
+        # As in vLLM, content that is only spaces becomes null if there are calls.
         return {"content": content if content.strip() else None, "tool_calls": [_call(*call) for call in calls]}
 
     def _take(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
@@ -106,7 +106,7 @@ class AutoCallWriter(_Writer):
 
 
 class _CallScanner:
-    """Finds the calls in a list of objects with `name` and `parameters`, as its text comes."""
+    """Finds the calls in a list of objects with `name` and `parameters`, as its text arrives."""
 
     def __init__(self) -> None:
         self._held = ""

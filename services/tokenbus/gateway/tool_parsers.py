@@ -1,4 +1,4 @@
-"""Tool parsers: find calls in a model's text, in the forms that vLLM names."""
+"""Tool parsers: find calls in a model's text, in the formats that vLLM has names for."""
 
 import ast
 import json
@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 from tokenbus.gateway.stop_strings import beginning
 
 _MOST_CHARACTERS = 131_072
-"""Most characters of a call, or of a list of calls; anything longer is content."""
+"""Maximum number of characters of a call, or of a list of calls; anything longer is content."""
 _MOST_BEFORE = 1024
-"""Most characters before a call: spaces and a mark."""
+"""Maximum number of characters before a call: spaces and a mark."""
 _OPENING, _CLOSING = "{[", "}]"
 _NAMES: Mapping[str, bool | None] = MappingProxyType({"true": True, "false": False, "null": None})
 """JSON's constants, which models mix with Python's."""
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 class ToolParser(ABC):
-    """Reads a text piece by piece, and holds back possible calls; a text that turns out to be no call is content."""
+    """Reads a text piece by piece, and holds back possible calls; a text that proves not to be a call is content."""
 
     shows_special: ClassVar[bool] = False
     """Whether its marks may be special tokens, which must then be shown in the text."""
@@ -77,7 +77,7 @@ class Hermes(ToolParser):
         self._tail = ""
         """A possible beginning of the next mark."""
         self._is_behind = False
-        """Whether a call came last: spaces after it are dropped."""
+        """Whether the last item was a call, so that spaces after it are dropped."""
 
     def _read(self, text: str) -> None:
         text, begin = self._tail + text, 0
@@ -124,7 +124,7 @@ class Hermes(ToolParser):
 
 
 class _OnlyCalls(ToolParser):
-    """An answer of nothing but calls, each in brackets, with a mark before the first or between them."""
+    """An answer that consists only of calls, each in brackets, with a mark before the first call or between calls."""
 
     _opening: ClassVar[str]
     _quotes: ClassVar[str]
@@ -208,7 +208,7 @@ class _OnlyCalls(ToolParser):
 
 
 class Llama3Json(_OnlyCalls):
-    """Objects with `name` and `parameters`, or `arguments`, a semicolon between them."""
+    """Objects with `name` and `parameters` (or `arguments`), separated by semicolons."""
 
     _opening = "{"
     _quotes = '"'
@@ -231,7 +231,7 @@ class Pythonic(_OnlyCalls):
             return None
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of unknown escapes in strings
+                warnings.simplefilter("ignore")  # warnings of unknown escapes in strings
                 listed = ast.parse(text, mode="eval").body
             return [_python_call(each) for each in listed.elts] or None if isinstance(listed, ast.List) else None
         except _MALFORMED:
@@ -241,7 +241,7 @@ class Pythonic(_OnlyCalls):
 PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
     {"hermes": Hermes, "llama3_json": Llama3Json, "pythonic": Pythonic}
 )
-"""Parsers by vLLM's names, which are those of `gateway.tool_call_parser`."""
+"""Parsers by vLLM's names, which are also the values of `gateway.tool_call_parser`."""
 
 
 def written(arguments: object) -> str:
@@ -255,7 +255,10 @@ def written(arguments: object) -> str:
 
 
 def _call_in(text: str, *names: str) -> Call | None:
-    """Return the call in a JSON object with `name` and arguments under one of some names; None: it is none."""
+    """Return the call in a JSON object with `name` and arguments under one of the given names.
+
+    None: it is not a call.
+    """
     if len(text) > _MOST_CHARACTERS:
         return None
     try:

@@ -19,9 +19,9 @@ NOT_OFFERED = frozenset({
 })  # fmt: skip
 """Fields of OpenAI's, vLLM's and SGLang's APIs that change the answer."""
 MOST_UNKNOWN = 64
-"""Most different unknown fields in a body: each is compared with all known ones."""
+"""Maximum number of different unknown fields in a body: each is compared with all known ones."""
 _LOGPROBS = ("logprobs", "toplogprobs")
-"""Unknown names that resemble these are refused even if they are less similar."""
+"""For these fields, less similar unknown names are refused too."""
 _MAX_NAME = 64
 _NEAR, _LESS_NEAR = 0.85, 0.75
 """difflib's ratio: one wrong letter in a short name, or two in a long one."""
@@ -47,9 +47,9 @@ class _Search:
         """The objects' types, paths and unknown fields: those of a list's items are checked once."""
 
     def look(self, body: Struct, given: dict[str, Any], where: str, path: str, *, is_option: bool) -> None:
-        """Look at an object and the objects in it; `path` is its `where` without indices.
+        """Check an object and the objects in it; `path` is its `where` without indices.
 
-        An object in a list is not an option but part of a conversation, in which more unknown fields are ignored.
+        An object in a list is part of a conversation, not an option, so more unknown fields are ignored in it.
         """
         kind = type(body)
         known, of_objects = _fields_of(kind)

@@ -12,7 +12,7 @@ from tokenbus.gateway.errors import ApiError
 from tokenbus.settings.errors import shown
 
 _MAX_DEPTH = 128
-"""Nested lists and objects in a field: far below the limit of any library that reads them."""
+"""The maximum depth of lists and objects in a field: far below the limit of any library that reads them."""
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 """A text, whose end may be missing, or a bracket."""
 _MISSING = re.compile(r"Object missing required field `(.*)`")
@@ -30,7 +30,7 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     except msgspec.ValidationError as error:
         # "Expected `int` <= 5 - at `$.stop[1]`": the limit and the path, without the value.
         limit, found, path = str(error).rpartition(" - at `$")
-        # For an object whose members have any name the path ends with `[...]`.
+        # For an object whose members may have any name, the path ends with `[...]`.
         limit, path = (limit, path[:-1].partition("[...]")[0]) if found else (path, "")
     for name, index in _STEP.findall(path):
         value = value[name] if name else value[int(index)]
@@ -38,7 +38,7 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     missing = _MISSING.fullmatch(limit)
     if missing is not None:
         raise invalid(f"{where}.{missing[1]}".removeprefix("."), "required, got nothing")
-    if limit.startswith(("Invalid enum value", "Invalid value")):  # the latter for the tag of a union
+    if limit.startswith(("Invalid enum value", "Invalid value")):  # the second form is for the tag of a union
         limit = "one of " + ", ".join(map(repr, dict.fromkeys(_texts(kind, _STEP.findall(path)))))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)
     raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")
@@ -75,7 +75,7 @@ def check_json(where: str, text: str) -> None:
 
 
 def depth_of(value: object) -> int:
-    """Return how deep lists and objects are nested in a value; 0 for any other value."""
+    """Return the depth of nested lists and objects in a value; 0 for any other value."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, list | dict)]:
         depth += 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the extra models may be missing
 
 T = TypeVar("T")
 _MOST_KEPT = 8192
-"""Values kept in a table: all tokens of a large vocabulary would take hundreds of MB in each process."""
+"""The maximum number of values in a table: a whole large vocabulary would take hundreds of MB in each process."""
 _CONTINUATION = 0x80
 """The two highest bits of a UTF-8 continuation byte."""
 
@@ -45,14 +45,17 @@ class Tables(NamedTuple):
 
 
 class Vocabulary:
-    """Tables by token id, from which answers are written. A model's unknown ids have no text; others' are numbers."""
+    """Tables, by token id, from which answers are written.
+
+    Unknown ids of a model have no text; for other tokenizers their text is the number.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._of_model = cast("ModelTokenizer", tokenizer) if hasattr(tokenizer, "chat_template") else None
         self.probes = probed(encoder_of(tokenizer))
         self.digest = digest_of(tokenizer, self.probes)
-        """Digest that must equal the one of a worker's tokenizer; 0: equals any."""
+        """Digest that must equal a worker's tokenizer digest; 0: equals any."""
         self.size = size = tokenizer.vocabulary_size
         unknown = _number if self._of_model is None else lambda _: b""
         self.pieces = _Table(
@@ -74,9 +77,9 @@ class Vocabulary:
         )
         """The token in an answer's list of tokens: its name, or the empty string if it has neither text nor name."""
         self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
-        """The name as the key of an object's next member, with a comma before and a colon after it."""
+        """The name as the key of an object's next member, with a comma before it and a colon after it."""
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
-        """The end of a chat's object for one token, and the beginning of the next one's, up to its logprob."""
+        """The end of a chat's object for one token, and the beginning of the next object, up to its logprob."""
         self.numbers = _Table(lambda token_id: b"%d" % token_id, 0)
         self.tables = Tables(self.texts, self.keys, self.entries)
         self.id_tables = Tables(
@@ -140,12 +143,12 @@ class Vocabulary:
         return b"".join(map(self.pieces.__getitem__, token_ids)).decode(errors="replace")
 
     def token_name(self, token_id: int) -> str | None:
-        """Return the token's name in the model's vocabulary; for other tokenizers its text."""
+        """Return the token's name in the model's vocabulary; for other tokenizers, its text."""
         return self.decode([token_id]) if self._of_model is None else self._of_model.token_name(token_id)
 
 
 class _Table(dict[int, T]):
-    """Values by token id, made on first use. Those of the vocabulary's ids are kept until there are too many."""
+    """Values by token id, made on first use. The values of the vocabulary's ids are kept until there are too many."""
 
     def __init__(self, make: Callable[[int], T], size: int) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ class WorkerSession(ReconnectingSession):
         self._unlisted = range(0)
         """Numbers of the requests received since the last answered hello; the processor may repeat them."""
         self.requests: dict[int, tuple[int, Admitted | None]] = {}
-        """The worker's requests with their owners and later turns, including those that wait for the engine."""
+        """The worker's requests with their owners and later turns, including the ones that wait for the engine."""
         self.given_up: set[int] = set()
         """Requests of the abandoned processor that the engine has not ended yet."""
         self._held: list[ProcessorFrame] = []  # frames from the new processor that wait until `given_up` is empty

@@ -1,8 +1,8 @@
 """The compiled renderer: writes the JSON of rows in one pass over their columns, and sends events to sockets.
 
 It is optional, like the contract's compiled check: without a C compiler at installation, or with
-TOKENBUS_PURE_PYTHON=1, `answer`, `sse` and `logprob_writers` write the same bytes. They also write the rows that this
-one leaves to them.
+TOKENBUS_PURE_PYTHON=1, `answer`, `sse` and `logprob_writers` write the same bytes. They also write the rows that the
+compiled renderer leaves to them.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ class Form(IntEnum):
     NONE = 2
     """No logprobs; only for streams, as OWN."""
     OWN = 3
-    """LISTS in which each token is its own only alternative."""
+    """LISTS in which the only alternative of each token is the token itself."""
 
 
 Begins = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class _Fragments(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """A batch as the library reads it to write streams."""
+    """A batch in the form from which the library writes streams."""
 
     _fields_ = (
         ("columns", _Columns),
@@ -81,9 +81,9 @@ def available() -> bool:
 
 
 class Fragments:
-    """The JSON before a logprob, or of a text, for each token id of a vocabulary, in one block of memory.
+    """For each token id of a vocabulary, the JSON before its logprob, or of its text, in one block of memory.
 
-    `make` makes a token's fragment, of at least one byte if it says that the token's text is empty, or no text.
+    `make` makes a token's fragment. It has at least one byte if it says that the token has an empty text or none.
     """
 
     def __init__(self, size: int, make: Callable[[int], tuple[bytes, bool]], form: Form) -> None:
@@ -97,7 +97,7 @@ class Fragments:
         self.described = self._described()
 
     def render(self, columns: "Columns", begin: int, end: int) -> list[tuple[bytes, ...]] | None:
-        """Return some rows as JSON, as lists without brackets; None: Python has to write them."""
+        """Return some rows as JSON lists without brackets; None: Python has to write them."""
         if _render is None or not self._begins.size or not columns.are_scored:
             return None
         rows, lists = end - begin, 3 if self._form is Form.LISTS else 1
@@ -125,7 +125,7 @@ class Fragments:
         for token_id in missing:
             fragment, is_empty = self._make(token_id)
             while self._used + len(fragment) > self._bytes.size:
-                # The unused half takes no memory until something is written there.
+                # The unused half takes no memory until something is written to it.
                 self._bytes, before = np.zeros(2 * self._bytes.size, np.uint8), self._bytes
                 self._bytes[: before.size] = before
             self._bytes[self._used : self._used + len(fragment)] = np.frombuffer(fragment, np.uint8)
@@ -152,7 +152,7 @@ class Columns:
         self._all_begins = begins
         self._begins, scored_begins, self._alternative_begins = begins
         self.are_scored = bool(scored_begins[-1] == self._begins[-1])
-        """Whether all rows have logprobs: a token's rank then has the token's index."""
+        """Whether all rows have logprobs, so that tokens and ranks have the same indexes."""
         self._rows = [np.ascontiguousarray(each) for each in (batch.request_ids, batch.statuses, batch.scorings)]
 
     def step(self) -> Step:
@@ -168,7 +168,7 @@ class Columns:
         ))  # fmt: skip
 
     def ids(self, begin: int, end: int) -> npt.NDArray[np.uint32]:
-        """Return the token ids of some rows, those of alternatives included."""
+        """Return the token ids of some rows, including those of alternatives."""
         tokens = self._arrays[0][self._begins[begin] : self._begins[end]]
         return np.concatenate(
             [tokens, self._arrays[2][self._alternative_begins[begin] : self._alternative_begins[end]]]

@@ -2,9 +2,9 @@
  * Writes the JSON of rows in one pass over their columns: the lists of logprobs of whole answers, and whole events of
  * streams, which it also sends to their sockets.
  *
- * This is an optimisation of answer, sse and logprob_writers, which write the same bytes in Python, also if this code
- * has no room, no fragment for a token or a number out of its range. A fragment is the JSON before a logprob, with the
- * token's name, or the token's text; Python makes each once.
+ * This is an optimisation of answer, sse and logprob_writers, which write the same bytes in Python. They also do so if
+ * this code lacks room or a fragment for a token, or finds a number out of its range. A fragment is the JSON before a
+ * logprob, with the token's name; or the JSON of the token's text. Python makes each fragment once.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -27,7 +27,7 @@ typedef float f32 __attribute__((aligned(1), may_alias));
 #define MOST_POWER 30
 #define NARROW 11 /* powers of ten that fit into 64 bits besides a mantissa and two bits */
 
-/* Why nothing was written; IS_LEFT: the row's text is not just the texts of its tokens. */
+/* Why nothing was written; IS_LEFT: the row's text is more than the texts of its tokens. */
 enum { NO_FRAGMENT = -1, NO_ROOM = -2, NO_NUMBER = -3, IS_LEFT = -4 };
 
 struct fragments {
@@ -46,16 +46,16 @@ struct columns {
 
 /*
  * Defines a function that returns the shortest decimal for a float, without its point, and sets `power` to the number
- * of digits after the point. `unit` is the power of ten that leaves nine or ten digits, which always suffice. The float
- * is mantissa / 2^(shift - 2). Decimals read as this float from half a step below it to half a step above it; from a
- * quarter below if smaller floats are closer together. Only even mantissas include both ends.
+ * of digits after the point. `unit` is the power of ten that leaves nine or ten digits, which are always enough. The
+ * float is mantissa / 2^(shift - 2). A decimal is read as this float if it is at most half a step below it (a quarter,
+ * if smaller floats are closer together) or half a step above it. Only even mantissas include both ends.
  */
 #define SHORTEST(name, integer)                                                                                    \
     static inline uint64_t name(integer unit, uint32_t mantissa, int shift, int *power) {                          \
         integer exact = unit * (4 * (integer)mantissa), one = (integer)1 << shift, is_open = mantissa & 1;         \
         integer low = exact - (mantissa == 0x800000 ? 1 : 2) * unit + is_open, high = exact + 2 * unit - is_open;  \
         uint64_t least = (uint64_t)((low + one - 1) >> shift), most = (uint64_t)(high >> shift), scale = 1;        \
-        /* Drop digits as long as a number without them is within these bounds. */                                \
+        /* Drop digits as long as the number without them is within these bounds. */                                \
         uint64_t nearest = (uint64_t)(exact >> shift);                                                             \
         for (uint64_t rest = most / 10; *power && rest * scale * 10 >= least; rest /= 10, nearest /= 10, --*power) \
             scale *= 10;                                                                                           \
@@ -209,7 +209,7 @@ static int entries(struct writer *writer, const struct columns *next, int token,
     return fault ? fault : text(writer, "]}", is_last ? 2 : 1);
 }
 
-/* The checksum of this source, by which a stale library is noticed. */
+/* The checksum of this source, to detect a stale library. */
 #ifndef SOURCE_CRC32
 #define SOURCE_CRC32 0
 #endif
@@ -217,7 +217,7 @@ const uint32_t tokenbus_source_crc32 = SOURCE_CRC32;
 
 /*
  * The form of a row's logprobs: three lists for completions, one for chats; the rows must be scored. Streams may also
- * have none, or lists in which each token is its own only alternative.
+ * have none, or lists in which the only alternative of each token is the token itself.
  */
 enum { LISTS, CONTENT, NONE, OWN };
 
