@@ -1,6 +1,7 @@
 """The options by which services take their settings."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_setting_that_cannot_be_used_is_one_line(command: str, capsys: pytest.Ca
     assert line == "tokenbus: processor.max_workers: 1 to 65536 workers, got 'many'"
     line = refusal(capsys, command, *file, "--set", "bus.workers_adress=x")
     assert line == "tokenbus: bus.workers_adress: no such setting; did you mean bus.workers_address?"
+
+
+def test_gateway_without_its_libraries(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "tokenbus.gateway.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["gateway"]) == 1
+    line = "tokenbus: the gateway needs uvicorn: pip install 'tokenbus[gateway]', or in a clone '.[gateway]'"
+    assert capsys.readouterr().err.splitlines()[-1] == line
 
 
 @pytest.mark.parametrize("pair", ["worker.id", "=x", ""])

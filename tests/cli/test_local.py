@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tokenbus.cli import system as system_module
 from tokenbus.cli import up
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.supervisor import Child, Service, ServiceEvent, Supervisor
@@ -69,15 +68,6 @@ async def test_anything_can_be_read() -> None:
     assert child.last_line == r": \x1b[2Jcleared"
     child, _ = await read(b"before\ntokenbus: why\nlibrary: gone\n")
     assert child.last_line == ": why"
-
-
-def test_without_its_libraries_no_gateway_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_module, "_GATEWAY_LIBRARIES", ("json", "no_such_server"))
-    (processor, _) = plan(tmp_path).services
-    assert processor.name == "processor"
-    with pytest.raises(CommandError, match=r"no_such_server is not installed: pip install .*gateway") as raised:
-        plan(tmp_path, port=8000)
-    assert raised.value.status == 2
 
 
 def test_services_get_exactly_the_settings() -> None:

@@ -30,14 +30,6 @@ def pids(up: dict[str, Any]) -> dict[str, int]:
     return {service["name"]: service["pid"] for service in up["services"]}
 
 
-def started_with(ignored: str = "", *, has_gateway: bool = True) -> list[str]:
-    """Return the command as a program that ignores a signal, and as where no gateway can run."""
-    lines = ["import signal, sys", "from tokenbus.cli import main, system"]
-    lines += [f"signal.signal(signal.{ignored}, signal.SIG_IGN)"] if ignored else []
-    lines += [] if has_gateway else ["system.gateway_lacks = lambda: 'uvicorn'"]
-    return python("\n".join([*lines, "sys.exit(main(sys.argv[1:]))"]))
-
-
 def none_runs(processes: dict[str, int]) -> bool:
     return not any(map(is_running, processes.values()))
 
@@ -135,8 +127,10 @@ def test_death_is_told_and_without_a_processor_all_ends(folder: Path) -> None:
 
     Where no request can be answered any more, one line says so and the rest is stopped, with status 1.
     """
-    program = started_with("SIGHUP", has_gateway=False)
-    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder), program) as command:
+    code = "import signal, sys; from tokenbus.cli import main; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    program = python(f"{code}; sys.exit(main(sys.argv[1:]))")
+    given = ["up", *FEW, "--gateways", "0", "--workers", "2", "--json"]
+    with Command(given, environment(folder), program) as command:
         processes = pids(command.event("up"))
         command.signal(SIGHUP)
         os.kill(processes["mixed-0"], SIGKILL)
@@ -154,7 +148,7 @@ def test_death_is_told_and_without_a_processor_all_ends(folder: Path) -> None:
 
 def test_children_end_with_a_killed_parent(folder: Path) -> None:
     """No child lives on when the command itself is killed, and its children remove the folder that it left."""
-    with Command(["up", *FEW, "--json"], environment(folder), started_with(has_gateway=False)) as command:
+    with Command(["up", *FEW, "--gateways", "0", "--json"], environment(folder)) as command:
         processes = pids(command.event("up"))
         command.signal(SIGKILL)
         assert command.end()[0] == -SIGKILL
@@ -206,6 +200,7 @@ def test_service_that_cannot_start_says_why(folder: Path) -> None:
         (["--workers", "9" * 99], "argument --workers: a whole number from 0 to 1000000"),
         (["--start-seconds", "0"], "argument --start-seconds: a whole number from 1 to 86400, got '0'"),
         (["--port", "65536"], "argument --port: a whole number from 1 to 65535, got '65536'"),
+        (["--gateways", "0", "--port", "1"], "--port: only with a gateway, got --gateways 0"),
         (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
         (
             ["--model", "m"],

@@ -29,11 +29,11 @@ from tokenbus_contracts import BatchKind, Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 
 _DESCRIPTION = """\
-Start a processor, a mixed, a prefill and a decode worker with the engine ngram, and a gateway, each in its own process.
-Send 200 requests at once. Kill a worker while it answers, then the processor, and restart each. Print the beginning of
-one answer, each token with its logprob. Compare every answer, bit by bit, with the output of an engine without a
-bus. Stop everything. The demo takes some seconds and leaves nothing behind. The status is 0 if every token was right,
-else 1. `tokenbus up` starts the same system and keeps it running.
+Start a processor, and a mixed, a prefill and a decode worker with the engine ngram, each in its own process. Send 200
+requests at once. Kill a worker while it answers, then the processor, and restart each. Print the beginning of one
+answer, each token with its logprob. Compare every answer, bit by bit, with the output of an engine without a bus. Stop
+everything. The demo takes some seconds and leaves nothing behind. The status is 0 if every token was right, else 1.
+`tokenbus up` starts such a system, with a gateway, and keeps it running.
 """
 _PROMPTS = (
     "In the evening the old man said",
@@ -69,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
     configure(replace(settings.log, level="error"))  # the demo itself kills the processor
     with runtime_folder() as folder:
         roles = {"mixed": 1, "decode": 1, "prefill": 1}
-        plan = plan_for(settings, folder, engine="ngram", roles=roles, steps_per_second=_STEPS_PER_SECOND)
+        pace = _STEPS_PER_SECOND
+        plan = plan_for(settings, folder, engine="ngram", roles=roles, gateways=0, steps_per_second=pace)
         return asyncio.run(_run(plan, folder))
 
 
@@ -94,7 +95,7 @@ async def _run(plan: Plan, folder: Path) -> int:
         return _INTERRUPTED
     ok, seconds = results["ok"] and not system.died, time.monotonic() - begin
     verdict = styled("every token was right", "green") if ok else styled("something was WRONG, see above", "red")
-    show(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts the same system and leaves it running.")
+    show(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts such a system, and leaves it running.")
     return 0 if ok else 1
 
 

@@ -47,5 +47,6 @@ def _gateway(settings: Settings) -> AbstractAsyncContextManager[object]:
     try:
         from tokenbus.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
     except ModuleNotFoundError as error:
-        raise CommandError(f"the gateway needs {error.name}: pip install 'tokenbus[gateway]'") from None
+        extra = "pip install 'tokenbus[gateway]', or in a clone '.[gateway]'"
+        raise CommandError(f"the gateway needs {error.name}: {extra}") from None
     return serve_gateway(settings)

@@ -1,6 +1,5 @@
 """The services of a system on this machine: their settings and addresses, and the folder of their sockets."""
 
-import importlib.util
 import os
 import socket
 import tempfile
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenbus.cli.errors import WRONG_USE, CommandError
+from tokenbus.cli.errors import CommandError
 from tokenbus.cli.supervisor import Service
 from tokenbus.printable import printable, reason_of
 from tokenbus.settings import ENTRIES, Settings
@@ -21,7 +20,6 @@ _PROCESSOR, _GATEWAY, _WORKERS = range(3)
 _GRACE_MS = 1000
 _MODEL = "tokenbus"
 """The gateway's name for a model without a name."""
-_GATEWAY_LIBRARIES = ("tokenbus.cli.gateway", "starlette", "uvicorn", "orjson")
 _LONGEST_FOLDER = 60
 """A socket's path has at most 107 bytes on Linux and 103 elsewhere; the rest of the path needs the difference."""
 
@@ -49,7 +47,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     ranks: Sequence[Sequence[str]] = ((),),
     steps_per_second: int = 0,
 ) -> Plan:
-    """Plan a processor, the workers of each role, and gateways if their libraries are installed.
+    """Plan a processor, the workers of each role, and gateways.
 
     Default addresses become sockets in the folder and free ports; other addresses stay. All gateways share `port`.
     `model` is a model's folder, whose tokenizer the gateways use too. `ranks` holds the engine's options of each
@@ -82,22 +80,11 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
         service("processor", ["processor"], shared.processor.drain_timeout_ms, _PROCESSOR, 2, {}),
         *(worker for role, count in roles.items() for worker in workers(role, count)),
     ]
-    if lacking := gateway_lacks():
-        if port is not None or gateways > 1:
-            option = "--port" if port is not None else "--gateways"
-            raise CommandError(f"{option}: no gateway, {lacking}", WRONG_USE)
-    else:
-        given = _gateway_addresses(shared, port, gateways)
-        drain_ms = shared.gateway.drain_timeout_ms + shared.client.drain_timeout_ms
-        names = ["gateway"] if gateways == 1 else [f"gateway-{number}" for number in range(gateways)]
-        services += [service(name, ["gateway"], drain_ms, _GATEWAY, 0, given) for name in names]
+    given = _gateway_addresses(shared, port, gateways)
+    drain_ms = shared.gateway.drain_timeout_ms + shared.client.drain_timeout_ms
+    names = ["gateway"] if gateways == 1 else [f"gateway-{number}" for number in range(gateways)]
+    services += [service(name, ["gateway"], drain_ms, _GATEWAY, 0, given) for name in names]
     return Plan(shared, tuple(services), settings.worker.model or _MODEL)
-
-
-def gateway_lacks() -> str:
-    """Return the missing library of a gateway and how to install it; empty if nothing is missing."""
-    missing = next((name for name in _GATEWAY_LIBRARIES if importlib.util.find_spec(name) is None), "")
-    return missing and f"{missing} is not installed: pip install 'tokenbus[gateway]', or in a clone '.[gateway]'"
 
 
 def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str, str]:
@@ -142,7 +129,7 @@ def _usable(key: str, settings: Settings) -> str:
 def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict[str, object]:
     """Return the gateways' addresses: several gateways share one port, and each has its own port for metrics."""
     address = f"127.0.0.1:{port}" if port is not None else _usable("gateway.address", settings)
-    if count == 1:
+    if count <= 1:
         return {"gateway.address": address}
     host, _, number = address.rpartition(":")
     if number == "0":  # otherwise each gateway would get another port

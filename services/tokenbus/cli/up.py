@@ -17,7 +17,7 @@ from tokenbus.cli.configuration import declare_settings
 from tokenbus.cli.engines import declare_engine, load_engine_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.supervisor import START_SECONDS, Child, ServiceEvent, Supervisor
-from tokenbus.cli.system import Plan, gateway_lacks, plan_for, runtime_folder
+from tokenbus.cli.system import Plan, plan_for, runtime_folder
 from tokenbus.cli.terminal import Progress, styled
 from tokenbus.printable import printable
 from tokenbus.worker import engine_kind
@@ -58,7 +58,7 @@ def declare(parser: Parser) -> None:
         meaning = f"{role} workers (1; 0 with an engine that reads a model's folder)"
         parser.add_argument(f"--{role}", type=whole(0, _MOST_WORKERS), metavar="N", help=meaning)
     parser.add_argument(
-        "--gateways", type=whole(1, _MOST_GATEWAYS), default=1, metavar="N", help="gateways on one port (1)"
+        "--gateways", type=whole(0, _MOST_GATEWAYS), default=1, metavar="N", help="gateways on one port (1)"
     )
     parser.add_argument(
         "--port",
@@ -83,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
     if kind.reads_model and not (model and model.is_dir()):
         raise CommandError(f"--model: the folder of the model, got {model or 'none'}", WRONG_USE)
     ranks = kind.ranks(getattr(options, "rest", ()))
+    if options.port is not None and not options.gateways:
+        raise CommandError("--port: only with a gateway, got --gateways 0", WRONG_USE)
     default = 0 if kind.reads_model else 1
     decode, prefill = (default if given is None else given for given in (options.decode, options.prefill))
     roles = {"mixed": options.workers * len(ranks), "decode": decode, "prefill": prefill}
@@ -223,8 +225,6 @@ def _up_lines(plan: Plan, children: Sequence[Child], gateway: str) -> Iterator[s
         yield f"  HTTP    curl {gateway}/v1/completions -H 'content-type: application/json' \\"
         asked = {"model": plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
         yield f"            -d {shlex.quote(json.dumps(asked))}"
-    else:
-        yield f"  no gateway: {gateway_lacks()}"
     ask = ["tokenbus", "ask", "--clients-address", bus.clients_address, "--tokenizer", plan.settings.gateway.tokenizer]
     yield f"  ask     {shlex.join([*ask, 'The old man'])}"
     yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
