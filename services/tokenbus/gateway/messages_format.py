@@ -64,23 +64,20 @@ class MessagesFormat(Format):
             "usage": self._usage(0),
         }
         begin = _event("message_start", message=message)
-        return begin + self._begin_block({"type": "text", "text": ""}) if self._calls is None else begin
+        return begin + self._to_block("text", {"type": "text", "text": ""}) if self._calls is None else begin
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002
-        events = []
-        if self._calls is None:
-            events = [_TEXT + orjson.dumps(text) + _BEHIND_TEXT] if text else []
-        else:
-            content, calls = self._calls.take(text, is_last=choice.ending is not None)
-            if content:
-                events.append(self._to_block("text", {"type": "text", "text": ""}))
-                events.append(self._delta(type="text_delta", text=content))
-            for call in calls:
-                if call.name is not None:
-                    self._has_calls = True
-                    block = {"type": "tool_use", "id": _new_id(), "name": call.name, "input": {}}
-                    events += [self._to_block("", block)]
-                events.append(self._delta(type="input_json_delta", partial_json=call.arguments))
+        writer, events = self._calls, []
+        content, calls = (text, []) if writer is None else writer.take(text, is_last=choice.ending is not None)
+        if content:
+            events.append(self._to_block("text", {"type": "text", "text": ""}))
+            events.append(self._delta(type="text_delta", text=content))
+        for call in calls:
+            if call.name is not None:
+                self._has_calls = True
+                block = {"type": "tool_use", "id": _new_id(), "name": call.name, "input": {}}
+                events += [self._to_block("", block)]
+            events.append(self._delta(type="input_json_delta", partial_json=call.arguments))
         if choice.ending is not None:
             ending = _ending(choice.ending, has_calls=self._has_calls)
             usage = self._usage(choice.tokens, choice.cached_tokens)
