@@ -98,7 +98,10 @@ def receive(end: socket.socket) -> bytes:
 
 def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
     os.nice(_NICE)
-    _limit_memory(bounds.memory_bytes)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if _STATM.exists():  # elsewhere the kernel does not enforce it
+        most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + bounds.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     decoder = msgspec.msgpack.Decoder(Job)
     while job := receive(end):
         body = receive(end)
@@ -110,13 +113,6 @@ def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
         if bounds.is_for_one:
             return
         del body, reply
-
-
-def _limit_memory(most: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if _STATM.exists():  # elsewhere the kernel does not enforce it
-        used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + most, used + most))
 
 
 class ForkServer:
@@ -136,18 +132,16 @@ class ForkServer:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         with contextlib.suppress(ConnectionError):  # the gateway is gone
             self._control.sendall(ENDED.pack(0, 0))
-            while self._obey_or_reap():
-                pass
+            is_there = True
+            while is_there:
+                ready, _, _ = select.select([self._control, self._woken], [], [])
+                if self._woken in ready:
+                    self._woken.recv(4096)
+                    self._reap()
+                is_there = self._control not in ready or self._obey()
         signal.set_wakeup_fd(-1)
         for process in self._numbers:
             os.kill(process, signal.SIGKILL)
-
-    def _obey_or_reap(self) -> bool:
-        ready, _, _ = select.select([self._control, self._woken], [], [])
-        if self._woken in ready:
-            self._woken.recv(4096)
-            self._reap()
-        return self._control not in ready or self._obey()
 
     def _obey(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 1, socket.MSG_WAITALL)
