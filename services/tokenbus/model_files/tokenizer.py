@@ -53,16 +53,13 @@ class ModelTokenizer:
             self._pieces = _pieces(self._tokenizer, described)
         except ModelFilesError as error:
             raise ModelFilesError(f"{path}: {error}") from None
+        self.vocabulary_size = len(self._pieces)
+        """Number of token ids, including those without a token."""
         templates, tokens = templates_in(folder, config), _special_tokens(config)
         self.chat_template = ChatTemplate(templates, tokens) if templates else None
         shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, **tokens}
         self.config = shown | {"chat_template": templates.get("default")}
         """The folder's tokenizer_config.json, with the chat template."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids, including those without a token."""
-        return len(self._pieces)
 
     def encode(self, text: str) -> list[int]:
         """Return a text's token ids, with the special tokens that the model wants around every text."""

@@ -4,23 +4,21 @@ import importlib
 import os
 
 from tokenbus.engines.fastdeploy.environment import Options, is_off
-from tokenbus.engines.fastdeploy.get_ops import (
+from tokenbus.engines.fastdeploy.message import SLOTS
+from tokenbus.engines.fastdeploy.ops import (
     get_output,
     get_output_ep,
     get_output_topk,
-    speculate_get_output,
-    speculate_get_output_topk,
-)
-from tokenbus.engines.fastdeploy.message import SLOTS
-from tokenbus.engines.fastdeploy.process import PROCESS
-from tokenbus.engines.fastdeploy.save_ops import (
     mtp_save_first_token,
     mtp_save_first_token_with_topk,
     save_output,
     save_output_topk,
+    speculate_get_output,
+    speculate_get_output_topk,
     speculate_save_output,
     speculate_save_output_topk,
 )
+from tokenbus.engines.fastdeploy.process import PROCESS
 from tokenbus.engines.fastdeploy_switch import SWITCH
 from tokenbus_contracts import ContractError, Rule
 

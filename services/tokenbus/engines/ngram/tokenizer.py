@@ -20,6 +20,7 @@ class Tokenizer:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         """Create a tokenizer from the tokens' bytes, in the order of the ids; all single bytes must be tokens."""
         self._pieces = (*pieces, b"")
+        self.vocabulary_size, self.end_token = len(self._pieces), len(pieces)
         self._ids = {piece: token_id for token_id, piece in enumerate(pieces)}
         missing = [byte for byte in range(BYTES) if bytes([byte]) not in self._ids]
         if missing:
@@ -29,15 +30,6 @@ class Tokenizer:
             sizes[piece[0]].add(len(piece))
         self._sizes = [sorted(each, reverse=True) for each in sizes]
         """For each first byte, the lengths of the pieces, the longest first."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def end_token(self) -> int:
-        """The id of the token that ends a text; its bytes are empty."""
-        return len(self._pieces) - 1
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
