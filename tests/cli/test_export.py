@@ -1,5 +1,6 @@
 """tokenbus export: whole recordings, and what a killed recorder left."""
 
+import json
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +36,9 @@ def test_recording_becomes_a_file(source: Path, tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out == f"{path}: {len(tokens_of(ITEMS))} tokens of {len(ITEMS)} items\n"
     assert rows_of(path) == tokens_of(ITEMS)
     requests = tmp_path / "requests.parquet"
-    assert main(["export", str(source), "--to", str(requests), "--rows", "requests"]) == 0
+    assert main(["export", str(source), "--to", str(requests), "--rows", "requests", "--json"]) == 0
+    (summary,) = json.loads(capsys.readouterr().out)["files"]
+    assert (summary["items"], summary["fault"]) == (len(ITEMS), None)
     assert len(rows_of(requests)) == 4
     assert sorted(each.name for each in tmp_path.iterdir()) == ["requests.parquet", "steps.parquet", "steps.tokenbus"]
 

@@ -39,7 +39,7 @@ async def test_recording_is_what_was_published(data: bytes, tmp_path: Path) -> N
         await asyncio.wait_for(recorded, MOST)
         steps.cancel()
     assert after_hello((tmp_path / "again").read_bytes()) == after_hello(data)
-    assert files.total("missing_items") == sum(item.missing_items for item in read_items(BytesIO(data)))
+    assert files.summary()["missing_items"] == sum(item.missing_items for item in read_items(BytesIO(data)))
 
 
 # Where streams are written.

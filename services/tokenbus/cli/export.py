@@ -1,6 +1,7 @@
 """tokenbus export."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs=1, metavar="RECORDING", help="a recording")
     parser.add_argument("--to", required=True, type=Path, metavar="FILE", help="the Parquet file to write")
     parser.add_argument("--rows", choices=("tokens", "requests"), default="tokens", help="one row per token or request")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
 
 
 def refuse_existing(path: Path) -> None:
@@ -70,8 +72,12 @@ def run(options: argparse.Namespace) -> int:
     finally:
         progress.clear()
         unfinished.unlink(missing_ok=True)
-    missing = f", {table.missing_items} MISSING in the recording" if table.missing_items else ""
-    refused = f", {table.refused_items} REFUSED by the contract" if table.refused_items else ""
-    recovered = f"; RECOVERED up to the fault: {fault}" if fault else ""
-    print(printable(f"{path}: {table.tokens} tokens of {table.items} items{missing}{refused}{recovered}"))
+    counts = {name: getattr(table, name) for name in ("tokens", "items", "missing_items", "refused_items")}
+    if options.json:
+        print(json.dumps({"files": [{"file": str(path), **counts, "fault": fault or None}]}, indent=2))
+    else:
+        missing = f", {table.missing_items} MISSING in the recording" if table.missing_items else ""
+        refused = f", {table.refused_items} REFUSED by the contract" if table.refused_items else ""
+        recovered = f"; RECOVERED up to the fault: {fault}" if fault else ""
+        print(printable(f"{path}: {table.tokens} tokens of {table.items} items{missing}{refused}{recovered}"))
     return 1 if fault or table.refused_items else 0

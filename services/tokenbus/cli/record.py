@@ -2,9 +2,10 @@
 
 import argparse
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from tokenbus.cli.configuration import load_settings
@@ -13,6 +14,7 @@ from tokenbus.cli.recording_files import Files
 from tokenbus.cli.terminal import Progress
 from tokenbus.cli.watching import declare_watching, watched
 from tokenbus.logs import logger
+from tokenbus.printable import printable
 from tokenbus.recordings.durable_log import require_nats
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
@@ -50,6 +52,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} (FILE | --to ADDRESS) [options]"
     parser.add_argument("files", nargs="*", metavar="FILE", help="the file; {worker} and {epoch} are replaced")
     parser.add_argument("--to", dest="durable_log.address", metavar="ADDRESS", help="a durable log instead of FILE")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_watching(parser)
 
 
@@ -67,7 +70,17 @@ async def _to_files(settings: Settings, options: argparse.Namespace) -> int:
     files = Files(options.files[0])
     with stop_on_signals() as stop:
         await record(watched(settings, options.worker, stop), files, options.count)
-    print("\n".join(files.summary()) or "no item was recorded")
+    if options.json:
+        print(json.dumps(files.summary(), indent=2))
+    else:
+        for each in files.summary()["files"]:
+            which = f"{each['worker_id']}/{each['epoch']}, {each['first_sequence']} to {each['last_sequence']}"
+            missing = f", {each['missing_items']} MISSING in {each['gaps']} gaps" if each["gaps"] else ""
+            print(
+                printable(f"{each['file']}: {each['items']} items of {which}, {each['payload_bytes']} bytes{missing}")
+            )
+        if not files.recorders:
+            print("no item was recorded")
     return 1 if files.total("missing_items") else 0
 
 
@@ -76,12 +89,15 @@ async def _to_log(settings: Settings, options: argparse.Namespace) -> int:
     with stop_on_signals() as stop:
         items = watched(settings, options.worker, stop)
         counts, unwritten = await record_to_log(items, settings, stop, options.count)
-    known = f", {counts.already_there} were in the log already" if counts.already_there else ""
-    missing = f", {counts.missing_items} MISSING" if counts.missing_items else ""
-    refused = f", {counts.refused_items} TOO LARGE" if counts.refused_items else ""
-    left = f", {unwritten} NOT WRITTEN" if unwritten else ""
-    written = f"{counts.items} items, {counts.payload_bytes} bytes, {counts.messages} messages"
-    print(f"{written}{known}{missing}{refused}{left}")
+    if options.json:
+        print(json.dumps(asdict(counts) | {"unwritten_items": unwritten}, indent=2))
+    else:
+        known = f", {counts.already_there} were in the log already" if counts.already_there else ""
+        missing = f", {counts.missing_items} MISSING" if counts.missing_items else ""
+        refused = f", {counts.refused_items} TOO LARGE" if counts.refused_items else ""
+        left = f", {unwritten} NOT WRITTEN" if unwritten else ""
+        written = f"{counts.items} items, {counts.payload_bytes} bytes, {counts.messages} messages"
+        print(f"{written}{known}{missing}{refused}{left}")
     return 1 if counts.missing_items or counts.refused_items or unwritten else 0
 
 

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.export import check_folder, refuse_existing
 from tokenbus.logs import logger
-from tokenbus.printable import printable, reason_of
+from tokenbus.printable import reason_of
 from tokenbus.recordings.items import Recorder, StreamItem
 
+_COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
 _log = logger("record")
 
 
@@ -38,7 +39,7 @@ class Files:
             check_folder(folder)
 
     def total(self, count: str) -> int:
-        """Return the sum of a `Recorder`'s count over all files."""
+        """Return the sum of one of `_COUNTS` over all files."""
         return sum(int(getattr(each, count)) for each in self.recorders.values())
 
     def write(self, item: StreamItem) -> None:
@@ -58,12 +59,22 @@ class Files:
         for worker_id in list(self._open):
             self._close(worker_id)
 
-    def summary(self) -> Iterator[str]:
-        """Return a line for each file."""
-        for path, each in self.recorders.items():
-            which = f"{each.hello.worker_id}/{each.epoch}, {each.first_sequence} to {each.last_sequence}"
-            missing = f", {each.missing_items} MISSING in {each.gaps} gaps" if each.gaps else ""
-            yield printable(f"{path}: {each.items} items of {which}, {each.payload_bytes} bytes{missing}")
+    def summary(self) -> dict[str, Any]:
+        """Return the counts as JSON values; 64-bit integers are strings, as in `check`."""
+        return {
+            **{count: self.total(count) for count in ("items", "payload_bytes", "missing_items")},
+            "files": [
+                {
+                    "file": str(path),
+                    "worker_id": each.hello.worker_id,
+                    "epoch": str(each.epoch),
+                    "first_sequence": str(each.first_sequence),
+                    "last_sequence": str(each.last_sequence),
+                    **{count: getattr(each, count) for count in _COUNTS},
+                }
+                for path, each in self.recorders.items()
+            ],
+        }
 
     def _close(self, worker_id: str) -> None:
         if life := self._open.pop(worker_id, None):
