@@ -1,5 +1,6 @@
 """`tokenbus keys`: files that only their owner reads, an allow-list, and errors of one line."""
 
+import json
 import os
 from pathlib import Path
 
@@ -87,11 +88,11 @@ def test_life_of_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert [key.revoked is None for key in read_keys(Path(FILE))] == [False, True, True]
     assert said(capsys, "keys", "revoke", "w0") == (0, f"revoked w0: 1 key in {FILE}\n", "")
     assert said(capsys, "keys", "revoke", "keys/g.key") == (0, f"revoked g: 1 key in {FILE}\n", "")
-    lines = [line.split("  ") for line in said(capsys, "keys", "list")[1].splitlines()]
-    assert [(name, roles, names, state.split()[0]) for name, _, roles, names, state in lines] == [
-        ("w0", "worker", "w0,w-*", "revoked"),
-        ("g", "client,observer", "g", "revoked"),
-        ("w0", "worker", "w0", "revoked"),
+    listed = json.loads(said(capsys, "keys", "list", "--json")[1])
+    assert [(key["name"], key["roles"], key["names"], bool(key["revoked"])) for key in listed["keys"]] == [
+        ("w0", ["worker"], ["w0", "w-*"], True),
+        ("g", ["client", "observer"], ["g"], True),
+        ("w0", ["worker"], ["w0"], True),
     ]
 
 

@@ -1,7 +1,9 @@
 """tokenbus api-keys."""
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from tokenbus.cli.arguments import Parser, whole
@@ -35,6 +37,7 @@ def declare(parser: Parser) -> None:
     origin = "the origin of a web page that uses the key; may be repeated"
     add.add_argument("--origin", action="append", default=[], help=origin)
     add.add_argument("--operator", action="store_true", help="allow to pause engines and change their weights")
+    listing.add_argument("--json", action="store_true", help="print a JSON object for each key")
     revoke.add_argument("ids", nargs="+", metavar="ID", help="the key's ID")
     for each in (add, listing, revoke):
         declare_settings(each, {"--file": "gateway.keys_file"})
@@ -64,8 +67,11 @@ def _add(path: Path, options: argparse.Namespace) -> None:
     print(f"tokenbus: the key of {options.id} is shown only now; {path} has its hash", file=sys.stderr)
 
 
-def _list(path: Path, _: argparse.Namespace) -> None:
+def _list(path: Path, options: argparse.Namespace) -> None:
     for key in read_keys(path):
+        if options.json:
+            print(json.dumps({name: value for name, value in asdict(key).items() if name != "sha256"}))
+            continue
         limits = [
             f"{key.requests_per_minute} a minute" if key.requests_per_minute else "",
             f"{key.concurrent} open" if key.concurrent else "",

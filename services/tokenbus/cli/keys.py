@@ -1,6 +1,7 @@
 """tokenbus keys."""
 
 import argparse
+import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -56,6 +57,7 @@ def declare(parser: Parser) -> None:
     add.add_argument("--role", action="append", required=True, choices=roles, help="a role; may be repeated")
     pattern = "allowed worker ids or client names, with * and ?; may be repeated (default: NAME)"
     add.add_argument("--names", action="append", metavar="PATTERN", help=pattern)
+    listing.add_argument("--json", action="store_true", help="print one JSON document")
     revoke.add_argument("key", metavar="NAME|PUBLIC", help="the key's name, or its public key")
     for each in (add, listing, revoke):
         default = os.environ.get(_VARIABLE) or _DEFAULT
@@ -126,6 +128,20 @@ def _revoke(options: argparse.Namespace) -> None:
 
 def _list(options: argparse.Namespace) -> None:
     keys = read_keys(options.file)
+    if options.json:
+        rows = [
+            {
+                "name": key.identity.name,
+                "public": key.public,
+                "roles": sorted(key.identity.roles),
+                "names": list(key.identity.names),
+                "added": key.added.isoformat(),
+                "revoked": None if key.revoked is None else key.revoked.isoformat(),
+            }
+            for key in keys
+        ]
+        print(json.dumps({"file": str(options.file), "keys": rows}, indent=2))
+        return
     for key in keys:
         may = f"{','.join(sorted(key.identity.roles))}  {','.join(key.identity.names)}"
         state = f"revoked {key.revoked}" if key.revoked else f"added {key.added}"
