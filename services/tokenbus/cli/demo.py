@@ -44,7 +44,7 @@ _PROMPTS = (
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
 _WORKER, _WORKER_TOKENS = "mixed-0", 300
-"""The worker to kill once each of its open requests has this many tokens; they continue at another worker."""
+"""The worker to kill once its open requests have this many tokens together; they continue at another worker."""
 _ALL_TOKENS = 5000
 """The processor is killed after this many tokens of all requests, while most of the requests are open."""
 _STEPS_PER_SECOND = 60
