@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -51,6 +52,7 @@ _READY_SECONDS, _SOON = 0.25, 8
 
 
 def declare(parser: Parser) -> None:
+    find_spec("tokenbus.processor")  # raises PythonVersionError if the services cannot run
     parser.description = _DESCRIPTION
     declare_engine(parser, has_options=False)
     parser.add_argument("--workers", type=whole(0, _MOST_WORKERS), default=1, metavar="N", help="mixed workers (1)")
