@@ -28,8 +28,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     (TOPK, "token_num_per_batch", ints(2, 7), "[1]: at most 6, got 7"),
     (TOPK, "token_num_per_batch", np.zeros(513, np.int32), ": at most 512 slots, got 513"),
     (TOPK, "logprob_token_ids", zeros(12), ": 2 dimensions, got shape (12,)"),
-    (TOPK, "cu_batch_token_offset", ints(0, 3), "[1]: a place that leaves 2 of 4 tokens, got 3"),
-    (TOPK, "cu_batch_token_offset", ints(-1, 2), "[0]: a place that leaves 2 of 4 tokens, got -1"),
+    (TOPK, "cu_batch_token_offset", ints(0, 3), "[1]: a start that leaves 2 of 4 tokens, got 3"),
+    (TOPK, "cu_batch_token_offset", ints(-1, 2), "[0]: a start that leaves 2 of 4 tokens, got -1"),
     (TOPK, "cu_batch_token_offset", ints(0), ": 2 elements, one for each slot, got 1"),
     (TOPK, "seq_lens_decoder", ints(9), ": 2 elements, one for each slot, got 1"),
     (TOPK, "prompt_lens", np.array([4]), ": 2 elements, one for each slot, got 1"),
@@ -49,7 +49,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     (TOPK, "preempted_idx", [0, 0], ": a tensor of paddle or an array of numpy to write to, got list"),
     (FIRST, "token_num_per_batch", ints(2, 6), "[1]: at most 5, got 6"),
     (FIRST, "sampled_token_ids", np.array([[5, 6, 7]]), ": 2 lines, one for each slot, got 1"),
-    (FIRST, "cu_batch_token_offset", ints(0, 4), "[1]: a place that leaves 1 of 4 tokens, got 4"),
+    (FIRST, "cu_batch_token_offset", ints(0, 4), "[1]: a start that leaves 1 of 4 tokens, got 4"),
     (PLAIN, "accept_num", ints(2, 7), "[1]: at most 6, got 7"),
     (PLAIN, "accept_num", np.array([2, 2**40]), f": a number of int32, got {2**40}"),
     (TOPK, "sampled_token_ids", zeros((2, 1, 1)), ": 1 or 2 dimensions, got shape (2, 1, 1)"),
@@ -197,5 +197,5 @@ def test_keys_slots_and_choices_are_checked() -> None:
     with pytest.raises(ContractError, match="request_id: 1 to 18446744073709551615, got 0"):
         fastdeploy.assign(0, 0)
     save(TOPK, whole(TOPK, 2, 2))
-    with pytest.raises(RuntimeError, match="before the first save and get"):
+    with pytest.raises(RuntimeError, match="before the first save or get"):
         fastdeploy.configure(fastdeploy.Options())

@@ -159,7 +159,7 @@ def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
     for op in ("save_output_v2", "get_output_dynamic"):
         with pytest.raises(ImportError) as refused:
             getattr(loaded, op)
-        expected = f"on replaces 10 ops of {OPS}.test, and Tokenbus has none in the place of {op}"
+        expected = f"on replaces 10 ops of {OPS}.test, but Tokenbus has none to replace {op}"
         assert str(refused.value) == f"TOKENBUS_FASTDEPLOY: {expected}"
     assert (loaded.own, loaded.get_output_logger) == ("FastDeploy's", "no op")
 
@@ -174,7 +174,7 @@ def test_submodules_with_ops(loaded: ModuleType, monkeypatch: pytest.MonkeyPatch
     replace_ops(loaded.__name__)
     assert (compiled.save_output, other.save_output) == (fastdeploy.save_output, print)
     assert (compiled.get_output_shape, other.save_output_v2) == (print, print)
-    with pytest.raises(ImportError, match="Tokenbus has none in the place of save_output_v2"):
+    with pytest.raises(ImportError, match="Tokenbus has none to replace save_output_v2"):
         assert compiled.save_output_v2
     assert not hasattr(compiled, "get_output")
 
@@ -315,7 +315,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         ("-- python", {"TOKENBUS_FASTDEPLOY": "of"}, 2, "TOKENBUS_FASTDEPLOY: on or off, got 'of'"),
         ("-- python", {"TOKENBUS_FASTDEPLOY_FORM": "1.0"}, 2, "TOKENBUS_FASTDEPLOY_FORM: one of 2.4, "),
         ("-- python", {"INFERENCE_MSG_QUEUE_ID": "x"}, 2, "INFERENCE_MSG_QUEUE_ID: a whole number from 0 "),
-        ("-- python", {"INFERENCE_MSG_ID": "2"}, 2, "INFERENCE_MSG_ID: another number than 2"),
+        ("-- python", {"INFERENCE_MSG_ID": "2"}, 2, "INFERENCE_MSG_ID: any number except 2"),
         ("-- python", {"FD_USE_GET_SAVE_OUTPUT_V1": "1"}, 2, "FD_USE_GET_SAVE_OUTPUT_V1: 0, as FastDeploy calls no op "),  # noqa: E501
     ],
 )  # fmt: skip

@@ -58,7 +58,7 @@ async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServ
             for sequence in range(3, 9):
                 await log.write(writer, [sequence])
                 await log.written(writer)
-        with pytest.raises(LogError, match=f"position {last.position}: the log was recreated, and its message 2 is an"):
+        with pytest.raises(LogError, match=f"position {last.position}: the log was recreated, and now has another"):
             await soon(anext(items))
     for position in (first.position, last.position):
         with pytest.raises(LogError, match="the log was recreated"):

@@ -98,7 +98,7 @@ def test_what_cannot_be_shown_is_one_line(server: NatsServer, capsys: pytest.Cap
         (["--request", "17"], "--request: only with --from ADDRESS"),
         (
             ["--from", at, "--request", "0"],
-            "argument --request: a request's id, such as 0000000000000011, 0x11 or 17, got '0'",
+            "argument --request: a request's id, as 0000000000000011, 0x11 or 17, got '0'",
         ),
     ):
         assert main(["tap", *arguments]) == 2

@@ -34,7 +34,7 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
     with cluster(tmp_path) as nodes:
         durable = partial(log.logging_to, *nodes, durable_log__durable=True)
         await until_ready(durable())
-        limit = "8388608 bytes, needs a larger max_payload: what this server takes leaves 4193280"
+        limit = "8388608 bytes, needs a larger max_payload: this server's leaves 4193280"
         assert limit in await refusal(durable(limits__max_message_bytes=2**23))
         reason = await refusal(durable(durable_log__monitors=server.monitor))
         assert reason.endswith(f"the server at {server.monitor} has sync_interval 120 s, needed: always")
