@@ -194,7 +194,7 @@ async def test_gateway_whose_tokenizer_is_not_the_workers(folder: str) -> None:
         assert (await client.get("/readyz")).status_code == 200
     async with answering(NgramEngine(), gateway__tokenizer=folder) as app, app.client() as client:
         (problem,) = (await client.get("/readyz")).json()["problems"]
-        differs = "; worker worker-0 makes other tokens of '5': if both name one folder, AutoTokenizer."
+        differs = "; worker worker-0 makes other tokens of '5': if both name the same folder, AutoTokenizer."
         assert problem.startswith(f"no worker has the tokenizer that gateway.tokenizer names{differs}")
         refused = await _said(app, "/v1/completions", 503, prompt="hello")
         assert refused["message"].startswith("tokenizer_digest: that of a worker (worker-0 has ")
