@@ -23,14 +23,11 @@ def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - 
     """Return the address and layout of an argument; raises ContractError."""
     if type(values) is np.ndarray:
         return from_numpy(values)
-    if _is_torch(values):
-        found = _of_torch(values)
-        if found is not None:
-            return found
-    capsule = None if hasattr(values, "__dlpack__") else _capsule_of_paddle(values)
-    if capsule is not None:
-        return of_capsule(name, capsule)
+    if _is_torch(values) and (found := _of_torch(values)) is not None:
+        return found
     if not hasattr(values, "__dlpack__"):
+        if (capsule := _capsule_of_paddle(values)) is not None:
+            return of_capsule(name, capsule)
         limit = "an array of numpy, paddle, torch, cupy or another DLPack library"
         raise ContractError(name, limit, type(values).__name__, rule=Rule.TYPE)
     try:

@@ -20,12 +20,10 @@ _UP_TO = [bytes(range(most + 1)) for most in range(256)]
 _STATUSES = bytes(STATUS_RULES)
 _SCORINGS = bytes(scoring for scoring in Scoring if scoring)
 
-_MAY_PROPOSE = np.zeros(256, np.bool_)
-_MAY_PROPOSE[[status for status, rule in STATUS_RULES.items() if rule.proposals]] = True
-_NEEDS_TOKENS = np.zeros(256, np.bool_)
-_NEEDS_TOKENS[[s for s, rule in STATUS_RULES.items() if rule.tokens == TokenRule.TOKEN_RULE_SOME]] = True
-_FORBIDS_TOKENS = np.zeros(256, np.bool_)
-_FORBIDS_TOKENS[[s for s, rule in STATUS_RULES.items() if rule.tokens == TokenRule.TOKEN_RULE_NONE]] = True
+_ANY = np.arange(256)
+_MAY_PROPOSE = np.isin(_ANY, [s for s, rule in STATUS_RULES.items() if rule.proposals])
+_NEEDS_TOKENS = np.isin(_ANY, [s for s, rule in STATUS_RULES.items() if rule.tokens == TokenRule.TOKEN_RULE_SOME])
+_FORBIDS_TOKENS = np.isin(_ANY, [s for s, rule in STATUS_RULES.items() if rule.tokens == TokenRule.TOKEN_RULE_NONE])
 
 
 class Shape(NamedTuple):
