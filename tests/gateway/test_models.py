@@ -197,5 +197,5 @@ async def test_gateway_whose_tokenizer_is_not_the_workers(folder: str) -> None:
         differs = "; worker worker-0 makes other tokens of '5': if both name the same folder, AutoTokenizer."
         assert problem.startswith(f"no worker has the tokenizer that gateway.tokenizer names{differs}")
         refused = await _said(app, "/v1/completions", 503, prompt="hello")
-        assert refused["message"].startswith("tokenizer_digest: that of a worker (worker-0 has ")
+        assert refused["message"].startswith("tokenizer_digest: the digest of a worker's tokenizer (worker-0 has ")
         assert differs in refused["message"]

@@ -243,7 +243,7 @@ def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
     assert refused is not None
     assert (refused.code, refused.message) == (
         ErrorCode.ERROR_CODE_NO_WORKER,
-        "tokenizer_digest: that of a worker (a has 0000000000000007), got 0000000000000008",
+        "tokenizer_digest: the digest of a worker's tokenizer (a has 0000000000000007), got 0000000000000008",
     )
     for key, digest in ((2, 0), (3, 7)):
         assert submit(bench, generate_of(key, tokenizer_digest=digest)) is None
@@ -268,7 +268,7 @@ def test_tokens_are_continued_with_their_weights_alone_if_the_client_wants_that(
     assert refused is not None
     assert (refused.code, refused.message) == (
         ErrorCode.ERROR_CODE_NO_WORKER,
-        "continuation.weight_version: that of a worker (a has 2), got 3",
+        "continuation.weight_version: the version of a worker's weights (a has 2), got 3",
     )
     answer = ControlAnswer(control_key=7, state=EngineState(weight_version=3))
     worker._event(RequestEvent(sequence=worker.sequence + 1, control_answer=answer))

@@ -90,7 +90,7 @@ class RowStatus(IntEnum):
 
 
 class Scoring(IntEnum):
-    """The values of a row's tokens beyond their ids."""
+    """The values that a row's tokens have besides their ids."""
 
     UNSPECIFIED = 0
     """Invalid."""

@@ -32,7 +32,7 @@ _FULL_SECONDS = 0.25
 _MAX_SHARE = 0.05
 """Largest share of the time for full checks of all connections; no other Python code runs during a check."""
 _GROWTH = 8_388_608
-"""Growth of the process, in bytes, that makes a full check due: it may be bytes of connections."""
+"""Growth of the process, in bytes, after which a full check is due, because connections may hold these bytes."""
 _FAREWELL_SECONDS = 0.1  # time for a peer to read why its listener disconnects it
 _OTHER_FILES = 64
 _FREED = 8

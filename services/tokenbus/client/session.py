@@ -111,7 +111,7 @@ class ClientSession(ReconnectingSession):
         self.watched = worker_id, receive
 
     def ask_status(self) -> asyncio.Future[ProcessorStatus]:
-        """Ask for the processor's status; callers before the answer share one future."""
+        """Ask for the processor's status; callers share one future until the answer arrives."""
         self.say(ClientFrame(status=StatusRequest()))  # each time, because an answer may have been lost
         if self._status is None:
             self._status = asyncio.get_running_loop().create_future()

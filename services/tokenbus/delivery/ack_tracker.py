@@ -19,7 +19,7 @@ class PendingAck:
         self.ordinal = 0
         """The number of its step in the order of delivery, over all streams."""
         self.arrived_at = 0.0
-        """The arrival of its last item."""
+        """When its last item arrived."""
         self.items = 0
         self.bytes = 0
         self.unlogged = 0

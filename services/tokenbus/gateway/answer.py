@@ -375,7 +375,7 @@ class WholeAnswer(ChoicesAnswer):
         await self._have_ended.wait()
         written = grown = 0
         for part in () if self.queue.is_closed else self._written():
-            if self.queue.is_closed:  # it is too large
+            if self.queue.is_closed:  # the answer is too large
                 return
             held = self.queue.append(part)
             grown += held if isinstance(part, bytes) else 0  # the buffer is already counted

@@ -23,7 +23,7 @@ _MOST_STREAMS = 65_536
 _LEFT, _SENT, _RENDERED, _REST, _QUIET = range(5)
 _DONE = (_SENT, _QUIET)
 _TO_PYTHON = 1
-"""Initial state of a row whose stream's rows Python has to write."""
+"""Initial state of a row in a stream whose rows Python has to write."""
 
 
 class EventForm(NamedTuple):

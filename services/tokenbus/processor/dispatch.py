@@ -339,11 +339,11 @@ def _obstacle(worker: Worker, generate: Generate) -> str:
     """Return why a worker that serves the model cannot take a request; an empty string if it can."""
     digest, version = worker.stream.hello.tokenizer_digest, worker.stream.hello.weight_version
     if _has_weights(generate) and generate.continuation.weight_version != version:
-        found = f"that of a worker ({worker.stream.worker_id} has {version})"
+        found = f"the version of a worker's weights ({worker.stream.worker_id} has {version})"
         return f"continuation.weight_version: {found}, got {generate.continuation.weight_version}"
     if not digest or generate.tokenizer_digest in (0, digest):
         return ""
-    found = f"that of a worker ({worker.stream.worker_id} has {digest:016x})"
+    found = f"the digest of a worker's tokenizer ({worker.stream.worker_id} has {digest:016x})"
     return f"tokenizer_digest: {found}, got {generate.tokenizer_digest:016x}"
 
 

@@ -49,7 +49,7 @@ class Core:
 
     @property
     def failed_ticks(self) -> int:
-        """Failed ticks of a peer, a request or a part: defects."""
+        """Number of failed ticks of a peer, a request or a part; each is a defect."""
         parts = self.registry.failed_ticks, self.worker_connections.failed_ticks, self.clients.failed_ticks
         return self._failed_ticks + sum(parts)
 

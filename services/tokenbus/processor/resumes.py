@@ -133,8 +133,8 @@ class Resumes:
     def _resume_unknown(self, session: Session, resume: Resume) -> RequestError | None:
         """Resume a request that this life of the processor does not know.
 
-        A worker may have named its owner in its hello. A hello does not name requests that have ended at the worker,
-        though their last rows may still be replayed.
+        A worker's hello may have named the request's owner. A hello does not name requests that have ended at the
+        worker, though their last rows may still be replayed.
         """
         request_id, source = resume.request_id, self._registry.workers.source_of(resume.request_id)
         self._registry.table.forget_end_at_client(request_id, session.owner)

@@ -385,7 +385,7 @@ class LogSettings(Section):
 _LIMITS = {
     "max_rows": ("rows", "limit of a batch"),
     "max_tokens_per_row": ("tokens", "limit of a row, and of the draft tokens that it verifies or proposes"),
-    "max_top_k": ("alternatives", "limit of a token"),
+    "max_top_k": ("alternatives", "limit for each token"),
 }
 LIMITS = tuple(
     Entry("limits", name, int, whole(unit, meaning, low=0, high=most), getattr(Limits.default(), name))

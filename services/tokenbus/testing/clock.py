@@ -20,7 +20,7 @@ class ManualClock:
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start
         self._due: dict[Timeout, float] = {}
-        """The end of each wait."""
+        """When each wait ends."""
         self._runs_since: float | None = None
         """The machine's time at which `run` was called."""
 

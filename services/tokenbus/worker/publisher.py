@@ -339,7 +339,7 @@ class Publisher:
     def lose(self, request_ids: list[int]) -> None:
         """Leave a gap in the stream: each of these requests ends with an error."""
         with self._room:
-            if request_ids:  # a gap that names no request ends all of the stream's
+            if request_ids:  # a gap that names no request ends all requests of the stream
                 self.retention.drop(request_ids)
                 # The lost rows may be the requests' last ones; then no later batch would remove the requests.
                 self._end_requests(request_ids)

@@ -56,7 +56,7 @@ class StepArrays:
     scored: Array | None = None
     """Of rows: whether the request wants logprobs; if absent, all requests do if there are logprobs."""
     top_ks: Array | None = None
-    """Of rows: the number of alternatives that the request wants; if absent, all given ones."""
+    """Of rows: the number of alternatives that the request wants; if absent, all given alternatives."""
     extras: Array | None = None
     """Of rows: a sum of `Extra` values, if the request wants `other_logprobs` or `entropies`."""
     other_logprobs: Array | None = None
@@ -66,9 +66,9 @@ class StepArrays:
     given_counts: Array | None = None
     """Of rows: the number of token ids whose values the request wants at each position."""
     given_token_ids: Array | None = None
-    """Flat: those ids, row after row."""
+    """Flat: the token ids of each row, row after row."""
     given_logprobs: Array | None = None
-    """Flat: for each token, the values of those ids."""
+    """Flat: for each token, the values of its row's `given_token_ids`."""
     mask_bounds: Array | None = None
     """Of rows: the size of the largest mask whose ids the request wants; 0: none."""
     mask_sizes: Array | None = None

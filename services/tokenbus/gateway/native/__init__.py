@@ -143,7 +143,7 @@ class Fragments:
 class Columns:
     """The addresses of a batch's columns.
 
-    `begins` has for each row where its tokens, logprobs and alternatives begin; the last of each is their end.
+    For each row, `begins` has the start of its tokens, logprobs and alternatives; the last element of each is the end.
     """
 
     def __init__(self, batch: LogprobBatch, begins: Begins) -> None:
