@@ -61,7 +61,7 @@ class AcceptedConnection:
         self.held = self.grown = 0
         """Bytes over TCP that are not yet read as whole messages.
 
-        Growth of the process during an unfinished message.
+        The second value is the growth of the process during an unfinished message.
         """
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None

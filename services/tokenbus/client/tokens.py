@@ -220,7 +220,7 @@ class Generation:
     def prompt_scores(self) -> PromptScores | None:
         """The logprobs of the prompt's tokens, as arrays, if the request asked for them.
 
-        Available before the first token.
+        They are available before the first token.
 
         None: not yet available, not asked for, or the request was resumed.
         """

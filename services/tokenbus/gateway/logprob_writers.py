@@ -355,7 +355,7 @@ def _given(
 ) -> list[list[tuple[bytes, bytes]] | None]:
     """Return, for each token, the table values and logprobs of the given tokens.
 
-    None for extras that were dropped on the way.
+    The values are None for extras that were dropped on the way.
     """
     ids = step.ids[step.begins[row] :]
     found: list[list[tuple[bytes, bytes]] | None] = []

@@ -21,7 +21,7 @@ FIELDS: Mapping[str, str] = {
 _BILLING = "x-anthropic-billing-header"
 """The beginning of a text that Claude Code adds to the system prompt and that differs in each request.
 
-VLLM drops it, too.
+It is dropped, as in vLLM.
 """
 _Choice = Literal["auto", "any", "tool", "none"]
 _Thinking = Literal["enabled", "disabled", "adaptive"]

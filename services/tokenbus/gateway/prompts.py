@@ -94,7 +94,7 @@ class PromptEncoder:
         return None if found is None else self._cut(found[1], str(prompt), found[0], cut, adds_special=adds_special)
 
     def _cut(self, values: list[T], text: str, ids: list[int], cut: Cut | None, *, adds_special: bool) -> list[T]:
-        """Cut a list with a value for each of a text's tokens."""
+        """Cut a list that has a value for each token of a text."""
         if cut is None or len(ids) <= cut.most:
             return values
         return cut.of(values, _begin_of(self._vocabulary.encode_chat(text), ids) if adds_special else 0)

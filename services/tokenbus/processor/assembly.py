@@ -113,9 +113,9 @@ class Assembler:
         return ItemOutcome.DUPLICATE
 
     def ready(self, now: float, *, at_end: bool = False) -> Iterator[Step]:
-        """Yield the complete steps in order, and the incomplete ones that are overdue.
+        """Yield the complete steps in order, and the overdue incomplete ones.
 
-        At the end of the stream, all.
+        At the end of the stream, yield all steps.
         """
         while self._open:
             step = self._open[min(self._open)]

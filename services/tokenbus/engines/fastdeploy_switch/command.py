@@ -169,7 +169,7 @@ def _probe(start: _Start, environment: Mapping[str, str]) -> str:
 def _start_of(program: str, arguments: Sequence[str]) -> _Start:
     """Return how a program starts Python: it is a Python, or names one in its first line.
 
-    For others, such as `bash`, this Python.
+    For others, such as `bash`, return this Python.
     """
     if _is_python(program):
         return _Start(program, *_parsed(arguments))

@@ -30,7 +30,7 @@ class Tables(NamedTuple):
     keys: Ids
     """For contexts of several tokens, the prefix's number and the newest token in one number, sorted.
 
-    Then a sentinel.
+    A sentinel comes last.
     """
     numbers: Ids
     """The context number of each key."""

@@ -12,9 +12,10 @@ from tokenbus.worker.retention import Dropped, Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _ENTRY = struct.Struct("<QQQQ")
-"""An entry: first sequence.
+"""The words of an entry.
 
-Last sequence, with the number of ids that follow; number of the engine's record; index in that record.
+They are the first sequence; the last sequence, with the number of ids that follow; the number of the engine's record;
+and the index in that record.
 
 When a run grows, only one word changes, so that a publisher that dies leaves either the old entry or the new one.
 """
