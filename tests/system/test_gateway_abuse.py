@@ -69,7 +69,7 @@ async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
             assert "event: error\ndata: " in events[-2]
             error = error_of(events[-2].partition("data: ")[2])
             assert error["code"] == "slow_client"
-            assert "bytes wait for a client, which read too slowly" in error["message"]
+            assert "bytes may wait for a client, which read too slowly" in error["message"]
         finally:
             stalled.close()
 

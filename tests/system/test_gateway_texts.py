@@ -116,7 +116,7 @@ async def test_costly_text_holds_up_nobody_and_ends_with_its_client(deployment: 
         os.kill(await _encoder_at_work(served), signal.SIGKILL)
         answer = await soon(attack)
         assert (answer.status_code, error_of(answer.text)["code"]) == (503, "overloaded")
-        assert "the process that encoded its text was ended" in answer.text
+        assert "the process that encoded its text was killed" in answer.text
         assert ended["killed"] == 1
         await _serves(client)
 
