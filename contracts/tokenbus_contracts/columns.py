@@ -29,8 +29,10 @@ class MessageColumns:
     """The columns of a valid message in the plain encoding.
 
     Args:
-        data: the message. places: the offset of each column, and then the number of elements of each column; without
-        extras, only of the base columns. is_bare: whether the message has no header, as `select` writes it.
+        data: the message.
+        places: the offset of each column, and then the number of elements of each column; without extras, only of the
+            base columns.
+        is_bare: whether the message has no header, as `select` writes it.
     """
 
     __slots__ = ("_is_bare", "_known", "data", "places")

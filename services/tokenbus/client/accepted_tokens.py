@@ -33,7 +33,7 @@ class AcceptedTokens:
     def __init__(self) -> None:
         self._steps: list[_Rows] = []
         self._merged: list[_Rows] = []
-        """Each step has one row for a request, in the order of the serials."""
+        """Merged steps, each with one row for a request, in the order of the serials."""
         self._open: set[int] = set()
         self._size = self._dead = 0
 

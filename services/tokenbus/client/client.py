@@ -215,7 +215,7 @@ class Client:
         Raises:
             ContractError: an argument is unknown or breaks its bound; it names the argument, the limit and the value.
             RequestFailedError: a request with this id is open, or 65536 requests are open. The iterator raises later
-            errors.
+                errors.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -246,15 +246,17 @@ class Client:
         """Take up a request that another client, or an earlier life of this client, began.
 
         Args:
-            request_id: the id of its last turn: `Generation.turns[-1].request_id`. position: the position of the first
-            token to send. A client acks tokens as they arrive, and acked tokens cannot be sent again. include_drafts:
-            whether `steps` includes the proposals of the draft model. deadline_unix_ms: the latest moment of its end,
-            in milliseconds since 1970-01-01 UTC; 0: as its processor
+            request_id: the id of its last turn: `Generation.turns[-1].request_id`.
+            position: the position of the first token to send. A client acks tokens as they arrive, and acked tokens
+                cannot be sent again.
+            include_drafts: whether `steps` includes the proposals of the draft model.
+            deadline_unix_ms: the latest moment of its end, in milliseconds since 1970-01-01 UTC; 0: as its processor
                 allows.
 
         Raises:
-            ContractError: as in `generate`. RequestFailedError: as in `generate`; or the iterator raises it, if the
-            request is unknown or has another owner.
+            ContractError: as in `generate`.
+            RequestFailedError: as in `generate`; or the iterator raises it, if the request is unknown or has another
+                owner.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -331,8 +333,9 @@ class Client:
         """Return an async iterator over the items of a worker's stream as the worker publishes them.
 
         Args:
-            worker_id: the worker; empty: every worker. most: the number of unread items at which further items are
-            dropped; the next delivered item has their number in `missing_items`.
+            worker_id: the worker; empty: every worker.
+            most: the number of unread items at which further items are dropped; the next delivered item has their
+                number in `missing_items`.
 
         Raises:
             RuntimeError: another `watch` iterator is open.

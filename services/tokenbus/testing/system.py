@@ -42,10 +42,11 @@ async def bus(
     Args:
         engine: the workers' engine, or for several workers a function that creates one; default: a
             `SyntheticEngine`, whose output `true_tokens` predicts.
-        workers: the initial number of workers. processors: the number of processors; clients connect to all of them.
-        step_seconds: the duration of a step, by the bus's clock; `Worker.step_seconds` changes it. settings: settings
-        by key, such as `{"worker.max_requests": 8}`; all others have their defaults. The environment is
-            ignored.
+        workers: the initial number of workers.
+        processors: the number of processors; clients connect to all of them.
+        step_seconds: the duration of a step, by the bus's clock; `Worker.step_seconds` changes it.
+        settings: settings by key, such as `{"worker.max_requests": 8}`; all others have their defaults. The environment
+            is ignored.
 
     Yields:
         the `Bus`, when its client and its workers are connected.
