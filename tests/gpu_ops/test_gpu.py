@@ -196,7 +196,7 @@ def test_held_results_have_a_bound(torch: Any) -> None:  # noqa: ANN401
     pool = Pool(max_bytes=1 << 15)
     first, second = pool.take(1), pool.take(1 << 14)
     assert first is not second
-    with pytest.raises(MemoryError, match=r"results that are still held take 32768 bytes .* at most 32768"):
+    with pytest.raises(MemoryError, match=r"results that are still referenced take 32768 bytes .* at most 32768"):
         pool.take(1)
     pool.give_back(first)
     assert pool.take(100) is first
