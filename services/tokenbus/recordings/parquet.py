@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from google.protobuf.json_format import MessageToDict
 
@@ -18,43 +19,10 @@ from tokenbus.recordings.token_columns import Columns, Lists, TokenBuffer, Token
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 
-_NAME = pa.dictionary(pa.uint8(), pa.string())
-
-
-def _list_of(kind: pa.DataType) -> pa.DataType:
-    return pa.large_list(pa.field("element", kind, nullable=False))  # non-nullable elements are faster to write
-
-
-_TYPES = {
-    "request_id": pa.uint64(),
-    "position": pa.uint32(),
-    "token_id": pa.uint32(),
-    "logprob": pa.float32(),
-    "rank": pa.uint32(),
-    "alternative_token_ids": _list_of(pa.uint32()),
-    "alternative_logprobs": _list_of(pa.float32()),
-    "kind": _NAME,
-    "status": _NAME,
-    "scoring": _NAME,
-    "value_kind": _NAME,
-    "draft_token_count": pa.uint8(),
-    "proposal_token_ids": _list_of(pa.uint32()),
-    "weight_version": pa.uint64(),
-    "step": pa.uint64(),
-    "sequence": pa.uint64(),
-    "produced_at_ns": pa.uint64(),
-    "other_logprob": pa.float32(),
-    "entropy": pa.float32(),
-    "given_token_ids": _list_of(pa.uint32()),
-    "given_logprobs": _list_of(pa.float32()),
-    "mask_size": pa.uint32(),
-    "mask_token_ids": _list_of(pa.uint32()),
-}
-EXTRAS = tuple(_TYPES)[-6:]
+_NO_TOKENS = TokenBuffer().take()
+EXTRAS = tuple(_NO_TOKENS)[-6:]
 """The optional values of a token."""
 _NULLABLE = {"logprob", "rank", *EXTRAS}
-SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _TYPES.items()])
-"""The columns of a token; null if the request did not ask for the value."""
 _NAMES = {
     column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
     for column, members in {
@@ -64,6 +32,18 @@ _NAMES = {
         "value_kind": {each.value: each.name for each in ValueKind},
     }.items()
 }
+
+
+def _type_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.DataType:
+    if name in _NAMES:
+        return pa.dictionary(pa.uint8(), pa.string())
+    if isinstance(values, Lists):  # non-nullable elements are faster to write
+        return pa.large_list(pa.field("element", pa.from_numpy_dtype(values.values.dtype), nullable=False))
+    return pa.from_numpy_dtype(values.dtype)
+
+
+SCHEMA = pa.schema([pa.field(name, _type_of(name, each), name in _NULLABLE) for name, each in _NO_TOKENS.items()])
+"""The columns of a token; null if the request did not ask for the value."""
 _GROUP_TOKENS = 1 << 16
 _GROUP_BYTES = 1 << 23
 """The size of a row group; one item or request may exceed it."""
@@ -92,25 +72,36 @@ def _plural(name: str) -> str:
 def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
     """Return the type of each Parquet column, by its path."""
     found = {}
-    for field in schema:
-        path, kind = field.name, field.type
+    for column in schema:
+        path, kind = column.name, column.type
         while pa.types.is_large_list(kind):
             path, kind = f"{path}.list.element", kind.value_type
         found[path] = kind
     return found
 
 
-_REQUEST_TYPES = {
-    "request_id": pa.uint64(),
-    "prompt_tokens": pa.uint32(),
-    "cached_tokens": pa.uint32(),
-    "first_request_id": pa.uint64(),
-    "turn": pa.uint32(),
-    "first_position": pa.uint32(),
-    "reason": pa.string(),
-    "status": pa.string(),
-    "error": pa.string(),
-}
+def _column(kind: pa.DataType, default: str | None = None) -> Any:  # noqa: ANN401
+    return field(default=default, metadata={"type": kind})
+
+
+@dataclass(slots=True)
+class _Request:
+    """The columns of a request, except for the lists of its tokens."""
+
+    number: int
+    """The number of the request in the file, which is no column."""
+    request_id: int = _column(pa.uint64())
+    prompt_tokens: int | None = _column(pa.uint32())
+    cached_tokens: int | None = _column(pa.uint32())
+    first_request_id: int | None = _column(pa.uint64())
+    turn: int | None = _column(pa.uint32())
+    first_position: int | None = _column(pa.uint32())
+    reason: str | None = _column(pa.string())
+    status: str = _column(pa.string(), RowStatus.ACTIVE.name)
+    error: str | None = _column(pa.string())
+
+
+_REQUEST_TYPES = {each.name: each.metadata["type"] for each in fields(_Request) if each.metadata}
 REQUEST_SCHEMA = pa.schema(
     [
         *(pa.field(name, kind, nullable=name not in {"request_id", "status"}) for name, kind in _REQUEST_TYPES.items()),
@@ -224,20 +215,6 @@ class TokenFile:
         return metadata | {"tokenbus.schema": last.schema_version, "tokenbus.recording": json.dumps(recording)}
 
 
-@dataclass(slots=True)
-class _Request:
-    number: int
-    request_id: int
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    first_request_id: int | None = None
-    turn: int | None = None
-    first_position: int | None = None
-    reason: str | None = None
-    status: str = RowStatus.ACTIVE.name
-    error: str | None = None
-
-
 class RequestFile(TokenFile):
     """Writes one row per request, in the order of their ends; holds the tokens of open requests in memory."""
 
@@ -323,10 +300,8 @@ class RequestFile(TokenFile):
         tokens = pa.concat_tables([self._held, pa.Table.from_batches([_token_batch(self._buffer.take())])])
         codes = np.concatenate([*self._codes, np.zeros(0, np.int64)])
         ended, self._ended = self._ended, []
-        numbers = np.array([0, *(each.number for each in ended)])
-        order = np.argsort(numbers)
-        places = np.searchsorted(numbers, codes // _KINDS, sorter=order).clip(max=len(ended))
-        places = np.where(numbers[order[places]] == codes // _KINDS, order[places], 0) - 1
+        numbers = pa.array([each.number for each in ended], pa.int64())
+        places = pc.index_in(pa.array(codes // _KINDS), numbers).fill_null(-1).to_numpy()
         keys = places * _KINDS + codes % _KINDS
         taken = np.flatnonzero(places >= 0)
         taken = taken[np.argsort(keys[taken], kind="stable")]
