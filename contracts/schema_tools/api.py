@@ -41,7 +41,7 @@ INTERNAL = {
     "Step": "sequence token_lists keep first_arrival is_explained",
     "Settings": "most_connections",
     "LogprobBatch": "of_views of_message headed arrays is_message has_consistent_lengths nbytes row_bytes runs stop "
-    "between joined",
+    "between joined concatenated",
     "Extras": "as_lists",
 }
 """Members that only our own packages use, by class. The page leaves them out."""

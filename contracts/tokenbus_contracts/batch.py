@@ -249,13 +249,17 @@ class LogprobBatch(ColumnArrays):
     @classmethod
     def joined(cls, parts: Sequence["LogprobBatch"]) -> "LogprobBatch":
         """Return the parts of one step as one batch in original batch order, under the last part's header."""
-        header = parts[-1].header._replace(part_index=0, part_count=1)
+        return cls.concatenated(parts, parts[-1].header._replace(part_index=0, part_count=1)).in_batch_order()
+
+    @classmethod
+    def concatenated(cls, parts: Sequence["LogprobBatch"], header: BatchHeader) -> "LogprobBatch":
+        """Return the rows of several batches, one batch after another, under one header."""
         present = COLUMNS if any(part.has_extras for part in parts) else BASE_COLUMNS
         columns = {column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in present}
         for name in _OPTIONAL:
             if name in columns and columns[name].size:
                 columns[name] = np.concatenate([_filled(part, name) for part in parts])
-        return cls.of_views(header, columns).in_batch_order()
+        return cls.of_views(header, columns)
 
     def _gathered(self, rows: Index, header: BatchHeader) -> "LogprobBatch":
         """Return a batch of these rows in this order; every row must exist and be named only once."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import BatchHeader, BatchKind, Extra, LogprobBatch, PromptScores, RowStatus, Scoring
 from tokenbus_contracts.generated.enums import ValueKind
-from tokenbus_contracts.schema import BASE_COLUMNS, EXTRA_COLUMNS, NO_COLUMNS
+from tokenbus_contracts.schema import NO_COLUMNS
 
 Array = npt.NDArray[Any]
 
@@ -37,10 +37,6 @@ Columns = dict[str, Any]
 """The columns of docs/recording.md by name: arrays, or `Lists`. Unknown floats are NaN, and unknown integers 0."""
 _Head = tuple[int, ...]
 """The values of `_HEAD` for one item."""
-_COLUMNS = tuple(column.name for column in BASE_COLUMNS if column.name not in {"batch_indices", "stops"})
-_EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
-"""The optional columns of a batch; the first `_OF_ROWS` have a value per row."""
-_OF_ROWS = 3
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
 _EMPTY = (0,) * 6, LogprobBatch(BatchHeader("", 1, 1, 1, 0))
 
@@ -98,65 +94,58 @@ def _of_prompt(scores: PromptScores, sequence: int) -> tuple[_Head, LogprobBatch
 
 def _joined(parts: Sequence[tuple[_Head, LogprobBatch]]) -> Columns:
     heads, batches = zip(*parts, strict=True)
-    found = zip(*(batch.arrays(_COLUMNS) for batch in batches), strict=True)
-    rows = dict(zip(_COLUMNS, map(np.concatenate, found), strict=True))
+    rows = LogprobBatch.concatenated(batches, _EMPTY[1].header)
     in_part = np.array([batch.token_ids.size for batch in batches])
     kind, value_kind, weight_version, step, sequence, produced_at_ns = (
         np.repeat(np.array(each, np.uint64), in_part) for each in zip(*heads, strict=True)
     )
-    counts, size = rows["token_counts"], rows["token_ids"].size
-    scoring = np.repeat(rows["scorings"], counts)
+    counts, size = rows.token_counts, rows.token_ids.size
+    scoring = np.repeat(rows.scorings, counts)
     is_scored = scoring != Scoring.NONE
     ends = np.cumsum(counts, dtype=np.int64)
-    top_ks = np.repeat(rows["top_ks"], counts)
+    top_ks = np.repeat(rows.top_ks, counts)
     proposals = np.zeros(size, np.int64)
     has_token = counts > 0
-    proposals[ends[has_token] - 1] = rows["proposal_counts"][has_token]
+    proposals[ends[has_token] - 1] = rows.proposal_counts[has_token]
     return {
-        "request_id": np.repeat(rows["request_ids"], counts),
-        "position": (np.repeat(rows["positions"] - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
-        "token_id": rows["token_ids"],
-        "logprob": _scattered(rows["logprobs"], is_scored, np.nan),
-        "rank": _scattered(rows["ranks"], is_scored, 0),
-        "alternative_token_ids": _lists_of(top_ks, rows["alternative_token_ids"]),
-        "alternative_logprobs": _lists_of(top_ks, rows["alternative_logprobs"]),
+        "request_id": np.repeat(rows.request_ids, counts),
+        "position": (np.repeat(rows.positions - (ends - counts), counts) + np.arange(size)).astype(np.uint32),
+        "token_id": rows.token_ids,
+        "logprob": _scattered(rows.logprobs, is_scored, np.nan),
+        "rank": _scattered(rows.ranks, is_scored, 0),
+        "alternative_token_ids": _lists_of(top_ks, rows.alternative_token_ids),
+        "alternative_logprobs": _lists_of(top_ks, rows.alternative_logprobs),
         "kind": kind.astype(np.uint8),
-        "status": np.repeat(rows["statuses"], counts),
+        "status": np.repeat(rows.statuses, counts),
         "scoring": scoring,
         "value_kind": value_kind.astype(np.uint8),
-        "draft_token_count": np.repeat(rows["draft_token_counts"], counts),
-        "proposal_token_ids": _lists_of(
-            proposals, rows["proposal_token_ids"][np.repeat(has_token, rows["proposal_counts"])]
-        ),
+        "draft_token_count": np.repeat(rows.draft_token_counts, counts),
+        "proposal_token_ids": _lists_of(proposals, rows.proposal_token_ids[np.repeat(has_token, rows.proposal_counts)]),
         "weight_version": weight_version,
         "step": step,
         "sequence": sequence,
         "produced_at_ns": produced_at_ns,
-        **_joined_extras(batches, counts),
+        **_extras_of(rows),
     }
 
 
-def _joined_extras(batches: Sequence[LogprobBatch], counts: Array) -> Columns:
-    nothing, found = _EMPTY[1].arrays(_EXTRAS), []
-    for batch in batches:
-        columns, zeros = batch.arrays(_EXTRAS) if batch.has_extras else nothing, np.zeros(batch.row_count, np.uint32)
-        of_rows = [column if column.size else zeros for column in columns[:_OF_ROWS]]
-        found.append([*of_rows, *columns[_OF_ROWS:]])
-    extras, given_counts, mask_bounds, *of_tokens = map(np.concatenate, zip(*found, strict=True))
-    other_logprobs, entropies, given_token_ids, given_logprobs, mask_sizes, mask_token_ids = of_tokens
+def _extras_of(rows: LogprobBatch) -> Columns:
+    counts, nothing = rows.token_counts, np.zeros(rows.row_count, np.uint32)
+    of_rows: tuple[Array, ...] = rows.extras, rows.given_counts, rows.mask_bounds
+    extras, given_counts, mask_bounds = (column if column.size else nothing for column in of_rows)
     kinds, given, bounds = (np.repeat(each, counts) for each in (extras, given_counts, mask_bounds))
-    values = _lists_of(given, given_logprobs)
-    ids_begin = np.repeat(_lists_of(given_counts, given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
-    sizes = _scattered(mask_sizes, bounds > 0, 0)
+    values = _lists_of(given, rows.given_logprobs)
+    ids_begin = np.repeat(_lists_of(given_counts, rows.given_token_ids).offsets[:-1], counts) - values.offsets[:-1]
+    sizes = _scattered(rows.mask_sizes, bounds > 0, 0)
     return {
-        "other_logprob": _scattered(other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
-        "entropy": _scattered(entropies, kinds & Extra.ENTROPY > 0, np.nan),
+        "other_logprob": _scattered(rows.other_logprobs, kinds & Extra.OTHER_LOGPROB > 0, np.nan),
+        "entropy": _scattered(rows.entropies, kinds & Extra.ENTROPY > 0, np.nan),
         "given_token_ids": values._replace(
-            values=given_token_ids[np.repeat(ids_begin, given) + np.arange(given_logprobs.size)]
+            values=rows.given_token_ids[np.repeat(ids_begin, given) + np.arange(rows.given_logprobs.size)]
         ),
         "given_logprobs": values,
         "mask_size": sizes,
-        "mask_token_ids": _lists_of(np.where(sizes <= bounds, sizes, 0), mask_token_ids),
+        "mask_token_ids": _lists_of(np.where(sizes <= bounds, sizes, 0), rows.mask_token_ids),
     }
 
 
