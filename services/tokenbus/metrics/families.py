@@ -31,8 +31,6 @@ class Histogram:
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
-        self._counts_of_many = np.zeros(len(bounds) + 1, np.int64)
-        """The counts of values that were added as arrays."""
         self._array_of_bounds = np.array(self._bounds)
         self.sum = 0.0
 
@@ -42,21 +40,19 @@ class Histogram:
 
     def observe_all(self, values: npt.NDArray[np.float64]) -> None:
         if values.size:
-            places = self._array_of_bounds.searchsorted(values)
-            self._counts_of_many += np.bincount(places, minlength=len(self._counts))
+            counts = np.bincount(self._array_of_bounds.searchsorted(values))
+            for place, count in enumerate(counts.tolist()):
+                self._counts[place] += count
             self.sum += float(values.sum())
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the upper bound and the cumulative count of each bucket."""
         names = [*map(str, self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._all_counts())), strict=True))
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
     @property
     def count(self) -> int:
-        return sum(self._all_counts())
-
-    def _all_counts(self) -> list[int]:
-        return [one + many for one, many in zip(self._counts, self._counts_of_many.tolist(), strict=True)]
+        return sum(self._counts)
 
 
 @dataclass(frozen=True)
