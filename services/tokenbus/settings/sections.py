@@ -382,14 +382,14 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = choice("lowest level that is logged", default="info")
 
 
-_LIMITS = {
-    "max_rows": ("rows", "limit of a batch"),
-    "max_tokens_per_row": ("tokens", "limit of a row, and of the draft tokens that it verifies or proposes"),
-    "max_top_k": ("alternatives", "limit for each token"),
-}
-LIMITS = tuple(
-    Entry("limits", name, int, whole(unit, meaning, low=0, high=most), getattr(Limits.default(), name))
-    for name, (unit, meaning) in _LIMITS.items()
-    for most in [getattr(Limits.schema(), name)]
+def _limit(name: str, unit: str, meaning: str) -> Entry:
+    kind = whole(unit, meaning, low=0, high=getattr(Limits.schema(), name))
+    return Entry("limits", name, int, kind, getattr(Limits.default(), name))
+
+
+LIMITS = (
+    _limit("max_rows", "rows", "limit of a batch"),
+    _limit("max_tokens_per_row", "tokens", "limit of a row, and of the draft tokens that it verifies or proposes"),
+    _limit("max_top_k", "alternatives", "limit for each token"),
 )
 """The settings of the contract's limits: a deployment can only tighten the schema's limits."""
