@@ -120,14 +120,6 @@ class Answer(NamedTuple):
     kind: str = _TEXT
 
 
-def _request(head: bytes) -> tuple[str, str]:
-    """Return the method and the path, without the query."""
-    words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004 - method, target, protocol
-        raise ValueError("expected a request of HTTP/1.1")
-    return words[0], words[1].partition("?")[0]
-
-
 def _written(method: str, answer: Answer) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status:d} {HTTPStatus(answer.status).phrase}",
@@ -228,11 +220,13 @@ class MetricsServer:
 
     async def _answer_to(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
         try:
-            method, path = _request(await reader.readuntil(_END))
+            head = await reader.readuntil(_END)
         except asyncio.LimitOverrunError:
             return "GET", Answer(HTTPStatus.BAD_REQUEST, b"the request's header is too long\n")
-        except ValueError as error:
-            return "GET", Answer(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
+        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004 - method, target, protocol
+            return "GET", Answer(HTTPStatus.BAD_REQUEST, b"expected a request of HTTP/1.1\n")
+        method, path = words[0], words[1].partition("?")[0]
         page = self._pages.get(path)
         if method not in _METHODS:
             answer = Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD only\n")

@@ -24,11 +24,7 @@ from tokenbus_contracts.wire import varint
 _LIMITS = Limits.schema()
 _LARGEST_FRAME = max_bytes_of(cast("Descriptor", WorkerFrame.DESCRIPTOR))
 _MORE = 0x80
-"""The bit in a byte of a varint that announces another byte."""
-_BITS = 7
-"""The bits of the number in each byte of a varint."""
-_LONGEST_SIZE = 3 * _BITS
-"""The maximum number of bits of a frame's size."""
+"""The bit in a byte of a varint that announces another byte; the others are seven bits of the number."""
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,20})")
 _MOST_LIVES = 4096
 
@@ -300,11 +296,11 @@ class _Entries:
         if not (byte := self._file.read(1)):
             return None
         self._begin, self.end = self.end, self.end + 1
-        size, bits = byte[0] % _MORE, _BITS
-        while byte[0] >= _MORE and bits < _LONGEST_SIZE:
-            byte = self._read(1, "its size")
-            size |= byte[0] % _MORE << bits
-            bits += _BITS
+        size = byte[0] % _MORE
+        for shift in (7, 14):
+            if byte[0] >= _MORE:
+                byte = self._read(1, "its size")
+                size |= byte[0] % _MORE << shift
         if size > _LARGEST_FRAME or byte[0] >= _MORE:
             raise self.error(f"a frame of at most {_LARGEST_FRAME} bytes, got a larger one")
         data = self._read(size, "its frame")

@@ -310,8 +310,6 @@ class GatewaySettings(Section):
         return self.max_connections or 4 * self.max_requests
 
     def _check_rules(self) -> None:
-        if not self.address:
-            raise SettingsError("gateway.address", "HOST:PORT", self.address)
         for name in listed(self.hosts):
             if name != "*" and not _HOST.fullmatch(name):
                 raise SettingsError("gateway.hosts", "host names or addresses without ports, or *", name)

@@ -193,8 +193,7 @@ class _Reader:
     async def _read(self, server: ServerConnection, message: Msg) -> list[StreamItem]:
         number, subject = message.metadata.sequence.stream, message.subject
         life = self._stream.life(subject)
-        is_unknown = life is not None and life not in self._sequences
-        if life is not None and is_unknown and not is_writers(message.headers):
+        if life is not None and life not in self._sequences and not is_writers(message.headers):
             before = await self._stream.message_before(server, subject, number)
             if last := await self._stream.last_sequence(server, subject, before):
                 self._sequences.set(life, last)

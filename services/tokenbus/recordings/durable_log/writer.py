@@ -179,10 +179,10 @@ class LogWriter:
 
     async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:
         """Enqueue an item when there is room, or when `stop` is set."""
-        events = (self._room,) if stop is None else (self._room, stop)
-        while not (self.has_room or (stop is not None and stop.is_set())):
+        stop = stop or asyncio.Event()
+        while not (self.has_room or stop.is_set()):
             self._room.clear()
-            await first_of(*events)
+            await first_of(self._room, stop)
         self.enqueue(item)
 
     def enqueue(self, item: StreamItem, on_logged: Callable[[], None] = lambda: None) -> None:
