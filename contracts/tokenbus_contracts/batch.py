@@ -255,7 +255,9 @@ class LogprobBatch(ColumnArrays):
     def concatenated(cls, parts: Sequence["LogprobBatch"], header: BatchHeader) -> "LogprobBatch":
         """Return the rows of several batches, one batch after another, under one header."""
         present = COLUMNS if any(part.has_extras for part in parts) else BASE_COLUMNS
-        columns = {column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in present}
+        names = [column.name for column in present]
+        found = zip(*(part.arrays(names) for part in parts), strict=True)
+        columns = dict(zip(names, map(np.concatenate, found), strict=True))
         for name in _OPTIONAL:
             if name in columns and columns[name].size:
                 columns[name] = np.concatenate([_filled(part, name) for part in parts])
