@@ -5,7 +5,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,7 @@ _MOST_BYTES = 2**40
 _BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
 """The separator between two addresses; a comma within a path does not separate."""
 _MOST_ADDRESSES = 64
+_BETWEEN_WORDS = re.compile("(?<=[a-z])(?=[A-Z])")
 
 
 # Each of the following functions returns the dataclass field of a setting.
@@ -82,7 +83,6 @@ def _field(default: object, meta: Meta) -> Any:  # noqa: ANN401
 
 
 def listed_addresses(value: str) -> tuple[str, ...]:
-    """Split a comma-separated list of addresses."""
     return tuple(_BETWEEN.split(value))
 
 
@@ -109,7 +109,6 @@ class Entry:
 
     @property
     def meaning(self) -> str:
-        """The documentation of the setting."""
         return str(self.meta.description)
 
     @property
@@ -135,11 +134,12 @@ class Entry:
 
 
 class Section:
-    """The base of a section: a frozen dataclass that checks its values."""
+    """The base of a section: a frozen dataclass that checks its values.
+
+    The class's name is the section's: DurableLogSettings has the keys `durable_log.*`.
+    """
 
     __slots__ = ()
-    section: ClassVar[str]
-    """The name in keys."""
 
     def __post_init__(self) -> None:
         for entry in entries_of(type(self)):  # type: ignore[arg-type]  # mypy does not see that a class is hashable
@@ -154,8 +154,9 @@ class Section:
 def entries_of(section: type[Section]) -> tuple[Entry, ...]:
     """Return the settings of a section: the fields with a `Meta`; other fields are constants."""
     types = get_type_hints(section)
+    name = _BETWEEN_WORDS.sub("_", section.__name__.removesuffix("Settings")).lower()
     return tuple(
-        Entry(section.section, item.name, types[item.name], item.metadata[_META], item.default)
+        Entry(name, item.name, types[item.name], item.metadata[_META], item.default)
         for item in fields(section)  # type: ignore[arg-type]  # every subclass is a dataclass
         if _META in item.metadata
     )

@@ -43,8 +43,6 @@ def listed(text: str) -> tuple[str, ...]:
 class BusSettings(Section):
     """The addresses, timeouts and keys of connections to a processor."""
 
-    section = "bus"
-
     workers_address: str = endpoints(
         "tcp://127.0.0.1:5570", "address for workers; given a list, each worker connects to one of its processors"
     )
@@ -82,15 +80,12 @@ class BusSettings(Section):
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """The interval between two heartbeats."""
         return min(self.heartbeat_ms, self.heartbeat_timeout_ms // 3)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings(Section):
     """A worker: its name, role and retention."""
-
-    section = "worker"
 
     id: str = text("worker-0", 1, 64, "name of the worker, unique among live workers")
     role: Literal["mixed", "prefill", "decode"] = choice(
@@ -138,15 +133,12 @@ class WorkerSettings(Section):
 
     @property
     def most_items(self) -> int:
-        """The limit of retained items."""
         return self.retention_items or self.retention_bytes // 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSettings(Section):
     """The processor, and the limits of its workers and requests."""
-
-    section = "processor"
 
     id: str = text("processor", 1, 48, "name of the processor; each start adds a random suffix")
     max_workers: int = count(64, "workers", "limit of connected workers; further ones are refused", high=65536)
@@ -178,8 +170,6 @@ class ProcessorSettings(Section):
 class ClientsSettings(Section):
     """The limits of a processor's clients."""
 
-    section = "clients"
-
     max_clients: int = count(256, "clients", "limit of connected clients; further ones are refused", high=65536)
     buffer_bytes: int = size(
         268_435_456,
@@ -195,8 +185,6 @@ class ClientsSettings(Section):
 class ClientSettings(Section):
     """A client of the processor, such as the gateway."""
 
-    section = "client"
-
     name: str = text("client", 1, 64, "name of the client in logs; need not be unique")
     resume_timeout_ms: int = milliseconds(30_000, "how long open requests wait for a processor that is away")
 
@@ -211,8 +199,6 @@ class ClientSettings(Section):
 @dataclass(frozen=True, slots=True)
 class GatewaySettings(Section):
     """The gateway: its addresses, access rules, and the limits of its HTTP clients."""
-
-    section = "gateway"
 
     address: str = host_and_port("127.0.0.1:8000", "HTTP address; port 0: any free port", may_be_empty=False)
     reuse_port: bool = choice(
@@ -327,8 +313,6 @@ class GatewaySettings(Section):
 class DurableLogSettings(Section):
     """The log of all workers' streams in a JetStream stream. An existing stream keeps its configuration."""
 
-    section = "durable_log"
-
     address: str = text(
         "",
         0,
@@ -371,8 +355,6 @@ class DurableLogSettings(Section):
 @dataclass(frozen=True, slots=True)
 class LogSettings(Section):
     """The format and level of the logs."""
-
-    section = "log"
 
     format: Literal["auto", "json", "console"] = choice(
         "auto: readable lines on a terminal and JSON elsewhere", default="auto"
