@@ -77,7 +77,6 @@ class Family(Generic[Subject]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the labels."""
         return tuple(filter(None, self.title.partition("{")[2].rstrip("}").split(", ")))
 
     @property
@@ -107,7 +106,6 @@ _MAKERS: dict[str, Any] = {
 
 
 def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:
-    """Return the family of the fill levels of a process's buffers."""
     return Family(
         "tokenbus_fill_ratio{of}",
         "Fill level of each bounded buffer or table, from 0 to 1; for several of one kind, of the fullest.",

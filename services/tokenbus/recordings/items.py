@@ -325,7 +325,6 @@ class _Entries:
         return last
 
     def payload(self, item: Item) -> bytes:
-        """Read the payload that follows the frame of an item."""
         payload = self._read(item.payload_bytes, "its payload")
         if item.HasField("payload_crc32") and item.payload_crc32 != (found := crc32(payload)):
             limit = f"item {item.sequence}: a payload with the CRC-32 {item.payload_crc32:#010x}"

@@ -64,7 +64,6 @@ class Line:
 
     @property
     def is_held(self) -> bool:
-        """Whether messages are held."""
         return not self._flowing.is_set()
 
     async def flows(self) -> None:
@@ -78,7 +77,6 @@ class Line:
         return await self._transport.listen(address, refused)
 
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:
-        """Connect to an address over this line."""
         connection = _LineConnection(self, await self._transport.connect(address, lost))
         self._open.append(connection)
         return connection

@@ -86,7 +86,6 @@ class ScriptedEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is open."""
         return bool(self._rows)
 
     def admit(self, generate: Generate) -> int:
@@ -101,7 +100,6 @@ class ScriptedEngine:
             self._rows[key].is_aborted = True
 
     def step(self) -> Sequence[StepArrays]:
-        """Return the next tokens of every request."""
         rows = list(self._rows.values())
         if broken := [row for row in rows if row.has_reached(row.answer.breaks_after)]:
             raise EngineBrokenError(broken[0].answer.error)
@@ -120,7 +118,6 @@ class ScriptedEngine:
         return steps
 
     def close(self) -> None:
-        """Drop all requests."""
         self._rows.clear()
 
 

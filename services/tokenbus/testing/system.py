@@ -171,7 +171,6 @@ class Bus:
     # Clients.
 
     async def add_client(self, name: str = "") -> Client:
-        """Add and connect a client."""
         line = Line(self._transport)
         settings = self.settings
         if name:

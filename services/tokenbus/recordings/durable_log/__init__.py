@@ -4,8 +4,6 @@ import importlib.util
 
 from tokenbus.bus import AddressError
 
-__all__ = ["require_nats"]
-
 
 def require_nats(address: str) -> None:
     if importlib.util.find_spec("nats") is None:

@@ -11,10 +11,9 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import ParseResult
 
 import nats.errors
@@ -40,8 +39,7 @@ ASK_SECONDS = 2.0
 _log = logger("log")
 
 
-@dataclass(frozen=True, slots=True)
-class LogAddress:
+class LogAddress(NamedTuple):
     """The servers of a cluster and the name of a log."""
 
     servers: tuple[TcpEndpoint, ...]
@@ -162,9 +160,6 @@ class _Client(Client):
 class _Transport(TcpTransport):
     """nats-py's transport, which can be aborted."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
     def __bool__(self) -> bool:
         return True  # nats-py would replace a transport that is falsy before it connects
 
@@ -189,7 +184,7 @@ class ServerConnection:
         self.client: Client = _Client()
         self._denied = ""
         """The last error about a missing permission."""
-        self._transport = _Transport()
+        self._transport = _Transport()  # type: ignore[no-untyped-call]
         self.client._transport = self._transport  # noqa: SLF001 - nats-py has no option for it
         self._settings = settings
         self._is_open = self._is_closed = False

@@ -120,7 +120,6 @@ class LogWriter:
         self._repeated_log = DeduplicatedLog()
 
     def start(self) -> None:
-        """Connect in the background."""
         self._running = asyncio.create_task(self._run())
 
     async def open(self, fatal: type[AddressError], seconds: float | None = None) -> None:
