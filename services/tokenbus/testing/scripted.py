@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from tokenbus.worker import EngineBrokenError, EngineStepError, StepArrays
@@ -11,6 +11,7 @@ from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.request_pb2 import Generate, TokenScoring
 
 T = TypeVar("T")
+_Columns = dict[str, list[Any]]
 Alternative = tuple[int, float]
 """A token id and its logprob."""
 _OF_TOKENS = ("logprobs", "ranks", "alternatives", "other_logprobs", "entropies", "given_logprobs", "masks")
@@ -107,10 +108,13 @@ class ScriptedEngine:
             for row in failed:
                 del self._rows[row.key]
             raise EngineStepError(failed[0].answer.error, [row.key for row in failed])
-        steps = [_target(rows)]
+        has_extras = any(row.scoring.ListFields() for row in rows)
+        method = SpeculativeMethod.MTP if any(row.answer.drafts for row in rows) else SpeculativeMethod.NONE
+        steps = [StepArrays(**_joined([row.columns(has_extras=has_extras) for row in rows]), method=method)]
         if any(row.draft for row in rows):
             steps[0].draft_follows = True
-            steps.append(_draft(rows))
+            drafts = _joined([row.draft_columns() for row in rows])
+            steps.append(StepArrays(**drafts, kind=BatchKind.DRAFT, method=SpeculativeMethod.MTP))
         for row in rows:
             if row.status is not RowStatus.ACTIVE:
                 del self._rows[row.key]
@@ -191,73 +195,64 @@ class _Row:
             ids[rank - 1] = token
         return list(zip(ids, values, strict=True))
 
+    def columns(self, *, has_extras: bool) -> _Columns:
+        """Return the row's part of the next step."""
+        tokens = list(self.tokens())
+        scored = tokens if self.is_scored else []
+        columns: _Columns = {
+            "request_ids": [self.key],
+            "positions": [self.position],
+            "token_counts": [self.count],
+            "token_ids": [token for token, *_ in tokens],
+            "statuses": [self.status],
+            "logprobs": [logprob for _, logprob, *_ in scored],
+            "ranks": [rank for _, _, rank, _ in scored],
+            "alternative_token_ids": [token for *_, others in scored for token, _ in others],
+            "alternative_logprobs": [logprob for *_, others in scored for _, logprob in others],
+            "scored": [self.is_scored],
+            "top_ks": [self.top_k],
+            "draft_token_counts": [len(self.draft)],
+        }
+        return columns | self._extras() if has_extras else columns
 
-def _target(rows: Sequence[_Row]) -> StepArrays:
-    tokens = [each for row in rows for each in row.tokens()]
-    scored = [each for row in rows if row.is_scored for each in row.tokens()]
-    return StepArrays(
-        request_ids=[row.key for row in rows],
-        positions=[row.position for row in rows],
-        token_counts=[row.count for row in rows],
-        token_ids=[token for token, *_ in tokens],
-        statuses=[row.status for row in rows],
-        logprobs=[logprob for _, logprob, *_ in scored],
-        ranks=[rank for _, _, rank, _ in scored],
-        alternative_token_ids=[token for *_, others in scored for token, _ in others],
-        alternative_logprobs=[logprob for *_, others in scored for _, logprob in others],
-        scored=[row.is_scored for row in rows],
-        top_ks=[row.top_k for row in rows],
-        draft_token_counts=[len(row.draft) for row in rows],
-        method=SpeculativeMethod.MTP if any(row.answer.drafts for row in rows) else SpeculativeMethod.NONE,
-        **(_extras(rows) if any(row.scoring.ListFields() for row in rows) else {}),
-    )
+    def _extras(self) -> _Columns:
+        answer, scoring, places = self.answer, self.scoring, self.positions()
+        masks = [sorted(answer.masks[place] if answer.masks else [answer.tokens[place]]) for place in places]
+        return {
+            "extras": [scoring.other_logprobs * Extra.OTHER_LOGPROB + scoring.entropies * Extra.ENTROPY],
+            "other_logprobs": [_at(place, answer.other_logprobs) for place in places],
+            "entropies": [_at(place, answer.entropies) for place in places],
+            "given_counts": [len(scoring.token_ids)],
+            "given_token_ids": list(scoring.token_ids),
+            "given_logprobs": [
+                _at(place, answer.given_logprobs).get(token, _UNLIKELY)
+                for place in places
+                for token in scoring.token_ids
+            ],
+            "mask_bounds": [scoring.mask_bound],
+            "mask_sizes": [len(mask) for mask in masks],
+            "mask_token_ids": [token for mask in masks if len(mask) <= scoring.mask_bound for token in mask],
+        }
+
+    def draft_columns(self) -> _Columns:
+        """Return the row's part of the next step's draft batch."""
+        scored = self.draft if self.is_scored else ()
+        return {
+            "request_ids": [self.key],
+            "positions": [self.position],
+            "token_counts": [len(self.draft)],
+            "token_ids": [token for token, _ in self.draft],
+            "logprobs": [logprob for _, logprob in scored],
+            "ranks": [1] * len(scored),
+            "scored": [self.is_scored],
+        }
 
 
-def _extras(rows: Sequence[_Row]) -> dict[str, Any]:
-    tokens = [(row.scoring, row.answer, place) for row in rows for place in row.positions()]
-    masks = [
-        sorted(answer.masks[place] if answer.masks else answer.tokens[place : place + 1]) for _, answer, place in tokens
-    ]
-    return {
-        "extras": [
-            row.scoring.other_logprobs * Extra.OTHER_LOGPROB + row.scoring.entropies * Extra.ENTROPY for row in rows
-        ],
-        "other_logprobs": [_at(place, answer.other_logprobs) for _, answer, place in tokens],
-        "entropies": [_at(place, answer.entropies) for _, answer, place in tokens],
-        "given_counts": [len(row.scoring.token_ids) for row in rows],
-        "given_token_ids": [each for row in rows for each in row.scoring.token_ids],
-        "given_logprobs": [
-            _at(place, answer.given_logprobs).get(each, _UNLIKELY)
-            for scoring, answer, place in tokens
-            for each in scoring.token_ids
-        ],
-        "mask_bounds": [row.scoring.mask_bound for row in rows],
-        "mask_sizes": [len(mask) for mask in masks],
-        "mask_token_ids": [
-            each
-            for (scoring, *_), mask in zip(tokens, masks, strict=True)
-            if len(mask) <= scoring.mask_bound
-            for each in mask
-        ],
-    }
+def _joined(rows: Sequence[_Columns]) -> dict[str, Any]:
+    """Return the columns of all rows, one row after another."""
+    return {name: list(chain.from_iterable(row[name] for row in rows)) for name in rows[0]}
 
 
 def _at(place: int, values: Sequence[T] | T) -> T:
     """Return the value at an index of a sequence, or the value for all."""
     return values[place] if isinstance(values, Sequence) else values
-
-
-def _draft(rows: Sequence[_Row]) -> StepArrays:
-    drafted = [each for row in rows for each in row.draft]
-    scored = [each for row in rows if row.is_scored for each in row.draft]
-    return StepArrays(
-        kind=BatchKind.DRAFT,
-        request_ids=[row.key for row in rows],
-        positions=[row.position for row in rows],
-        token_counts=[len(row.draft) for row in rows],
-        token_ids=[token for token, _ in drafted],
-        logprobs=[logprob for _, logprob in scored],
-        ranks=[1] * len(scored),
-        scored=[row.is_scored for row in rows],
-        method=SpeculativeMethod.MTP,
-    )
