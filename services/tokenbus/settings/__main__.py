@@ -14,8 +14,6 @@ The setting `worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the ta
 `TOKENBUS_SETTINGS` names. An unknown key, a value out of range, or two values that contradict each other end the start
 with one line: the key, its source, the limit and the value. The default and the limits are in parentheses.
 """
-
-
 _OF_LIMITS = "The size limits of a batch: the schema's bounds, or tighter."
 
 

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from tokenbus.testing.scripted import Answer as Answer, ScriptedEngine as ScriptedEngine
     from tokenbus.testing.system import Bus as Bus, bus as bus
     from tokenbus.testing.worker import Worker as Worker
-    from tokenbus_contracts.published.golden import (
-        GoldenMessage as GoldenMessage,
-        golden_messages as golden_messages,
-    )
+    from tokenbus_contracts.published.golden import GoldenMessage as GoldenMessage, golden_messages as golden_messages
 
 _HOMES = {
     "tokenbus.testing.batches": "RowShape batch row_shapes",

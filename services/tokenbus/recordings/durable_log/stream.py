@@ -14,14 +14,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from tokenbus.bus import AddressError
 from tokenbus.logs import logger
-from tokenbus.recordings.durable_log.server import (
-    ASK_SECONDS,
-    FAILURES,
-    ServerConnection,
-    Servers,
-    end_tasks,
-    parse,
-)
+from tokenbus.recordings.durable_log.server import ASK_SECONDS, FAILURES, ServerConnection, Servers, end_tasks, parse
 from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus.settings import Settings
 
