@@ -17,8 +17,8 @@ class Line:
 
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport
-        self._drops = {"sent": 0, "received": 0}
-        self._repeats = {"sent": 0, "received": 0}
+        self._copies = {"sent": deque[int](), "received": deque[int]()}
+        """How often each of the next messages arrives: first those to drop, then those to repeat."""
         self._open: list[_LineConnection] = []
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -28,14 +28,14 @@ class Line:
     def drop(self, *, sent: int = 0, received: int = 0) -> None:
         """Drop the next `sent` and `received` messages of the peer, then break the connection."""
         _check(sent, received)
-        self._drops["sent"] += sent
-        self._drops["received"] += received
+        self._copies["sent"].extendleft([0] * sent)
+        self._copies["received"].extendleft([0] * received)
 
     def repeat(self, *, sent: int = 0, received: int = 0) -> None:
         """Deliver the next `sent` and `received` messages of the peer twice."""
         _check(sent, received)
-        self._repeats["sent"] += sent
-        self._repeats["received"] += received
+        self._copies["sent"].extend([2] * sent)
+        self._copies["received"].extend([2] * received)
 
     def cut(self) -> None:
         """Break the connection and lose the messages in flight; the peer reconnects at once."""
@@ -54,13 +54,11 @@ class Line:
 
     def copies(self, direction: str) -> int:
         """Return how often the next message in a direction arrives: 0, 1 or 2 times."""
-        for counts, copies in ((self._drops, 0), (self._repeats, 2)):
-            if counts[direction]:
-                counts[direction] -= 1
-                if not copies and not counts[direction]:
-                    asyncio.get_running_loop().call_soon(self.cut)
-                return copies
-        return 1
+        following = self._copies[direction]
+        copies = following.popleft() if following else 1
+        if not copies and 0 not in following:
+            asyncio.get_running_loop().call_soon(self.cut)
+        return copies
 
     @property
     def is_held(self) -> bool:
