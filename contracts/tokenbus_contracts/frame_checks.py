@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.schema import MAJOR, FieldRule, oneofs_of, rules_of
@@ -19,6 +19,7 @@ Check = Callable[[Any], None]
 
 _LOWEST, _HIGHEST = -math.inf, math.inf
 """The range of a field without bounds."""
+_UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 _MOST_BYTES_OF_A_LETTER = 4
 _FEW = 64
 """Shorter lists are checked one element at a time."""
@@ -29,17 +30,16 @@ def check_of(message: Descriptor, path: str = "") -> Check | None:
 
     Members of a oneof are checked last.
     """
-    oneofs = oneofs_of(message)
     by_name = {rule.name: rule for rule in rules_of(message)}
-    rules = [rule for name, rule in by_name.items() if not any(name in members for members in oneofs.values())]
-    numbers = [
-        (attrgetter(rule.name), *_range(rule), rule) for rule in rules if _is_number(rule) and not rule.has_presence
-    ]
-    plain = [number for number in numbers if number[1:3] != (_LOWEST, _HIGHEST)]
-    others = [_check(rule, path) for rule in rules if not _is_number(rule) or rule.has_presence]
+    choices = {
+        name: {member: _nested(by_name.pop(member), path) for member in members}
+        for name, members in oneofs_of(message).items()
+    }
+    numbers = [rule for rule in by_name.values() if _is_number(rule)]
+    plain = [(attrgetter(rule.name), *_range(rule), rule) for rule in numbers if _range(rule) != (_LOWEST, _HIGHEST)]
+    others = [_check(rule, path) for rule in by_name.values() if not _is_number(rule)]
     checks = [check for check in others if check is not None]
-    for name, members in oneofs.items():
-        checks.append(_one_of(name, {member: _nested(by_name[member], path) for member in members}, path))
+    checks += [_one_of(name, members, path) for name, members in choices.items()]
     if not plain and not checks:
         return None
 
@@ -56,15 +56,15 @@ def check_of(message: Descriptor, path: str = "") -> Check | None:
 def _check(rule: FieldRule, path: str) -> Check | None:
     """Return the check of a field that is more than a plain number; None: any value is valid."""
     name, here = rule.name, path + rule.name
-    if rule.repeated:
+    if rule.field.is_repeated:
         return _repeated(rule, here)
-    if rule.message is not None:
+    if rule.field.message_type is not None:
         return _submessage(rule, path)
     single = _single(rule)
     if single is None:
         return None
     get = attrgetter(name)
-    if not rule.has_presence:
+    if not rule.field.has_presence:
         return lambda message: single(get(message), here)
 
     def check(message: Any) -> None:  # noqa: ANN401
@@ -76,14 +76,14 @@ def _check(rule: FieldRule, path: str) -> Check | None:
 
 def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
     """Return the check of one value and its path; None: any value is valid."""
-    if rule.is_text or rule.is_bytes:
+    if rule.field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return _length_check(rule)
-    low, high = _range(rule)
-    if not rule.finite and (low, high) == (_LOWEST, _HIGHEST):
+    (low, high), finite = _range(rule), rule.bounds.finite
+    if not finite and (low, high) == (_LOWEST, _HIGHEST):
         return None
 
     def check(value: float, here: str) -> None:
-        if rule.finite and not math.isfinite(value):
+        if finite and not math.isfinite(value):
             raise ContractError(here, "a finite number", value, rule=Rule.FINITE)
         if not low <= value <= high:
             raise beyond(here, value, rule)
@@ -93,8 +93,8 @@ def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
 
 def _length_check(rule: FieldRule) -> Callable[[Any, str], None] | None:
     """Return the check of the length in bytes of text or bytes; None: any length is valid."""
-    low, most = rule.min_bytes, _HIGHEST if rule.max_bytes is None else rule.max_bytes
-    if not low and rule.max_bytes is None:
+    low, most = rule.bounds.min_bytes, rule.bounds.max_bytes if rule.bounds.HasField("max_bytes") else _HIGHEST
+    if not low and most == _HIGHEST:
         return None
     surely_within = most / _MOST_BYTES_OF_A_LETTER
 
@@ -103,14 +103,13 @@ def _length_check(rule: FieldRule) -> Callable[[Any, str], None] | None:
             return
         length = len(value.encode() if rule.is_text else value)
         if not low <= length <= most:
-            raise _wrong_length(here, length, rule, "text" if rule.is_text else "bytes")
+            raise _wrong_length(here, length, rule)
 
     return check
 
 
 def _submessage(rule: FieldRule, path: str) -> Check:
-    name, required = rule.name, rule.required
-    nested = _nested(rule, path)
+    name, required, nested = rule.name, rule.bounds.required, _nested(rule, path)
 
     def check(message: Any) -> None:  # noqa: ANN401
         if message.HasField(name):
@@ -123,24 +122,25 @@ def _submessage(rule: FieldRule, path: str) -> Check:
 
 
 def _repeated(rule: FieldRule, here: str) -> Check:
-    get = attrgetter(rule.name)
-    most = _HIGHEST if rule.max_items is None else rule.max_items
-    nested = None if rule.message is None else check_of(rule.message)
-    single = None if rule.message is not None else _single(rule)
+    get, bounds, message = attrgetter(rule.name), rule.bounds, rule.field.message_type
+    most = bounds.max_items if bounds.HasField("max_items") else _HIGHEST
+    nested = None if message is None else check_of(message)
+    single = _single(rule) if message is None else None
+    is_unsigned, unique = rule.field.cpp_type in _UNSIGNED, bounds.unique
 
     def check(message: Any) -> None:  # noqa: ANN401
         values = get(message)
         count = len(values)
         if count > most:
             raise ContractError(here, most, count, rule=Rule.ITEMS)
-        if rule.is_unsigned and count >= _FEW and _hold_at_once(values, rule):
+        if is_unsigned and count >= _FEW and _hold_at_once(values, rule):
             return
         if nested is not None:
             _check_elements(values, nested, here)
         elif single is not None:
             for element, value in enumerate(values):
                 single(value, f"{here}[{element}]")
-        if rule.unique:
+        if unique:
             refuse_twice(values, here)
 
     return check
@@ -152,7 +152,7 @@ def _hold_at_once(values: Sequence[int], rule: FieldRule) -> bool:
     low, high = _range(rule)
     if int(numbers.min()) < low or int(numbers.max()) > high:
         return False
-    return not rule.unique or np.unique(numbers).size == numbers.size
+    return not rule.bounds.unique or np.unique(numbers).size == numbers.size
 
 
 def _check_elements(values: Sequence[Any], nested: Check, here: str) -> None:
@@ -177,14 +177,16 @@ def _one_of(name: str, members: dict[str, Check | None], path: str) -> Check:
 
 
 def _nested(rule: FieldRule, path: str) -> Check | None:
-    if rule.message is None:
+    if rule.field.message_type is None:
         raise TypeError(f"{path}{rule.name}: only messages are checked where one of several may be set")
-    return check_of(rule.message, f"{path}{rule.name}.")
+    return check_of(rule.field.message_type, f"{path}{rule.name}.")
 
 
 def _is_number(rule: FieldRule) -> bool:
-    """Tell whether a field is one number or enum whose only bound is a range."""
-    return not (rule.repeated or rule.message or rule.is_text or rule.is_bytes or rule.finite)
+    """Tell whether a field is one number or enum that is always there and whose only bound is a range."""
+    field = rule.field
+    is_other = field.is_repeated or field.has_presence or field.cpp_type == FieldDescriptor.CPPTYPE_STRING
+    return not (is_other or field.message_type or rule.bounds.finite)
 
 
 def _range(rule: FieldRule) -> tuple[float, float]:
@@ -197,19 +199,20 @@ def beyond(here: str, value: float, rule: FieldRule) -> ContractError:
         limit = f"schema version {MAJOR} of package tokenbus.v{MAJOR}"
         return ContractError(here, limit, value, rule=Rule.VERSION)
     low, high = _range(rule)
-    if value < low and (low or not rule.named):
+    if value < low and (low or not rule.bounds.named):
         return ContractError(here, low, value, rule=Rule.MIN)
-    if rule.named:
+    if rule.bounds.named:
         return ContractError(here, "a value that the schema names", value, rule=Rule.NAMED)
     return ContractError(here, high, value, rule=Rule.MAX)
 
 
-def _wrong_length(here: str, length: int, rule: FieldRule, what: str) -> ContractError:
+def _wrong_length(here: str, length: int, rule: FieldRule) -> ContractError:
+    what, least = "text" if rule.is_text else "bytes", rule.bounds.min_bytes
     if not length:
         return ContractError(here, what, f"empty {what}", rule=Rule.REQUIRED)
-    if length < rule.min_bytes:
-        return ContractError(here, f"at least {rule.min_bytes} bytes", length, rule=Rule.REQUIRED)
-    return ContractError(here, rule.max_bytes, length, rule=Rule.BYTES)
+    if length < least:
+        return ContractError(here, f"at least {least} bytes", length, rule=Rule.REQUIRED)
+    return ContractError(here, rule.bounds.max_bytes, length, rule=Rule.BYTES)
 
 
 def refuse_twice(values: Sequence[Any], here: str) -> None:

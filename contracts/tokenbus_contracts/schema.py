@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import EnumValueOptions, FieldOptions, MessageOptions
 from google.protobuf.internal import api_implementation
 
@@ -84,24 +84,18 @@ class Column:
 class FieldRule:
     """The schema's rules for one field of a message."""
 
-    name: str
-    repeated: bool
-    has_presence: bool
-    """Whether the field distinguishes absent from zero."""
-    message: Descriptor | None
-    """The type of a message field."""
-    is_text: bool
-    is_bytes: bool
-    is_unsigned: bool
+    field: FieldDescriptor
+    bounds: bounds_pb2.FieldBounds
     min: int | None
     max: int | None
-    named: bool
-    finite: bool
-    unique: bool
-    required: bool
-    max_items: int | None
-    min_bytes: int
-    max_bytes: int | None
+
+    @property
+    def name(self) -> str:
+        return self.field.name
+
+    @property
+    def is_text(self) -> bool:
+        return self.field.type == FieldDescriptor.TYPE_STRING
 
 
 def fields_of(message: Descriptor) -> list[FieldDescriptor]:
@@ -121,22 +115,23 @@ def status_rule_in(options: EnumValueOptions) -> bounds_pb2.StatusRule:
     return options.Extensions[bounds_pb2.status_rule]  # type: ignore[index]
 
 
-def _enum_of(field: FieldDescriptor) -> EnumDescriptor:
-    if field.enum_type is None:
-        raise TypeError(f"{field.full_name} is not an enum")
-    return field.enum_type
-
-
-def _range(field: FieldDescriptor) -> tuple[int, int]:
-    """Return a field's valid range, from its bounds, its enum or its type."""
+def _rule(field: FieldDescriptor) -> FieldRule:
     bounds = bounds_in(field.GetOptions())
-    low = bounds.min if bounds.HasField("min") else 0
-    if bounds.HasField("max"):
-        return low, bounds.max
-    if bounds.named:
-        return low, max(value.number for value in _enum_of(field).values)
-    wide = field.type in (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_BOOL)
-    return low, 2**64 - 1 if wide else 2**32 - 1
+    least = bounds.min if bounds.HasField("min") else 0 if bounds.named else None
+    most = max(value.number for value in field.enum_type.values) if bounds.named and field.enum_type else None
+    return FieldRule(
+        field,
+        bounds,
+        min=bounds.least if bounds.HasField("least") else least,
+        max=bounds.max if bounds.HasField("max") else most,
+    )
+
+
+def _range(rule: FieldRule) -> tuple[int, int]:
+    """Return a field's valid range, from its bounds, its enum or its type."""
+    wide = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_BOOL)
+    highest = 2**64 - 1 if rule.field.type in wide else 2**32 - 1
+    return rule.min or 0, highest if rule.max is None else rule.max
 
 
 def _packed_key(field: FieldDescriptor) -> int:
@@ -145,8 +140,8 @@ def _packed_key(field: FieldDescriptor) -> int:
 
 
 def _column(field: FieldDescriptor) -> Column:
-    bounds = bounds_in(field.GetOptions())
-    low, high = _range(field)
+    rule = _rule(field)
+    bounds, (low, high) = rule.bounds, _range(rule)
     return Column(
         name=field.name,
         dtype=DTYPES[field.type],
@@ -178,61 +173,26 @@ EXTRA_COLUMNS = tuple(column for column in COLUMNS if column.key >= _EXTRAS_FROM
 NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column in BASE_COLUMNS}
 """The base columns without elements, from which a reader starts."""
 
-HEADER_KEY = next(_packed_key(field) for field in fields_of(BATCH) if field.name == "header")
+HEADER_KEY = _packed_key(BATCH.fields_by_name["header"])
 
 MESSAGE_BOUNDS = message_bounds_in(BATCH.GetOptions())
 
 
-def _status_rules() -> dict[int, bounds_pb2.StatusRule]:
-    values = next(_enum_of(field).values for field in fields_of(BATCH) if field.name == "statuses")
-    rules = {value.number: status_rule_in(value.GetOptions()) for value in values}
-    return {number: rule for number, rule in rules.items() if rule.tokens}
-
-
-STATUS_RULES = _status_rules()
+_STATUSES = {
+    value.number: status_rule_in(value.GetOptions()) for value in logprob_batch_pb2.RowStatus.DESCRIPTOR.values
+}
+STATUS_RULES = {number: rule for number, rule in _STATUSES.items() if rule.tokens}
 """The rule of each status; a status without a rule is invalid."""
 
 
 @cache
 def rules_of(message: Descriptor) -> list[FieldRule]:
     """Return the schema's rules for a message's fields, by number."""
-    return [_field_rule(field) for field in fields_of(message)]
-
-
-def _field_rule(field: FieldDescriptor) -> FieldRule:
-    bounds = bounds_in(field.GetOptions())
-    names_end = max((value.number for value in field.enum_type.values), default=0) if field.enum_type else None
-    return FieldRule(
-        name=field.name,
-        repeated=field.is_repeated,
-        has_presence=field.has_presence,
-        message=field.message_type,
-        is_text=field.type == FieldDescriptor.TYPE_STRING,
-        is_bytes=field.type == FieldDescriptor.TYPE_BYTES,
-        is_unsigned=field.cpp_type in (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64),
-        min=_least(bounds),
-        max=bounds.max if bounds.HasField("max") else names_end if bounds.named else None,
-        named=bounds.named,
-        finite=bounds.finite,
-        unique=bounds.unique,
-        required=bounds.required,
-        max_items=bounds.max_items if bounds.HasField("max_items") else None,
-        min_bytes=bounds.min_bytes,
-        max_bytes=bounds.max_bytes if bounds.HasField("max_bytes") else None,
-    )
-
-
-def _least(bounds: bounds_pb2.FieldBounds) -> int | None:
-    """Return the smallest valid value in a field's bounds; None: its type bounds it."""
-    if bounds.HasField("least"):
-        return bounds.least
-    return bounds.min if bounds.HasField("min") else 0 if bounds.named else None
+    return [_rule(field) for field in fields_of(message)]
 
 
 HEADER_RULES: dict[str, FieldRule] = {
-    field.name: replace(_field_rule(field), min=low, max=high)
-    for field in fields_of(HEADER)
-    for low, high in [_range(field)]
+    rule.name: replace(rule, min=low, max=high) for rule in rules_of(HEADER) for low, high in [_range(rule)]
 }
 """The schema's rules for the header's fields; a number without a bound has its type's range."""
 

@@ -7,7 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tokenbus_contracts.generated.bounds_pb2 import TokenRule
 from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import COLUMN, COLUMNS, HEADER, HEADER_KEY, HEADER_RULES, STATUS_RULES, fields_of
+from tokenbus_contracts.schema import COLUMN, COLUMNS, HEADER_KEY, HEADER_RULES, STATUS_RULES
 
 HEADER_NUMBERS = 32
 _ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind", "draft_follows")
@@ -49,15 +49,14 @@ Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(COLUMNS))
 
 def rules_for(limits: Limits) -> Rules:
     rules = Rules()
-    for field in fields_of(HEADER):
-        number, known = field.number, HEADER_RULES[field.name]
-        rules.header_type[number] = _TYPES.get(field.type, _VARINT)
-        rules.header_min[number] = known.min_bytes if known.is_text else known.min
-        rules.header_max[number] = known.max_bytes if known.is_text else known.max
-    numbers = {field.name: field.number for field in fields_of(HEADER)}
+    for rule in HEADER_RULES.values():
+        number = rule.field.number
+        rules.header_type[number] = _TYPES.get(rule.field.type, _VARINT)
+        rules.header_min[number] = rule.bounds.min_bytes if rule.is_text else rule.min
+        rules.header_max[number] = rule.bounds.max_bytes if rule.is_text else rule.max
     for role in _ROLES:
-        setattr(rules, role, numbers[role])
-    rules.vocabulary = numbers["vocabulary_size"]
+        setattr(rules, role, HEADER_RULES[role].field.number)
+    rules.vocabulary = HEADER_RULES["vocabulary_size"].field.number
     rules.header_key = HEADER_KEY
     rules.column_keys[:] = [column.key for column in COLUMNS]
     rules.draft_kind = BatchKind.DRAFT
@@ -73,9 +72,9 @@ def rules_for(limits: Limits) -> Rules:
     rules.stop_max = COLUMN["stops"].max
     rules.extras_max = COLUMN["extras"].max
     rules.given_count_max, rules.mask_bound_max = COLUMN["given_counts"].max, COLUMN["mask_bounds"].max
-    for status, rule in STATUS_RULES.items():
-        flags = _STATUS_VALID | _TOKEN_FLAGS.get(rule.tokens, 0)
-        rules.status_flags[status] = flags | (_MAY_PROPOSE if rule.proposals else 0)
+    for status, permits in STATUS_RULES.items():
+        flags = _STATUS_VALID | _TOKEN_FLAGS.get(permits.tokens, 0)
+        rules.status_flags[status] = flags | (_MAY_PROPOSE if permits.proposals else 0)
     rules.status_flags[RowStatus.FINISHED_STOP] |= _STOPPED
     for scoring, flags in _SCORING_FLAGS.items():
         rules.scoring_flags[scoring] = flags

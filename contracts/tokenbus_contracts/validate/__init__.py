@@ -21,8 +21,7 @@ from tokenbus_contracts.validate.tokens import check_alternatives, check_tokens
 
 __all__ = ["check_batch", "check_header"]
 
-_WORKER_ID = HEADER_RULES["worker_id"]
-_MAX_BYTES = _WORKER_ID.max_bytes or 0
+_MIN_BYTES, _MAX_BYTES = (getattr(HEADER_RULES["worker_id"].bounds, name) for name in ("min_bytes", "max_bytes"))
 _RANGES: list[tuple[int, Any, Any, FieldRule]] = [
     (BatchHeader._fields.index(name), rule.min, rule.max, rule)
     for name, rule in HEADER_RULES.items()
@@ -60,7 +59,7 @@ def _check(header: BatchHeader) -> None:
     length = len(header.worker_id.encode())
     if length > _MAX_BYTES:
         raise ContractError("header.worker_id", _MAX_BYTES, length, rule=Rule.BYTES)
-    if length < _WORKER_ID.min_bytes:
+    if length < _MIN_BYTES:
         raise ContractError("header.worker_id", "a name", "an empty string", rule=Rule.REQUIRED)
     if not type(header.selection) is type(header.draft_follows) is bool:
         raise TypeError(header.selection, header.draft_follows)
