@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
-from operator import mul
+from operator import getitem, mul
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -66,13 +66,16 @@ class Row(NamedTuple):
     """Further values that its request asked for; None: it asked for none."""
 
 
+_STATUS, _SCORING = map(Row._fields.index, ("status", "scoring"))
+
+
 class Rows:
     """The rows of a batch whose columns' lengths fit its counts.
 
     Rows are not cached: 256 rows made in advance would leave the CPU's cache before they are read.
     """
 
-    __slots__ = ("_count", "_numbers", "_parts")
+    __slots__ = ("_columns", "_count")
 
     def __init__(
         self,
@@ -94,15 +97,13 @@ class Rows:
             pairs = zip(counts, scorings, strict=True)
             scored = _cutter([count * (scoring != Scoring.NONE) for count, scoring in pairs])
         self._count = len(counts)
-        self._numbers = (
+        self._columns = (  # in the order of Row's fields
             numbers("request_ids"),
             numbers("batch_indices"),
             numbers("positions"),
             statuses,
             numbers("draft_token_counts"),
             scorings,
-        )
-        self._parts = (
             tokens(array("token_ids")),
             scored(array("logprobs")),
             scored(array("ranks")),
@@ -117,32 +118,16 @@ class Rows:
         """Return one row; raises IndexError."""
         if not 0 <= index < self._count:
             raise IndexError(f"row {index} of a batch of {self._count}")
-        keys, batch_indices, positions, statuses, draft_counts, scorings = self._numbers
-        token_ids, logprobs, ranks, alternative_ids, alternative_logprobs, proposals, stops, extras = self._parts
-        values = (
-            keys[index],
-            batch_indices[index],
-            positions[index],
-            _STATUSES[statuses[index]],
-            draft_counts[index],
-            _SCORINGS[scorings[index]],
-            token_ids[index],
-            logprobs[index],
-            ranks[index],
-            alternative_ids[index],
-            alternative_logprobs[index],
-            proposals[index],
-            stops[index],
-            extras[index],
-        )
+        values: list[Any] = [*map(getitem, self._columns, repeat(index))]
+        values[_STATUS], values[_SCORING] = _STATUSES[values[_STATUS]], _SCORINGS[values[_SCORING]]
         return tuple.__new__(Row, values)
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows in order; going column by column takes half the time of going row by row."""
-        keys, batch_indices, positions, statuses, draft_counts, scorings = self._numbers
-        named = (map(_STATUSES.__getitem__, statuses), draft_counts, map(_SCORINGS.__getitem__, scorings))
-        columns = zip(keys, batch_indices, positions, *named, *self._parts, strict=True)
-        return map(tuple.__new__, repeat(Row), columns)
+        columns: list[Any] = [*self._columns]
+        columns[_STATUS] = map(_STATUSES.__getitem__, columns[_STATUS])
+        columns[_SCORING] = map(_SCORINGS.__getitem__, columns[_SCORING])
+        return map(tuple.__new__, repeat(Row), zip(*columns, strict=True))
 
 
 class OnlyRow:
