@@ -211,7 +211,8 @@ class LogprobBatch(ColumnArrays):
         indices = self.batch_indices
         if bool((indices[1:] > indices[:-1]).all()):
             return self
-        return self._gathered(np.argsort(indices, kind="stable"), self.header)
+        rows = np.argsort(indices, kind="stable")
+        return self._selected(rows, self.header) or self._taken(self._layout.elements(rows), self.header)
 
     def select(self, rows: npt.ArrayLike) -> "LogprobBatch":
         """Return some of the rows, by their indexes in the columns, as a batch that is a selection."""
@@ -228,7 +229,7 @@ class LogprobBatch(ColumnArrays):
             raise ContractError("rows", f"places from 0 to {self.row_count - 1}", beyond, rule=Rule.MAX)
         if np.unique(places).size != places.size:
             raise ContractError("rows", "each place once", "the same place twice", rule=Rule.UNIQUE)
-        return self._gathered(places.astype(np.intp), header)
+        return self._taken(self._layout.elements(places.astype(np.intp)), header)
 
     def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> "LogprobBatch":
         """Return the batch with only a range of consecutive tokens of each row, with all their values.
@@ -263,12 +264,8 @@ class LogprobBatch(ColumnArrays):
                 columns[name] = np.concatenate([_filled(part, name) for part in parts])
         return cls.of_views(header, columns)
 
-    def _gathered(self, rows: Index, header: BatchHeader) -> "LogprobBatch":
-        """Return a batch of these rows in this order; every row must exist and be named only once."""
-        found = self._selected(rows, header)
-        return self._taken(self._layout.elements(rows), header) if found is None else found
-
     def _selected(self, rows: Index, header: BatchHeader) -> "LogprobBatch | None":
+        """Return these rows of a message in this order; None: it is no message, or a row is missing or named twice."""
         columns = None if self._message is None else self._message.select(rows)
         return None if columns is None else self.of_message(header, columns)
 

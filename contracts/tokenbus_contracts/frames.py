@@ -10,12 +10,13 @@ from tokenbus_contracts.frame_checks import Check, check_of
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerFrame
-from tokenbus_contracts.malformed import explain, first_of, first_unknown_field
+from tokenbus_contracts.malformed import explain, field_numbers
 from tokenbus_contracts.schema import check_implementation, max_bytes_of, oneofs_of
 
 FRAMES: tuple[type[Message], ...] = (WorkerFrame, ProcessorFrame, ClientFrame, ServerFrame, RequestEvent)
 """The messages that this module reads and writes."""
 
+_MOST_PEEKED = 8
 _Frame = TypeVar("_Frame", bound=Message)
 
 
@@ -49,16 +50,17 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
     try:
         rules.check(message)
     except ContractError as error:  # frames without a body come last
-        if error.field != rules.body or first_unknown_field(data, rules.descriptor) is None:
+        known = rules.descriptor.fields_by_number
+        if error.field != rules.body or all(number in known for number in field_numbers(data)):
             raise
     return message
 
 
 def body_of(frame: type[Message], data: bytes) -> str | None:
     """Return the name of a frame's body, such as "hello", from its first fields; None: the body is not among them."""
-    fields = frame.DESCRIPTOR.fields_by_number
-    number = first_of(data, [number for number, field in fields.items() if field.name in _rules_of(frame).bodies])
-    return None if number is None else str(fields[number].name)
+    fields, bodies = frame.DESCRIPTOR.fields_by_number, _rules_of(frame).bodies
+    names = (fields[number].name for number in field_numbers(data, _MOST_PEEKED) if number in fields)
+    return next((name for name in names if name in bodies), None)
 
 
 def write_frame(message: Message) -> bytes:

@@ -1,6 +1,6 @@
 """Finds out why bytes are not a valid message, after the generated classes have refused them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -11,7 +11,6 @@ _VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _ITEM_SIZES = {kind: dtype.itemsize for kind, dtype in DTYPES.items()}
 _VARINT_MAX_BYTES = 10
-_MOST_PEEKED = 8
 _MOST_FIELDS = 4096
 """The maximum number of fields to look at: enough for a damaged message, and too few to keep a process busy."""
 
@@ -26,21 +25,9 @@ def explain(data: bytes, message: Descriptor = BATCH) -> ContractError:
     return ContractError("message", "fields that parse", "one with damaged contents")
 
 
-def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
-    """Return the number of the first field that the type of a parsed message lacks, or None.
-
-    A known field with a wrong encoding is not unknown. Only the first fields are looked at.
-    """
-    numbers = (number for number, *_ in _fields(data, 0, _MOST_FIELDS))
-    return next((number for number in numbers if number not in message.fields_by_number), None)
-
-
-def first_of(data: bytes, numbers: Collection[int]) -> int | None:
-    """Return the number of the first field with one of these numbers, or None.
-
-    It looks only at the first fields, and not at their contents.
-    """
-    return next((number for number, *_ in _fields(data, 0, _MOST_PEEKED) if number in numbers), None)
+def field_numbers(data: bytes, most: int = _MOST_FIELDS) -> Iterator[int]:
+    """Yield the numbers of a message's first fields, without a look at their contents."""
+    return (number for number, *_ in _fields(data, 0, most))
 
 
 def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:

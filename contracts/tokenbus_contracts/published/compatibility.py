@@ -208,8 +208,10 @@ def _bounds(subject: str, was: _Bounds, now: _Bounds, sides: _Sides) -> Iterator
         if before != after:
             yield _demanded(subject, demand, sides, is_new=bool(after), is_other=bool(before and after))
     for default, bound in _DEFAULTS.items():
-        if _value(was, bound) == _value(now, bound):
-            yield from _default(subject, default, was, now, sides)
+        # Without a default limit, the bound itself applies.
+        before, after = (_value(each, default) or _value(each, bound) for each in (was, now))
+        if _value(was, bound) == _value(now, bound) and before != after:
+            yield _moved(subject, default, before, after, sides, is_upper=True)
 
 
 def _value(bounds: _Bounds, name: str) -> int | None:
@@ -221,7 +223,8 @@ def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, 
     """Return the change of a bound that became narrower or wider; None means no bound."""
     is_narrower = after is not None and (before is None or (after < before if is_upper else after > before))
     text = (
-        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.refusal(by_new=is_narrower)} "
+        f"{bound}: {_shown(after)} instead of {_shown(before)}: "
+        f"{sides.refusal(by_new=is_narrower, without_limit=bound in _DEFAULTS)} "
         f"{'above' if is_upper else 'below'} {_shown(after if is_narrower else before)}"
     )
     return Change(subject, breaks=True, sentence=text)
@@ -231,19 +234,6 @@ def _demanded(subject: str, demand: str, sides: _Sides, *, is_new: bool, is_othe
     how = "another one is demanded" if is_other else "demanded now" if is_new else "demanded no longer"
     text = f"{demand}: {how}: {sides.refusal(by_new=is_new)}"
     return Change(subject, breaks=True, sentence=text)
-
-
-def _default(subject: str, bound: str, was: _Bounds, now: _Bounds, sides: _Sides) -> Iterator[Change]:
-    """Yield the change of a default limit; without a default, the bound itself applies."""
-    before, after = (_value(each, bound) or _value(each, _DEFAULTS[bound]) for each in (was, now))
-    if before == after:
-        return
-    less = after is not None and (before is None or after < before)
-    text = (
-        f"{bound}: {_shown(after)} instead of {_shown(before)}: {sides.refusal(by_new=less, without_limit=True)} above "
-        f"{_shown(after if less else before)}"
-    )
-    yield Change(subject, breaks=True, sentence=text)
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401

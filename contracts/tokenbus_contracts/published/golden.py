@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenbus_contracts.published.descriptors import PACKAGE
@@ -32,11 +31,8 @@ def golden_messages() -> Iterator[GoldenMessage]:
             if message.is_valid:
                 tokenbus.decode(message.data, tokenbus.Limits.schema())
     """
-    for path in sorted(_golden_folder().glob("*valid/*.json")):
+    # In the package or in a clone.
+    folder = next(each for each in (PACKAGE / "vectors", PACKAGE.parent / "vectors" / "v1") if each.is_dir())
+    for path in sorted(folder.glob("*valid/*.json")):
         name = f"{path.parent.name}/{path.stem}"
         yield GoldenMessage(name, path.with_suffix(".binpb").read_bytes(), json.loads(path.read_bytes()))
-
-
-def _golden_folder() -> Path:
-    """Return the folder of the golden messages, in the package or in a clone."""
-    return next(each for each in (PACKAGE / "vectors", PACKAGE.parent / "vectors" / "v1") if each.is_dir())
