@@ -9,8 +9,8 @@ from tokenbus_contracts.extras import Extra
 from tokenbus_contracts.generated.enums import Scoring
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN
-from tokenbus_contracts.validate.rows import check_range, check_zero
-from tokenbus_contracts.validate.tokens import ceiling, check_length, highest_token_id, refuse_value
+from tokenbus_contracts.validate.rows import check_length, check_range, check_zero
+from tokenbus_contracts.validate.tokens import ceiling, highest_token_id, refuse_value
 
 _ROW_COLUMNS = ("extras", "given_counts", "mask_bounds")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -20,8 +20,12 @@ _SIZES = COLUMN["mask_sizes"]
 def check_extras(batch: LogprobBatch, limits: Limits) -> None:
     rows = batch.row_count
     for name in _ROW_COLUMNS:
-        if getattr(batch, name).size:
-            _check_asked(batch, name, rows)
+        asked = getattr(batch, name)
+        if asked.size:
+            check_length(name, asked, rows, "one for each row, or none")
+            check_range(name, asked, COLUMN[name].max)
+            is_forbidden = batch.scorings == Scoring.NONE if name == "extras" else batch.scorings != Scoring.FULL
+            check_zero(batch, name, is_forbidden)
     counts, nothing = batch.token_counts.astype(np.intp), np.zeros(rows, np.intp)
     extras, given, bounds = (
         getattr(batch, name).astype(np.intp) if getattr(batch, name).size else nothing for name in _ROW_COLUMNS
@@ -46,14 +50,6 @@ def check_extras(batch: LogprobBatch, limits: Limits) -> None:
             refuse_value(name, values, most, least)
     check_range("given_token_ids", batch.given_token_ids, highest)
     _check_masks(batch, np.repeat(bounds, counts * (bounds > 0)), highest)
-
-
-def _check_asked(batch: LogprobBatch, name: str, rows: int) -> None:
-    """Check one of `_ROW_COLUMNS`: its length, its bound, and that the row's scoring permits the value."""
-    asked = getattr(batch, name)
-    check_length(name, asked, rows, "one for each row, or none")
-    check_range(name, asked, COLUMN[name].max)
-    check_zero(batch, name, batch.scorings == Scoring.NONE if name == "extras" else batch.scorings != Scoring.FULL)
 
 
 def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int) -> None:

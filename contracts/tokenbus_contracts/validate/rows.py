@@ -43,9 +43,7 @@ def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
     if rows > limits.max_rows:
         raise ContractError("request_ids", limits.max_rows, rows, rule=Rule.ITEMS)
     for name in _ROW_COLUMNS:
-        length = getattr(batch, name).size
-        if length != rows:
-            raise ContractError(name, f"{rows} elements, one for each row", length, rule=Rule.LENGTH)
+        check_length(name, getattr(batch, name), rows, "one for each row")
     _check_step_rows(batch, rows)
     _check_values(batch, limits)
     if rows:
@@ -54,7 +52,9 @@ def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
         check_range("positions", batch.positions, COLUMN["positions"].max)
     _check_statuses(batch, rows)
     if batch.stops.size:
-        _check_stops(batch)
+        stopped = batch.statuses.tobytes().count(RowStatus.FINISHED_STOP)
+        check_length("stops", batch.stops, stopped, "one for each row that is FINISHED_STOP, or none")
+        check_range("stops", batch.stops, COLUMN["stops"].max)
     _check_scorings(batch, rows)
     counts = batch.token_counts
     scored_counts = counts * (batch.scorings != Scoring.NONE)
@@ -77,10 +77,11 @@ def _check_step_rows(batch: LogprobBatch, rows: int) -> None:
 
 def _check_values(batch: LogprobBatch, limits: Limits) -> None:
     """Check the bounds of the columns of small values."""
-    if batch.statuses.tobytes().translate(None, _STATUSES):
-        _refuse_unnamed("statuses", batch.statuses, _STATUSES)
-    if batch.scorings.tobytes().translate(None, _SCORINGS):
-        _refuse_unnamed("scorings", batch.scorings, _SCORINGS)
+    for name, named in (("statuses", _STATUSES), ("scorings", _SCORINGS)):
+        values = getattr(batch, name)
+        if values.tobytes().translate(None, named):
+            element = int((~np.isin(values, np.frombuffer(named, np.uint8))).argmax())
+            raise unnamed(COLUMN[name], element, int(values[element]))
     for name, most in (
         ("token_counts", limits.max_tokens_per_row),
         ("draft_token_counts", limits.max_draft_tokens_per_row),
@@ -108,31 +109,17 @@ def _check_statuses(batch: LogprobBatch, rows: int) -> None:
     counts = batch.token_counts
     if batch.statuses.tobytes().count(RowStatus.ACTIVE) != rows or 0 in counts.tobytes():
         carries = counts != 0
-        without = _NEEDS_TOKENS[batch.statuses] & ~carries
-        if without.any():
-            _refuse_status(batch, "token_counts", int(without.argmax()), "at least 1 token")
-        surplus = _FORBIDS_TOKENS[batch.statuses] & carries
-        if surplus.any():
-            _refuse_status(batch, "token_counts", int(surplus.argmax()), "no token")
+        _refuse_status(batch, "token_counts", _NEEDS_TOKENS[batch.statuses] & ~carries, "at least 1 token")
+        _refuse_status(batch, "token_counts", _FORBIDS_TOKENS[batch.statuses] & carries, "no token")
     if batch.proposal_counts.tobytes().strip(b"\0"):
         surplus = ~_MAY_PROPOSE[batch.statuses] & (batch.proposal_counts != 0)
-        if surplus.any():
-            _refuse_status(batch, "proposal_counts", int(surplus.argmax()), "no proposal")
+        _refuse_status(batch, "proposal_counts", surplus, "no proposal")
     if batch.header.kind == BatchKind.DRAFT:
         for name in ("draft_token_counts", "proposal_counts"):
             column = getattr(batch, name)
             if column.tobytes().strip(b"\0"):
                 row = int((column != 0).argmax())
                 raise ContractError(f"{name}[{row}]", "0 in a draft batch", int(column[row]), rule=Rule.KIND)
-
-
-def _check_stops(batch: LogprobBatch) -> None:
-    """Check that each stopped row has a stop, and the bound of each stop."""
-    stopped = batch.statuses.tobytes().count(RowStatus.FINISHED_STOP)
-    if batch.stops.size != stopped:
-        limit = f"{stopped} elements, one for each row that is FINISHED_STOP, or none"
-        raise ContractError("stops", limit, batch.stops.size, rule=Rule.LENGTH)
-    check_range("stops", batch.stops, COLUMN["stops"].max)
 
 
 def _check_scorings(batch: LogprobBatch, rows: int) -> None:
@@ -153,8 +140,12 @@ def check_zero(batch: LogprobBatch, name: str, forbids: npt.NDArray[np.bool_]) -
         raise ContractError(f"{name}[{row}]", limit, int(getattr(batch, name)[row]), rule=Rule.SCORING)
 
 
+def check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason: str) -> None:
+    if column.size != wanted:
+        raise ContractError(name, f"{wanted} elements, {reason}", column.size, rule=Rule.LENGTH)
+
+
 def check_range(name: str, values: npt.NDArray[np.unsignedinteger], most: int, least: int = 0) -> None:
-    """Refuse a value out of its bounds."""
     if not values.size:
         return
     if least and np.minimum.reduce(values) < least:
@@ -170,11 +161,6 @@ def _refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int)
     raise ContractError(f"{name}[{element}]", most, int(values[element]), rule=Rule.MAX)
 
 
-def _refuse_unnamed(name: str, values: npt.NDArray[np.uint8], named: bytes) -> None:
-    element = int((~np.isin(values, np.frombuffer(named, np.uint8))).argmax())
-    raise unnamed(COLUMN[name], element, int(values[element]))
-
-
 def unnamed(column: Column, element: int, value: int) -> ContractError:
     """Return the error for an enum value below the column's bound, or without a name in the schema."""
     field = f"{column.name}[{element}]"
@@ -183,7 +169,10 @@ def unnamed(column: Column, element: int, value: int) -> ContractError:
     return ContractError(field, "a value that the schema names", value, rule=Rule.NAMED)
 
 
-def _refuse_status(batch: LogprobBatch, name: str, row: int, limit: str) -> None:
-    status = RowStatus(batch.statuses[row]).name
-    value = int(getattr(batch, name)[row])
-    raise ContractError(f"{name}[{row}]", f"{limit} in a row that is {status}", value, rule=Rule.STATUS)
+def _refuse_status(batch: LogprobBatch, name: str, wrong: npt.NDArray[np.bool_], limit: str) -> None:
+    """Refuse the first row whose value its status forbids, if any is wrong."""
+    if wrong.any():
+        row = int(wrong.argmax())
+        status = RowStatus(batch.statuses[row]).name
+        value = int(getattr(batch, name)[row])
+        raise ContractError(f"{name}[{row}]", f"{limit} in a row that is {status}", value, rule=Rule.STATUS)

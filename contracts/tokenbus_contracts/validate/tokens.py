@@ -10,7 +10,7 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.enums import Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN
-from tokenbus_contracts.validate.rows import Shape, check_range
+from tokenbus_contracts.validate.rows import Shape, check_length, check_range
 
 Values = npt.NDArray[np.float32]
 Ranks = npt.NDArray[np.unsignedinteger | np.signedinteger]
@@ -60,11 +60,6 @@ def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least:
             raise ContractError(f"{name}[{element}]", most, value, rule=Rule.MAX)
         if value < least:
             raise ContractError(f"{name}[{element}]", least, value, rule=Rule.MIN)
-
-
-def check_length(name: str, column: npt.NDArray[np.generic], wanted: int, reason: str) -> None:
-    if column.size != wanted:
-        raise ContractError(name, f"{wanted} elements, {reason}", column.size, rule=Rule.LENGTH)
 
 
 def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
