@@ -122,12 +122,8 @@ class TokenFault(NamedTuple):
     """Whether the fault is in `other_logits`; the results from `logits` are then valid."""
 
 
-def _computed(which: int) -> Any:  # noqa: ANN401 - a property, which is typed where it is used
-    return property(lambda self: self._columns[which])
-
-
-def _computed_extra(which: int) -> Any:  # noqa: ANN401
-    return property(lambda self: self._extra_columns[which])
+def _computed(which: int, columns: str = "_columns") -> Any:  # noqa: ANN401 - a property, which is typed where it is used
+    return property(lambda self: getattr(self, columns)[which])
 
 
 class TokenColumns:
@@ -147,13 +143,13 @@ class TokenColumns:
     """The ids of the alternatives of each token, the most probable first."""
     alternative_logprobs: npt.NDArray[np.float32] = _computed(4)
     """The logprobs of the alternatives."""
-    other_logprobs: npt.NDArray[np.float32] = _computed_extra(0)
+    other_logprobs: npt.NDArray[np.float32] = _computed(0, "_extra_columns")
     """The values under `other_logits`, for requests that asked for them."""
-    entropies: npt.NDArray[np.float32] = _computed_extra(1)
+    entropies: npt.NDArray[np.float32] = _computed(1, "_extra_columns")
     """The entropies of `logits`, in nats, for requests that asked for them."""
-    given_logprobs: npt.NDArray[np.float32] = _computed_extra(2)
+    given_logprobs: npt.NDArray[np.float32] = _computed(2, "_extra_columns")
     """The values of the given ids, for each token."""
-    mask_sizes: npt.NDArray[np.uint32] = _computed_extra(3)
+    mask_sizes: npt.NDArray[np.uint32] = _computed(3, "_extra_columns")
     """The size of each token's mask, the logits above -inf, for requests with a bound."""
 
     def __init__(
@@ -247,7 +243,7 @@ class TokenColumns:
         for item in np.flatnonzero(flags).tolist():
             in_other = item >= self._plan.scored
             scored = self._extras.others[item - self._plan.scored] if in_other and self._extras else item
-            token = int(self._plan.details.tokens[scored])
+            token = int(self._plan.scored_tokens[scored])
             row = int(np.searchsorted(ends, token, side="right"))
             logits_row, reason = int(self._plan.token_rows[token]), FaultReason(flags[item])
             found.append(TokenFault(row, token, logits_row, reason, in_other))

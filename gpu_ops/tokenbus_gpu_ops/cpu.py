@@ -47,9 +47,9 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
     body.write_prefixes(memory)
     columns = [place.view(memory) for place in body.places]
     columns[0][:] = ids
-    faults, details, sampled = memory[: body.faults], plan.details, ids[plan.details.tokens]
+    faults, sampled = memory[: body.faults], ids[plan.scored_tokens]
     items = None if extras is None else extras.items[: plan.scored]
-    own = _Rows(details.logits_rows, sampled, details.top_ks, details.alternatives_at, faults[: plan.scored], items)
+    own = _Rows(plan.scored_rows, sampled, plan.scored_top_ks, plan.alternatives_at, faults[: plan.scored], items)
     more = None
     if extras is not None:
         more = _More(extras.given_token_ids, *(place.view(memory) for place in body.extras))
@@ -59,7 +59,7 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
             of = extras.others
             none = np.zeros(of.size, np.intp)
             places = extras.items[plan.scored :]
-            second = _Rows(details.logits_rows[of], sampled[of], none, none, faults[plan.scored :], places)
+            second = _Rows(plan.scored_rows[of], sampled[of], none, none, faults[plan.scored :], places)
             _put(second, _Blocks(other), None, more, as_logits=as_logits)
     return memory
 

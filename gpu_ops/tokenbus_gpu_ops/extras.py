@@ -105,7 +105,7 @@ def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_pro
     if not (has_entropies or has_masks or has_given or other.any()):
         return None
     masks_are_others = has_other and not is_processed
-    of = np.arange(requests).repeat(plan.token_counts)[plan.details.tokens]
+    of = np.arange(requests).repeat(plan.token_counts)[plan.scored_tokens]
     others = np.flatnonzero((other | (bounds > 0) if masks_are_others else other)[of])
     items = np.zeros(plan.scored + others.size, ITEM)
     items["entropy_at"] = NOWHERE

@@ -21,17 +21,6 @@ _PLANS_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """The scored tokens in order, with their rows of logits and the offsets of their results."""
-
-    logits_rows: Index
-    tokens: Index
-    """Their indices among all tokens."""
-    top_ks: Index
-    alternatives_at: Index
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The tokens of one call, request by request, and the sizes of their columns."""
 
@@ -48,7 +37,13 @@ class Plan:
     scorings: Bytes
     token_rows: Index
     """Each token's row of logits."""
-    details: Scored
+    scored_rows: Index
+    """Each scored token's row of logits."""
+    scored_tokens: Index
+    """Their indices among all tokens."""
+    scored_top_ks: Index
+    alternatives_at: Index
+    """The offsets of their alternatives."""
 
 
 def plan(
@@ -114,7 +109,10 @@ def _laid_out(counts: Index, starts: Index, ks: Index, wanted: npt.NDArray[np.bo
         ks.astype(np.uint8),
         scorings,
         token_rows,
-        Scored(scored_rows, places, each, behind - each),
+        scored_rows,
+        places,
+        each,
+        behind - each,
     )
 
 

@@ -287,14 +287,13 @@ def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras
         return _Uploads(None, None, own)
     if at is None:
         at = np.arange(plan.tokens)
-    details = plan.details
     places = np.zeros(plan.scored + (0 if extras is None else extras.others.size), _PLACE)
     first = places[: plan.scored]
-    first["row"] = details.logits_rows
-    first["id_at"] = at[details.tokens]
-    first["token"] = details.tokens
-    first["alternatives_at"] = details.alternatives_at
-    first["top_k"] = details.top_ks
+    first["row"] = plan.scored_rows
+    first["id_at"] = at[plan.scored_tokens]
+    first["token"] = plan.scored_tokens
+    first["alternatives_at"] = plan.alternatives_at
+    first["top_k"] = plan.scored_top_ks
     items = given = None
     if extras is not None:
         for name in ("row", "id_at"):
@@ -302,7 +301,7 @@ def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras
         items, given = extras.items, extras.given_token_ids
     if plan.scored == plan.tokens:
         return _Uploads(places, None, own, items, given)
-    others = np.setdiff1d(np.arange(plan.tokens), details.tokens, assume_unique=True)
+    others = np.setdiff1d(np.arange(plan.tokens), plan.scored_tokens, assume_unique=True)
     unscored = np.zeros(others.size, _UNSCORED)
     unscored["id_at"] = at[others]
     unscored["token"] = others
