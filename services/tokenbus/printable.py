@@ -6,6 +6,6 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def reason_of(error: OSError) -> str:
-    """Return the system's error message in lower case."""
-    return (error.strerror or str(error)).lower()
+def reason_of(error: Exception) -> str:
+    """Return the system's message for an error, or else its own, in lower case."""
+    return (getattr(error, "strerror", None) or str(error)).lower()

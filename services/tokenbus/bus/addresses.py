@@ -46,23 +46,17 @@ class IpcEndpoint:
 
 def parse(address: str) -> TcpEndpoint | IpcEndpoint:
     """Return the endpoint of an address; raises AddressError."""
-    scheme, _, rest = address.partition("://")
-    if scheme == "tcp":
-        return _tcp(address)
+    scheme, _, path = address.partition("://")
     if scheme == "ipc":
-        return _ipc(address, rest)
-    raise AddressError(address, "expected tcp://HOST:PORT or ipc://PATH")
-
-
-def parse_remote(address: str) -> TcpEndpoint | IpcEndpoint:
-    """Return the endpoint of an address to connect to; raises AddressError."""
-    endpoint = parse(address)
-    if isinstance(endpoint, TcpEndpoint) and (endpoint.host == "*" or not endpoint.port):
-        raise AddressError(address, "a host and a port are needed to connect")
-    return endpoint
-
-
-def _tcp(address: str) -> TcpEndpoint:
+        # For libzmq, @NAME and * have no file, so every user of the machine may bind them.
+        if not path or not path.isprintable() or path == "*" or path.startswith("@"):
+            raise AddressError(address, "expected ipc://PATH")
+        size = len(os.fsencode(path))
+        if size > zmq.IPC_PATH_MAX_LEN:
+            raise AddressError(address, f"a path of at most {zmq.IPC_PATH_MAX_LEN} bytes, got {size}")
+        return IpcEndpoint(Path(path))
+    if scheme != "tcp":
+        raise AddressError(address, "expected tcp://HOST:PORT or ipc://PATH")
     match = _TCP.fullmatch(address)
     if match is None:
         raise AddressError(address, "expected tcp://HOST:PORT")
@@ -72,11 +66,9 @@ def _tcp(address: str) -> TcpEndpoint:
     return TcpEndpoint(match["literal"] or match["host"], port, is_v6=match["literal"] is not None)
 
 
-def _ipc(address: str, path: str) -> IpcEndpoint:
-    # For libzmq, @NAME and * have no file, so every user of the machine may bind them.
-    if not path or not path.isprintable() or path == "*" or path.startswith("@"):
-        raise AddressError(address, "expected ipc://PATH")
-    size = len(os.fsencode(path))
-    if size > zmq.IPC_PATH_MAX_LEN:
-        raise AddressError(address, f"a path of at most {zmq.IPC_PATH_MAX_LEN} bytes, got {size}")
-    return IpcEndpoint(Path(path))
+def parse_remote(address: str) -> TcpEndpoint | IpcEndpoint:
+    """Return the endpoint of an address to connect to; raises AddressError."""
+    endpoint = parse(address)
+    if isinstance(endpoint, TcpEndpoint) and (endpoint.host == "*" or not endpoint.port):
+        raise AddressError(address, "a host and a port are needed to connect")
+    return endpoint

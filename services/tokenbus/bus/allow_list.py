@@ -17,6 +17,7 @@ from tokenbus.bus.transport import Identity, Role
 from tokenbus.bus.watched_files import WatchedFiles, replace_file
 from tokenbus.errors import UsageError
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.printable import reason_of
 from tokenbus.settings import SettingsError
 
 KEY_BYTES = 32
@@ -100,7 +101,7 @@ def read_keys(path: Path) -> list[AllowedKey]:
             mode, data = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES + 1)
         document = tomllib.loads(data.decode()) if len(data) <= _MOST_BYTES else {}
     except (OSError, ValueError, RecursionError) as error:
-        raise AllowListError(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from None
+        raise AllowListError(f"{path}: {reason_of(error)}") from None
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise AllowListError(f"{path}: a file that only its owner may write (chmod 644)")
     if len(data) > _MOST_BYTES:
@@ -142,15 +143,13 @@ def is_key(text: bytes) -> bool:
 def _parsed(entry: object) -> AllowedKey:
     if not isinstance(entry, Mapping):
         raise TypeError("a table")
-    unknown = sorted(entry.keys() - _FIELDS)
-    if unknown:
+    if unknown := sorted(entry.keys() - _FIELDS):
         raise ValueError(f"no such field: {unknown[0]!r}; there are {', '.join(sorted(_FIELDS))}")
     name, public = checked_name(entry.get("name")), entry.get("public")
     if not isinstance(public, str) or not is_key(public.encode()):
         raise ValueError(f"public: a public key of 40 characters, got {public!r}")
     roles = _texts(entry, "roles", len(Role))
-    wrong = [role for role in roles if role not in set(Role)]
-    if wrong:
+    if wrong := [role for role in roles if role not in set(Role)]:
         raise ValueError(f"roles: of {', '.join(Role)}, got {wrong[0]!r}")
     names = _texts(entry, "names", MOST_PATTERNS)
     for pattern in names:

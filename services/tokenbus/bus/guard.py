@@ -91,12 +91,10 @@ class Guard:
             silent = len(admitted) - sum(admitted)
             return Usage(sum(admitted), silent, self.held_bytes, dict(self.cut_off))
 
-    def accept(self, descriptor: int, local_address: object, handshakes: int) -> AcceptedConnection | None:
-        """Return a new connection, or None if it has ended already."""
+    def accept(self, descriptor: int, local_address: object, handshakes: int) -> AcceptedConnection:
+        """Return a new connection; raises OSError if it has ended already."""
         os.eventfd_write(self._wake, 1)  # the guard's thread may be about to sleep until a connection comes
-        with contextlib.suppress(OSError):
-            return AcceptedConnection(descriptor, local_address, handshakes, self._now())
-        return None
+        return AcceptedConnection(descriptor, local_address, handshakes, self._now())
 
     def make_room(self, at_least: int = 0) -> None:
         """Evict connections while there are too many: first those about to be cut off, then the oldest unadmitted ones.

@@ -15,6 +15,7 @@ from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint
 from tokenbus.bus.allow_list import KEY_LENGTH, AllowList, is_key
 from tokenbus.bus.errors import AddressError
 from tokenbus.logs import logger
+from tokenbus.printable import reason_of
 from tokenbus.settings import BusSettings, SettingsError
 
 _FOLDER_MODE, _SECRET_MODE, _PUBLIC_MODE = 0o700, 0o600, 0o644
@@ -94,8 +95,7 @@ def create_key(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _reason(error: Exception) -> str:
-    reason = getattr(error, "strerror", None) or str(error)
-    return "no such file" if "Invalid certificate file" in reason else reason.lower()
+    return "no such file" if "Invalid certificate file" in str(error) else reason_of(error)
 
 
 class ProcessKeys:

@@ -8,15 +8,7 @@ from collections.abc import Callable
 from itertools import count
 
 from tokenbus.bus.errors import AddressError, ClosedError
-from tokenbus.bus.transport import (
-    ANONYMOUS,
-    Identity,
-    Outcome,
-    Parts,
-    ReceiveBudget,
-    Usage,
-    check_message,
-)
+from tokenbus.bus.transport import ANONYMOUS, Identity, Outcome, Parts, ReceiveBudget, Usage, check_message
 from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings
 

@@ -47,7 +47,7 @@ class Monitor:
         is_read_out: Callable[[], bool],
         authenticator: Authenticator,
         guard: Guard,
-        allowed: AllowList | None = None,
+        allowed: AllowList | None,
     ) -> None:
         """Monitor a socket that is not bound yet, and that will accept connections from a listening descriptor.
 
@@ -190,8 +190,8 @@ class Monitor:
         if event == zmq.EVENT_ACCEPTED:
             self._forget(value)
             if not has_ended and not self._silenced:
-                connection = self.guard.accept(value, self._local_address, self._authenticator.handshakes)
-                if connection is not None:
+                with contextlib.suppress(OSError):  # it has ended already
+                    connection = self.guard.accept(value, self._local_address, self._authenticator.handshakes)
                     connection.report, connection.is_read_out = self.report, self._is_read_out
                     self.connections[value] = connection
         elif event & _FAILURES:
@@ -211,7 +211,7 @@ class Monitor:
             return  # reported when it was cut
         if reason is None and connection is None:
             reason = "it did not speak this protocol"
-        elif reason is None and connection is not None and not connection.was_closed_by_peer():
+        elif reason is None and connection and not connection.was_closed_by_peer():
             most = self._settings.max_part_bytes
             reason = f"cut off: it did not speak this protocol, or sent a part above {most} bytes"
         if reason is not None:

@@ -17,7 +17,7 @@ class WatchedFiles:
     def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.monotonic) -> None:
         self._paths = paths
         self._now = now
-        self._known = self._states()
+        self._known = [_state(path) for path in paths]
         self._retry_at = 0.0
         self.is_unread = False
         """Whether a file has changed and could not be read: the earlier contents stay in force."""
@@ -28,7 +28,7 @@ class WatchedFiles:
         After an error this tries again a second later: too many open files, for example, do not change the file.
         """
         is_due = self.is_unread and self._now() >= self._retry_at
-        before, self._known = self._known, self._states()
+        before, self._known = self._known, [_state(path) for path in self._paths]
         if self._known == before and not is_due:
             return False
         self.is_unread = True
@@ -36,9 +36,6 @@ class WatchedFiles:
         read()
         self.is_unread = False
         return True
-
-    def _states(self) -> list[tuple[int, ...] | None]:
-        return [_state(path) for path in self._paths]
 
 
 def _state(path: Path) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ from tokenbus.bus.sockets import LoopSocket
 from tokenbus.bus.transport import Outcome, Parts, check_message
 from tokenbus.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus.logs import DeduplicatedLog, logger
+from tokenbus.printable import reason_of
 from tokenbus.settings import BusSettings
 
 _KEYS_SECONDS = 1.0  # seconds between two checks of whether the keys of a listener's peers are still allowed
@@ -121,7 +122,7 @@ class ZeroMQTransport:
             binding.release()
             await monitor.stopped.wait()
             await self._listening.leave()
-            raise AddressError(address, (error.strerror or str(error)).lower()) from None
+            raise AddressError(address, reason_of(error)) from None
         binding.hand_over()
         return ZeroMQListener(listening, binding, monitor, self._settings, self._listening)
 
@@ -137,7 +138,7 @@ class ZeroMQTransport:
             socket.connect(address)
         except zmq.ZMQError as error:
             await connection.close()
-            raise AddressError(address, (error.strerror or str(error)).lower()) from None
+            raise AddressError(address, reason_of(error)) from None
         return connection
 
 

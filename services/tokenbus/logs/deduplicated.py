@@ -58,9 +58,10 @@ class DeduplicatedLog:
         log(event, **values)
         return True
 
-    def end(self, key: Hashable) -> None:
+    def end(self, key: Hashable, *, even_one: bool = True) -> None:
+        """Log the summary of a key's events; with `even_one`, also of events that were not repeated."""
         for event, repetition in self._open.pop(key, {}).items():
-            _sum_up(event, repetition, even_one=True)
+            _sum_up(event, repetition, even_one=even_one)
 
     def expire(self) -> None:
         """Log the summary of events that did not recur for `quiet_ms`."""
@@ -69,16 +70,12 @@ class DeduplicatedLog:
             key, kinds = next(iter(self._open.items()))
             if not all(self._is_over(repetition, now) for repetition in kinds.values()):
                 break
-            self._close(key)
+            self.end(key, even_one=False)
 
     def close(self) -> None:
         """Log the summary of all events, at the end of the process."""
         for key in list(self._open):
-            self._close(key)
-
-    def _close(self, key: Hashable) -> None:
-        for event, repetition in self._open.pop(key).items():
-            _sum_up(event, repetition)
+            self.end(key, even_one=False)
 
     def _is_over(self, repetition: _Repetition, now: float) -> bool:
         return now - repetition.last >= self._quiet
