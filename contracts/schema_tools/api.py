@@ -101,15 +101,13 @@ def documented(name: str, found: object) -> Documented:
 
 def _signature(found: object) -> str:
     """Return the parameters without annotations; a default that is not a plain value becomes `...`."""
-    if not callable(found) or (isinstance(found, type) and _is_made_elsewhere(found)):
+    made_elsewhere = (enum.Enum, Exception, dict, Message)
+    is_protocol = getattr(found, "_is_protocol", False)
+    if not callable(found) or is_protocol or (isinstance(found, type) and issubclass(found, made_elsewhere)):
         return ""
     kept = [each for each in inspect.signature(found).parameters.values() if each.name not in {"self", "cls"}]
     plain = [each.replace(annotation=each.empty, default=_shown(each.default)) for each in kept]
     return re.sub(r"<(\S+): \d+>", r"\1", str(inspect.Signature(plain)).replace("Ellipsis", "..."))
-
-
-def _is_made_elsewhere(kind: type) -> bool:
-    return issubclass(kind, (enum.Enum, Exception, dict, Message)) or bool(getattr(kind, "_is_protocol", False))
 
 
 def _shown(default: object) -> object:
@@ -139,10 +137,6 @@ def first_sentence(text: str) -> str:
     return " ".join(_SENTENCE.split(text, maxsplit=1)[0].split())
 
 
-def _first_clause(text: str) -> str:
-    return re.split("[;:] ", first_sentence(text))[0].rstrip(".") + "."
-
-
 def page() -> str:
     lines = [_HEAD]
     for heading, names in public_names():
@@ -164,7 +158,9 @@ def _entry(top: Documented, *methods: Documented) -> Iterator[str]:
     if fields or methods:
         yield ""
     yield from (f"- `{name}`: {text}" for name, text in fields.items())
-    yield from (f"- `{each.name}{each.signature}`: {_first_clause(each.text)}" for each in methods)
+    for each in methods:
+        first_clause = re.split("[;:] ", first_sentence(each.text))[0].rstrip(".")
+        yield f"- `{each.name}{each.signature}`: {first_clause}."
 
 
 if __name__ == "__main__":

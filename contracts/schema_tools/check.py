@@ -28,7 +28,8 @@ def faults(tree: Tree, *names: str) -> Iterator[str]:
 
 def _generated(tree: Tree) -> Iterator[str]:
     if stale := stale_files(tree):
-        yield f"out of date with the schema: {_some(stale)}; run `make proto`"
+        more = f" and {len(stale) - _NAMES_SHOWN} more" if len(stale) > _NAMES_SHOWN else ""
+        yield f"out of date with the schema: {', '.join(stale[:_NAMES_SHOWN])}{more}; run `make proto`"
 
 
 def _breaking(tree: Tree) -> Iterator[str]:
@@ -41,12 +42,6 @@ def _breaking(tree: Tree) -> Iterator[str]:
         image = Path(folder, "baseline.binpb")
         image.write_bytes(FileDescriptorSet(file=[descriptor, *released]).SerializeToString())
         yield from _buf("breaking", str(tree.proto), "--against", str(image))
-
-
-def _some(names: list[str]) -> str:
-    """Return the first few names, and the number of the others."""
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _buf(*arguments: str) -> Iterator[str]:

@@ -49,7 +49,8 @@ def vector_faults(tree: Tree) -> Iterator[str]:
 
 def _files(tree: Tree) -> dict[str, bytes]:
     """Return the required contents of the vectors' folder, by path below it."""
-    sums = _recorded_sums(tree)
+    recorded = (_bytes_of(tree.vectors / _SUMS) or b"").decode().splitlines()
+    sums = {name: value for value, _, name in (line.partition("  ") for line in recorded)}
     files = {"limits.json": _json(_limits())}
     for path in sorted(tree.vectors.glob("*valid/*.json")):
         name = path.relative_to(tree.vectors).with_suffix("").as_posix()
@@ -67,11 +68,6 @@ def _files(tree: Tree) -> dict[str, bytes]:
         raise SchemaError(f"{lost[0]}: in {_SUMS}, but has no JSON; golden messages must not be removed")
     files[_SUMS] = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items())).encode()
     return files
-
-
-def _recorded_sums(tree: Tree) -> dict[str, str]:
-    recorded = (_bytes_of(tree.vectors / _SUMS) or b"").decode().splitlines()
-    return {name: value for value, _, name in (line.partition("  ") for line in recorded)}
 
 
 def _sum(data: bytes) -> str:

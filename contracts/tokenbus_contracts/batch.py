@@ -103,11 +103,9 @@ class LogprobBatch(ColumnArrays):
         return self.of_views(header, self.columns)  # without the cached layout and rows
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse the change: a checked batch is immutable."""
         raise AttributeError(f"a batch is immutable; make another one with another {name}")
 
     def __delattr__(self, name: str) -> None:
-        """Refuse, as `__setattr__`."""
         raise AttributeError(f"a batch is immutable; {name} cannot be deleted")
 
     @property

@@ -69,7 +69,6 @@ class ContractError(ValueError):
         self.rule = rule
 
     def __str__(self) -> str:
-        """Return one line with the field, the limit and the value."""
         limit = _PHRASES.get(self.rule, "{}").format(self.limit)
         return f"{self.field}: {limit}, got {_one_line(self.actual)}"
 

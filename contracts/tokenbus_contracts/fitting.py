@@ -49,7 +49,6 @@ def _whole_numbers(column: Column, values: npt.ArrayLike, array: npt.NDArray[Any
 
 
 def kind_of(array: npt.NDArray[Any]) -> str:
-    """Return an array's type and shape, for an error."""
     return f"{array.dtype.name} of shape {array.shape}"
 
 

@@ -32,7 +32,6 @@ class Limits:
     max_token_id: int
 
     def __post_init__(self) -> None:
-        """Refuse limits that are wider than the schema's, or negative."""
         for name, (_, most) in _schema_bounds().items():
             value = getattr(self, name)
             if type(value) is not int:

@@ -115,7 +115,6 @@ class Rows:
         )
 
     def row(self, index: int) -> Row:
-        """Return one row; raises IndexError."""
         if not 0 <= index < self._count:
             raise IndexError(f"row {index} of a batch of {self._count}")
         values: list[Any] = [*map(getitem, self._columns, repeat(index))]
@@ -157,7 +156,6 @@ class OnlyRow:
         self._row = tuple.__new__(Row, values)
 
     def row(self, index: int) -> Row:
-        """Return the row; raises IndexError."""
         if index:
             raise IndexError(f"row {index} of a batch of 1")
         return self._row

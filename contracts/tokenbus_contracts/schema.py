@@ -76,7 +76,6 @@ class Column:
 
     @cached_property
     def empty(self) -> npt.NDArray[np.generic]:
-        """An empty array of the column's type."""
         return np.frombuffer(b"", self.dtype)
 
 

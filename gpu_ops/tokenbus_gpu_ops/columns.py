@@ -58,10 +58,6 @@ class Body(NamedTuple):
     size: int
     """The size of the memory."""
 
-    def write_prefixes(self, memory: npt.NDArray[np.uint8]) -> None:
-        for place in self.places:
-            memory[place.at - len(place.prefix) : place.at] = np.frombuffer(place.prefix, np.uint8)
-
 
 @lru_cache(_BODIES_KEPT)
 def body(tokens: int, scored: int, alternatives: int, extras: Shape = NOTHING) -> Body:
@@ -167,7 +163,6 @@ class TokenColumns:
         return self._arrived.ready()
 
     def wait(self) -> None:
-        """Wait for the results."""
         self._arrived.memory()
 
     @property
@@ -282,7 +277,6 @@ class Arrival:
         self._memory = memory
 
     def ready(self) -> bool:
-        """Return whether the results are available."""
         return True
 
     def memory(self) -> Memory:

@@ -44,7 +44,8 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
 ) -> npt.NDArray[np.uint8]:
     """Compute all tokens and return the memory with the results."""
     memory = np.zeros(body.size, np.uint8)
-    body.write_prefixes(memory)
+    for place in body.places:
+        memory[place.at - len(place.prefix) : place.at] = np.frombuffer(place.prefix, np.uint8)
     columns = [place.view(memory) for place in body.places]
     columns[0][:] = ids
     faults, sampled = memory[: body.faults], ids[plan.scored_tokens]

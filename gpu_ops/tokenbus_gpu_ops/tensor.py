@@ -42,11 +42,9 @@ class Tensor(NamedTuple):
 
     @property
     def looks(self) -> Looks:
-        """Everything but the address."""
         return self[1:5]
 
     def host_view(self) -> npt.NDArray[Any]:
-        """Return a numpy view of a tensor in host memory."""
         if isinstance(self.owner, np.ndarray):
             return self.owner
         dtype: np.dtype[Any] = _VIEWS[self.dtype] if self.dtype in _VIEWS else np.dtype(self.dtype)

@@ -54,7 +54,6 @@ def probed(encode: Encode) -> tuple[int, ...]:
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:
-    """Return the function that encodes texts with a tokenizer."""
     of_chats = getattr(tokenizer, "encode_chat", tokenizer.encode)
     return lambda text, adds_special: tokenizer.encode(text) if adds_special else of_chats(text)
 

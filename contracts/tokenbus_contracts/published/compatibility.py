@@ -113,7 +113,7 @@ def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Ch
         subject = f"{name}.{(before | after)[number].proto.name}" if one is None else f"{name}.{one.proto.name}"
         if one is None or other is None:
             yield _gone_or_new("field", subject, sides, is_gone=other is None)
-            if one is None and _is_reserved(was, number):
+            if one is None and any(span.start <= number < span.end for span in was.proto.reserved_range):
                 text = (
                     f"the number {number} was reserved: {sides.readers} misread what older {sides.writers} say under it"
                 )
@@ -127,33 +127,26 @@ def _fields(name: str, was: Message, now: Message, sides: _Sides) -> Iterator[Ch
             yield from _oneof(subject, (was, one), (now, other))
 
 
-def _is_reserved(message: Message, number: int) -> bool:
-    return any(span.start <= number < span.end for span in message.proto.reserved_range)
-
-
 def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Change]:
-    for name, before, after in (
-        ("", was.proto.name, now.proto.name),
-        (" in JSON", was.proto.json_name, now.proto.json_name),
-    ):
-        if before != after:
-            text = f"is called {after}{name} now: the bytes are the same; JSON and code that name it break"
-            yield Change(subject, breaks=True, sentence=text)
-            break
+    if (was.proto.name, was.proto.json_name) != (now.proto.name, now.proto.json_name):
+        called = now.proto.name if was.proto.name != now.proto.name else f"{now.proto.json_name} in JSON"
+        text = f"is called {called} now: the bytes are the same; JSON and code that name it break"
+        yield Change(subject, breaks=True, sentence=text)
     before, after = _kind(was), _kind(now)
     if before != after:
+        # The contents of a message aside, these two determine the encoding.
+        has_same_bytes = (was.is_repeated, was.proto.type) == (now.is_repeated, now.proto.type)
         is_alike = _are_read_alike(was, now)
-        text = "every value that may be sent is read as it was" if is_alike else _misread(was, now, sides)
+        if is_alike:
+            text = "every value that may be sent is read as it was"
+        elif has_same_bytes:
+            text = "the bytes are the same; code that uses it breaks"
+        else:
+            text = f"{sides.readers} misread or refuse what {sides.writers} of the other version send"
         yield Change(subject, breaks=not is_alike, sentence=f"is {after} instead of {before}: {text}")
-        if not is_alike and _wire(was) != _wire(now):
+        if not is_alike and not has_same_bytes:
             return
     yield from _bounds(subject, was.bounds, now.bounds, sides)
-
-
-def _misread(was: Field, now: Field, sides: _Sides) -> str:
-    if _wire(was) == _wire(now):
-        return "the bytes are the same; code that uses it breaks"
-    return f"{sides.readers} misread or refuse what {sides.writers} of the other version send"
 
 
 def _are_read_alike(was: Field, now: Field) -> bool:
@@ -172,11 +165,6 @@ def _are_read_alike(was: Field, now: Field) -> bool:
         if lower < least or upper > most:
             return False
     return True
-
-
-def _wire(field: Field) -> tuple[bool, int]:
-    """Return the properties that determine a field's encoding, apart from the contents of a message."""
-    return field.is_repeated, field.proto.type
 
 
 def _kind(field: Field) -> str:
@@ -206,7 +194,9 @@ def _bounds(subject: str, was: _Bounds, now: _Bounds, sides: _Sides) -> Iterator
     for demand in _DEMANDS:
         before, after = _value(was, demand), _value(now, demand)
         if before != after:
-            yield _demanded(subject, demand, sides, is_new=bool(after), is_other=bool(before and after))
+            how = "demanded no longer" if not after else "another one is demanded" if before else "demanded now"
+            text = f"{demand}: {how}: {sides.refusal(by_new=bool(after))}"
+            yield Change(subject, breaks=True, sentence=text)
     for default, bound in _DEFAULTS.items():
         # Without a default limit, the bound itself applies.
         before, after = (_value(each, default) or _value(each, bound) for each in (was, now))
@@ -227,12 +217,6 @@ def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, 
         f"{sides.refusal(by_new=is_narrower, without_limit=bound in _DEFAULTS)} "
         f"{'above' if is_upper else 'below'} {_shown(after if is_narrower else before)}"
     )
-    return Change(subject, breaks=True, sentence=text)
-
-
-def _demanded(subject: str, demand: str, sides: _Sides, *, is_new: bool, is_other: bool) -> Change:
-    how = "another one is demanded" if is_other else "demanded now" if is_new else "demanded no longer"
-    text = f"{demand}: {how}: {sides.refusal(by_new=is_new)}"
     return Change(subject, breaks=True, sentence=text)
 
 

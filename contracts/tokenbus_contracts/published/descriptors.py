@@ -94,7 +94,6 @@ class Schema:
     """A version of the schema."""
 
     def __init__(self, files: FileDescriptorSet) -> None:
-        """Keep the descriptors of Tokenbus's package."""
         self._files = [file for file in files.file if f"{file.package}." == _OURS]
         self._all = [each for file in self._files for each in _declared(file)]
 

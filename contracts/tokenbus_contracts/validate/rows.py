@@ -76,7 +76,6 @@ def _check_step_rows(batch: LogprobBatch, rows: int) -> None:
 
 
 def _check_values(batch: LogprobBatch, limits: Limits) -> None:
-    """Check the bounds of the columns of small values."""
     for name, named in (("statuses", _STATUSES), ("scorings", _SCORINGS)):
         values = getattr(batch, name)
         if values.tobytes().translate(None, named):

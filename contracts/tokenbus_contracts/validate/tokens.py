@@ -13,7 +13,6 @@ from tokenbus_contracts.schema import COLUMN
 from tokenbus_contracts.validate.rows import Shape, check_length, check_range
 
 Values = npt.NDArray[np.float32]
-Ranks = npt.NDArray[np.unsignedinteger | np.signedinteger]
 
 _RANKS = COLUMN["ranks"]
 _LARGEST = float(np.finfo(np.float32).max)
@@ -106,17 +105,14 @@ def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
     right = (values[ties] == values[ties + 1]) & (ids[ties] < ids[ties + 1])
     if not right.all():
         refuse_value("alternative_logprobs", values, ceiling(batch))
-        _refuse_order(batch, int(ties[right.argmin()]))
-
-
-def _refuse_order(batch: LogprobBatch, element: int) -> None:
-    value, after = batch.alternative_logprobs[element : element + 2].tolist()
-    if value != after:
-        field = f"alternative_logprobs[{element + 1}]"
-        raise ContractError(field, f"at most {value}, the one before it", after, rule=Rule.ORDER)
-    token_id, after_id = batch.alternative_token_ids[element : element + 2].tolist()
-    field = f"alternative_token_ids[{element + 1}]"
-    raise ContractError(field, f"above {token_id}, whose value is the same", after_id, rule=Rule.ORDER)
+        element = int(ties[right.argmin()])
+        value, after = values[element : element + 2].tolist()
+        if value != after:
+            field = f"alternative_logprobs[{element + 1}]"
+            raise ContractError(field, f"at most {value}, the one before it", after, rule=Rule.ORDER)
+        token_id, after_id = ids[element : element + 2].tolist()
+        field = f"alternative_token_ids[{element + 1}]"
+        raise ContractError(field, f"above {token_id}, whose value is the same", after_id, rule=Rule.ORDER)
 
 
 def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
@@ -131,7 +127,13 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
     if np.count_nonzero(same) != same.size:
         right = same | ((sampled.ranks > sampled.top_ks) & (value_there > sampled.logprobs))
         if not right.all():
-            _refuse_rank(sampled, int(right.argmin()), value_there, at_rank)
+            token = int(right.argmin())
+            limit = (
+                f"a rank that fits logprob {float(sampled.logprobs[token])} "
+                f"beside {float(value_there[token])} at place {int(at_rank[token])} of the alternatives"
+            )
+            field = f"ranks[{int(sampled.places[token])}]"
+            raise ContractError(field, limit, int(sampled.ranks[token]), rule=Rule.AGREEMENT)
     # A token that is among its alternatives has the same value there. Usually it is at its rank, where it was compared
     # above, so counting is enough.
     own = np.repeat(sampled.ids, sampled.top_ks) == ids
@@ -142,21 +144,7 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
     tokens = sampled.starts.searchsorted(elsewhere, side="right") - 1
     wrong = values[elsewhere] != sampled.logprobs[tokens]
     if wrong.any():
-        which = int(wrong.argmax())
-        _refuse_value_of(batch, sampled, int(tokens[which]), int(elsewhere[which]))
-
-
-def _refuse_rank(sampled: _Sampled, token: int, value_there: Values, at_rank: Ranks) -> None:
-    limit = (
-        f"a rank that fits logprob {float(sampled.logprobs[token])} "
-        f"beside {float(value_there[token])} at place {int(at_rank[token])} of the alternatives"
-    )
-    field = f"ranks[{int(sampled.places[token])}]"
-    raise ContractError(field, limit, int(sampled.ranks[token]), rule=Rule.AGREEMENT)
-
-
-def _refuse_value_of(batch: LogprobBatch, sampled: _Sampled, token: int, element: int) -> None:
-    own = float(sampled.logprobs[token])
-    limit = f"{own}, the value of the same token in logprobs[{int(sampled.places[token])}]"
-    value = float(batch.alternative_logprobs[element])
-    raise ContractError(f"alternative_logprobs[{element}]", limit, value, rule=Rule.AGREEMENT)
+        token, element = int(tokens[wrong.argmax()]), int(elsewhere[wrong.argmax()])
+        own = float(sampled.logprobs[token])
+        limit = f"{own}, the value of the same token in logprobs[{int(sampled.places[token])}]"
+        raise ContractError(f"alternative_logprobs[{element}]", limit, float(values[element]), rule=Rule.AGREEMENT)

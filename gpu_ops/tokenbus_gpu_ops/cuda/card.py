@@ -32,7 +32,6 @@ class Card:
         self._kernels: dict[tuple[str, bool, bool], Kernel] = {}
 
     def is_current(self) -> bool:
-        """Return whether the card is this thread's current one."""
         return int(done(driver().cuCtxGetCurrent())) == self._context
 
     @contextmanager

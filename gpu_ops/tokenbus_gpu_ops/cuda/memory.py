@@ -36,19 +36,16 @@ class Pinned:
         )
 
     def is_idle(self) -> bool:
-        """Return whether the last queued work is done."""
         if not self.seen:
             self.seen = not driver().cuEventQuery(self.event)[0]
         return self.seen
 
     def wait(self) -> None:
-        """Wait for the last queued work."""
         if not self.seen:
             done(driver().cuEventSynchronize(self.event))
             self.seen = True
 
     def record(self, stream: int) -> None:
-        """Record the work that is queued on a stream."""
         self.seen = False
         done(driver().cuEventRecord(self.event, stream))
 
@@ -85,7 +82,6 @@ class Pool:
         return piece
 
     def give_back(self, piece: Pinned) -> None:
-        """Reclaim unreferenced memory."""
         self._free.setdefault(piece.size, deque()).append(piece)
 
     def _let_go(self, wanted: int) -> None:
@@ -132,7 +128,6 @@ class Scratch:
         self._last = result
 
     def free(self, stream: int) -> None:
-        """Free the memory after the queued work."""
         if self.address:
             self._follow(stream)
             done(driver().cuMemFreeAsync(self.address, stream))

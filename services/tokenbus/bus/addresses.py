@@ -45,7 +45,6 @@ class IpcEndpoint:
 
 
 def parse(address: str) -> TcpEndpoint | IpcEndpoint:
-    """Return the endpoint of an address; raises AddressError."""
     scheme, _, path = address.partition("://")
     if scheme == "ipc":
         # For libzmq, @NAME and * have no file, so every user of the machine may bind them.
