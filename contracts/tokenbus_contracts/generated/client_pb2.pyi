@@ -90,18 +90,20 @@ class ClientHello(_message.Message):
     def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., session: _Optional[int] = ..., proof: _Optional[bytes] = ..., wants_room: bool = ...) -> None: ...
 
 class ClientWelcome(_message.Message):
-    __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms", "resumed")
+    __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms", "resumed", "owner")
     PROCESSOR_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     processor_id: str
     schema_minor: int
     heartbeat_interval_ms: int
     heartbeat_timeout_ms: int
     resumed: bool
-    def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., resumed: bool = ...) -> None: ...
+    owner: int
+    def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., resumed: bool = ..., owner: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("request_id", "next_position", "include_draft_logprobs", "deadline_unix_ms")

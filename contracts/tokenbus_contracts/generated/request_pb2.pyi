@@ -53,7 +53,7 @@ CONTINUATION_POLICY_OFF: ContinuationPolicy
 CONTINUATION_POLICY_SAME_WEIGHTS: ContinuationPolicy
 
 class Generate(_message.Message):
-    __slots__ = ("request_id", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "continuation", "drawn_seed", "continuation_policy", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_id", "prompt_scoring", "token_scoring")
+    __slots__ = ("request_id", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "continuation", "drawn_seed", "continuation_policy", "deadline_unix_ms", "owner", "tokenizer_digest", "first_request_id", "prompt_scoring", "token_scoring", "session", "parent", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,9 @@ class Generate(_message.Message):
     FIRST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORING_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     model: str
     text: TextPrompt
@@ -88,7 +91,10 @@ class Generate(_message.Message):
     first_request_id: int
     prompt_scoring: PromptScoring
     token_scoring: TokenScoring
-    def __init__(self, request_id: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_id: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ...) -> None: ...
+    session: str
+    parent: int
+    tenant: int
+    def __init__(self, request_id: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., drawn_seed: _Optional[int] = ..., continuation_policy: _Optional[_Union[ContinuationPolicy, str]] = ..., deadline_unix_ms: _Optional[int] = ..., owner: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., first_request_id: _Optional[int] = ..., prompt_scoring: _Optional[_Union[PromptScoring, _Mapping]] = ..., token_scoring: _Optional[_Union[TokenScoring, _Mapping]] = ..., session: _Optional[str] = ..., parent: _Optional[int] = ..., tenant: _Optional[int] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("token_ids", "turn", "reason", "transfer_state", "weight_version")
@@ -295,20 +301,42 @@ class RequestError(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., emitted_tokens: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer", "prefilled")
+    __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer", "prefilled", "session_prompt")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
     CONTROL_ANSWER_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     admitted: Admitted
     error: RequestError
     prompt_scores: PromptScoresChunk
     control_answer: _control_pb2.ControlAnswer
     prefilled: Prefilled
-    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ...) -> None: ...
+    session_prompt: SessionPrompt
+    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., session_prompt: _Optional[_Union[SessionPrompt, _Mapping]] = ...) -> None: ...
+
+class SessionPrompt(_message.Message):
+    __slots__ = ("request_id", "session", "parent", "owner", "tenant", "position", "prompt_tokens", "token_ids")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    session: str
+    parent: int
+    owner: int
+    tenant: int
+    position: int
+    prompt_tokens: int
+    token_ids: bytes
+    def __init__(self, request_id: _Optional[int] = ..., session: _Optional[str] = ..., parent: _Optional[int] = ..., owner: _Optional[int] = ..., tenant: _Optional[int] = ..., position: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class Prefilled(_message.Message):
     __slots__ = ("request_id", "transfer_state")

@@ -36,6 +36,8 @@ class Role(str, Enum):
     """Watch workers' streams."""
     OPERATOR = "operator"
     """Send commands to workers' engines: pause, change weights, and others."""
+    PROMPTS = "prompts"
+    """See the prompts of sessions in the streams that it watches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,11 @@ class Client:
         return any(session.state is SessionState.OPEN for session in self.sessions)
 
     @property
+    def owner(self) -> int:
+        """The owner of its sessions in recordings and logs; 0 until a processor has welcomed it."""
+        return max(each.owner for each in self.sessions)
+
+    @property
     def refusal(self) -> str:
         """The reason, if every processor refuses this client; otherwise empty."""
         refusals = [each.refusal.message for each in self.sessions if each.refusal is not None]

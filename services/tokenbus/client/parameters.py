@@ -129,6 +129,12 @@ class RequestParameters(TypedDict, total=False):
     """The time limit of the request from now, in milliseconds; default: the processor's limit."""
     deadline_unix_ms: int | None
     """The latest moment of its end, in milliseconds since 1970-01-01 UTC; default: none."""
+    session: str | None
+    """The label of the requests that belong together, at most 128 bytes; their prompts are recorded; default: none."""
+    parent: int | None
+    """The id of the request in the same session that this one follows; default: not given."""
+    tenant: int | None
+    """For whom a gateway asks: sessions of different tenants are different; 0, the default: for itself."""
     request_id: int | None
     """Its id, from 1 to 2**64 - 1; default: one is drawn at random."""
     continuation: str | None

@@ -53,6 +53,8 @@ class ClientSession(ReconnectingSession):
         """Unanswered commands: each is sent again after a welcome, and a worker executes it once."""
         self.ordinal = requests.join(self)
         self._outgoing: deque[bytes] = deque()
+        self.owner = 0
+        """The processor's hash of this client's identity; 0 until it has welcomed the client."""
         self._number = 0
         self._acked = 0
         self._unacked_bytes = 0
@@ -193,6 +195,7 @@ class ClientSession(ReconnectingSession):
         # After an outage several hellos may be answered at once; only the first answer matters.
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
         self._welcomed(welcome)
+        self.owner = welcome.owner
         self.lost_since = self._away_since = None
         self.away, self.is_silent = inf, False
         self._number = self._acked = self._unacked_bytes = 0

@@ -194,6 +194,9 @@ class BatchEngine(ABC, Generic[B]):
         self._scheduler.add(slot)
         return len(request.prompt)
 
+    def encode(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text)
+
     def abort(self, request_id: int) -> None:
         slot = self._requests.slot(request_id)
         if slot is not None:

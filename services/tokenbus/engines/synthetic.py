@@ -230,7 +230,7 @@ class SyntheticEngine:
             raise ValueError(f"request_id: {request_id} is in use already")
         begin = len(generate.continuation.token_ids)
         first_id = generate.first_request_id or request_id
-        prompt = list(generate.tokens.token_ids) or list(generate.text.text.encode())
+        prompt = list(generate.tokens.token_ids) or self.encode(generate.text.text)
         row = _Running(request_id, first_id, begin, end, generate.top_logprobs if scored else 0, scored)
         if generate.HasField("token_scoring"):
             row.token_scoring = generate.token_scoring
@@ -240,6 +240,9 @@ class SyntheticEngine:
             row.end = 0 if asked.without_generation else end
         self._requests[request_id] = row
         return len(prompt)
+
+    def encode(self, text: str) -> Sequence[int]:
+        return list(text.encode())
 
     def abort(self, request_id: int) -> None:
         request = self._requests.get(request_id)

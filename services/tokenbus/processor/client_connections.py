@@ -219,7 +219,7 @@ class ClientConnections(Connections[Session]):
         session.knows_others, session.room = hello.wants_room, None
         is_new = session.peer != peer
         self._connect(session, peer, now)
-        welcome = ClientWelcome(resumed=resumed, **self._welcome())
+        welcome = ClientWelcome(resumed=resumed, owner=owner, **self._welcome())
         if self.peers.send(session, ServerFrame(welcome=welcome)) is not Outcome.SENT:
             # Without the welcome, the client would mistake the renumbered frames for frames that it already has.
             self.peers.disconnect(session)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from zlib import crc32
 
+from tokenbus.bus import Role
 from tokenbus.processor.client_frames import Frame
 from tokenbus.processor.session import Session
 from tokenbus.processor.stream import ReceivedItem, Stream
@@ -10,6 +11,7 @@ from tokenbus.processor.workers import Worker
 from tokenbus.recordings.items import public_hello
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
+from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Item
 
 
@@ -51,19 +53,17 @@ class Watchers:
         """Show an item to the watchers of its stream. A watcher without room in its window misses the item."""
         if not self._watched:
             return
-        item = Item(
-            sequence=entry.sequence,
-            payload_kind=entry.kind,
-            payload_bytes=len(entry.payload),
-            payload_crc32=crc32(entry.payload),
-        )
+        whole = _frame_of(entry, entry.payload)
+        without_prompt = whole
+        if isinstance(entry.contents, RequestEvent) and entry.contents.HasField("session_prompt"):
+            without_prompt = _frame_of(entry, _without_prompt(entry.contents))
         for session in self._watching(worker):
             if not session.send_queue.has_room_in_window:
                 self.skipped_items += 1
                 continue
             if self._shown.get(session) is not worker.stream:
                 self._announce(session, worker.stream)
-            session.put(Frame(write_frame(ServerFrame(watched_item=item)), [entry.payload]))
+            session.put(whole if Role.PROMPTS in session.roles else without_prompt)
 
     def _watching(self, worker: Worker) -> list[Session]:
         return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
@@ -72,3 +72,20 @@ class Watchers:
         watched = WatchedStream(epoch=stream.epoch, hello=public_hello(stream.hello))
         self._shown[session] = stream
         session.put(Frame(write_frame(ServerFrame(watched_stream=watched))))
+
+
+def _frame_of(entry: ReceivedItem, payload: bytes) -> Frame:
+    item = Item(
+        sequence=entry.sequence,
+        payload_kind=entry.kind,
+        payload_bytes=len(payload),
+        payload_crc32=crc32(payload),
+    )
+    return Frame(write_frame(ServerFrame(watched_item=item)), [payload])
+
+
+def _without_prompt(event: RequestEvent) -> bytes:
+    shown = RequestEvent()
+    shown.CopyFrom(event)
+    shown.session_prompt.ClearField("token_ids")
+    return write_frame(shown)

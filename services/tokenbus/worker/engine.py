@@ -143,6 +143,9 @@ class FullEngine(Engine, Protocol):
     facts: Mapping[str, Any]
     """Further fields of `EngineState` for trainers: `dtype`, `value_kind`."""
 
+    def encode(self, text: str) -> Sequence[int]:
+        """Return the token ids of a prompt; a text prompt of a session reaches `admit` as these ids."""
+
     def pause(self, *, running: bool) -> None:
         """Begin no new requests; with `running`, stop the running ones too.
 

@@ -11,7 +11,7 @@ from tokenbus.clock import SystemClock
 from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.worker.command_runner import CommandRunner
 from tokenbus.worker.engine import Engine, EngineBrokenError, EngineStepError, FullEngine
-from tokenbus.worker.engine_output import EngineOutput
+from tokenbus.worker.engine_output import EngineOutput, session_events
 from tokenbus.worker.errors import NotRunningError
 from tokenbus.worker.publishing import PublisherClient
 from tokenbus.worker.step import StepArrays
@@ -165,6 +165,8 @@ class EngineLoop:
                 raise ValueError("continuation: none with this engine, which cannot continue from tokens")  # noqa: TRY301
             self._check_weights(generate)
             self._check_token_scoring(generate)
+            if generate.session and generate.HasField("text"):
+                generate = self._with_ids(generate)
             prompt_tokens = int(self._engine.admit(generate))
         except ValueError as error:
             self._out.failed(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error))
@@ -180,6 +182,17 @@ class EngineLoop:
             self._untried.append(request_id)
             prompt_tokens = min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
             self._out.admitted(request_id, prompt_tokens, 0 if self._has_cache else None)
+            for event in session_events(generate) if generate.session else ():
+                self._out.publish_event(event)
+
+    def _with_ids(self, generate: Generate) -> Generate:
+        """Return a request with the ids of its text prompt."""
+        if not hasattr(self._engine, "encode"):
+            raise ValueError("session: with this engine only for a prompt of token ids, got a text")
+        made = Generate()
+        made.CopyFrom(generate)
+        made.tokens.token_ids[:] = self._engine.encode(generate.text.text)
+        return made
 
     def _check_weights(self, generate: Generate) -> None:
         continuation, version = generate.continuation, getattr(self._engine, "weight_version", 0)

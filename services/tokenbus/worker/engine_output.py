@@ -1,10 +1,16 @@
 """EngineOutput: the interface through which an engine's loop publishes steps and request events."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
 
 from tokenbus.delivery.errors import request_error
 from tokenbus.worker.step import StepArrays
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestEvent, SessionPrompt
+from tokenbus_contracts.schema import bounds_in
+
+_CHUNK_TOKENS = bounds_in(SessionPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_bytes // 4
 
 
 class EngineOutput(ABC):
@@ -29,6 +35,23 @@ def admitted_event(request_id: int, prompt_tokens: int, cached_tokens: int | Non
     """Return the event of an admission; the publisher sets the worker and the turn."""
     admitted = Admitted(request_id=request_id, prompt_tokens=max(1, prompt_tokens), cached_tokens=cached_tokens)
     return RequestEvent(admitted=admitted)
+
+
+def session_events(generate: Generate) -> Iterator[RequestEvent]:
+    """Yield the events of a request's session, with the tokens of its prompt."""
+    ids = np.array(generate.tokens.token_ids, "<u4")
+    for begin in range(0, ids.size, _CHUNK_TOKENS):
+        chunk = SessionPrompt(
+            request_id=generate.request_id,
+            session=generate.session,
+            parent=generate.parent,
+            owner=generate.owner,
+            tenant=generate.tenant,
+            position=begin,
+            prompt_tokens=ids.size,
+            token_ids=ids[begin : begin + _CHUNK_TOKENS].tobytes(),
+        )
+        yield RequestEvent(session_prompt=chunk)
 
 
 def error_event(request_id: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> RequestEvent:

@@ -126,7 +126,7 @@ class VllmEngine(ControlledCore):
         if adapter is None and sampling.lora_adapter:
             known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, since none is loaded"
             raise ValueError(f"sampling.lora_adapter: {known}, got {sampling.lora_adapter!r}")
-        prompt = prompt_of(generate, self._encode, self.vocabulary_size, self.max_model_tokens - 1)
+        prompt = prompt_of(generate, self.encode, self.vocabulary_size, self.max_model_tokens - 1)
         accepted = list(generate.continuation.token_ids)
         salt = self.salted(sampling.cache_salt, sampling.lora_adapter)
         try:
@@ -183,7 +183,7 @@ class VllmEngine(ControlledCore):
     def close(self) -> None:
         self._core.shutdown()
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         if self._inputs.tokenizer is None:
             raise ValueError("text.text: vLLM runs without a tokenizer here; send token ids")
         return list(self._inputs.tokenizer.encode(text))
