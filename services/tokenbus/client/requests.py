@@ -1,39 +1,115 @@
-"""OpenRequests: the calls of an application, and the frames of processors, that change a client's requests."""
+"""OpenRequests: a client's requests at its processors, and how their turns end or continue."""
 
 from collections import deque
-from collections.abc import Callable
-from itertools import repeat
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 
 import numpy as np
 
+from tokenbus.client.ids import random_id
 from tokenbus.client.open_request import OpenRequest
-from tokenbus.client.progress import MOST_POSITION
+from tokenbus.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus.client.received_scores import ReceivedScores
-from tokenbus.client.request_table import RequestTable
 from tokenbus.client.session import ClientSession
-from tokenbus.client.steps import RequestEnd, StepRows, drafts_of
-from tokenbus.client.tokens import RequestTokens, stop_of
-from tokenbus.delivery import Step
+from tokenbus.client.steps import RequestEnd, StepOutput, StepRows, drafts_of
+from tokenbus.client.tokens import RequestTokens, Turn, stop_of
+from tokenbus.client.waiter import WakeUps
+from tokenbus.client.weight_spans import WeightSpans
+from tokenbus.delivery import RequestFailedError, Step
+from tokenbus.delivery.errors import NOT_TAKEN, brief
 from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import FINISHED
-from tokenbus_contracts import ContractError, LogprobBatch, RowStatus
+from tokenbus_contracts import ContractError, LogprobBatch, PromptScores, RowStatus
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.client_pb2 import ClientFrame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended
 from tokenbus_contracts.generated.request_pb2 import (
     Abort,
     Admitted,
+    ContinuationPolicy,
     ErrorCode,
     Generate,
     PromptScoresChunk,
     RequestError,
 )
+from tokenbus_contracts.schema import bounds_in
 
+_MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_ids"].GetOptions()).max_items
+"""The number of requests that one frame may name."""
+_COMPLETE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
+_NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
+"""The errors of a later turn that mean that nobody continues: the request ends with the error of the turn before."""
+_SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _MOST_IGNORED = 1024
 _ENGINE, _UNRECOVERABLE = ErrorCode.ERROR_CODE_ENGINE, "the engine lost its state, and cannot compute it again"
 
 
-class OpenRequests(RequestTable):
-    """The table of a client's requests, with the application's calls and the processors' frames that change it."""
+class OpenRequests:
+    """A client's open requests, at one processor or several.
+
+    A request stays at its processor through restarts. After `continue_after` seconds without its processor, a request
+    moves to another one, under a new id and with the accepted tokens.
+    """
+
+    def __init__(  # noqa: PLR0913 - each but the first two is given by name
+        self,
+        max_rows: int,
+        patience: float,
+        *,
+        continue_after: float = 2.0,
+        has_several: bool = False,
+        where: str = "",
+        new_id: Callable[[], int] = random_id,
+    ) -> None:
+        """Let at most `max_rows` rows of a request wait, and a request at most `patience` seconds for a processor."""
+        self.has_several = has_several
+        self._new_id = new_id
+        self._max_rows = max_rows
+        self._patience = patience
+        self._continue_after = continue_after
+        self._looked_at: float | None = None
+        self._unanswered = f"no processor answered for {round(patience * 1000)} ms{where}"
+        self.on_scored: Callable[[PromptScores], None] = lambda _: None
+        """Called with the scores of each prompt, before the first row of its request is in the output stream."""
+        self.on_turns: Callable[[int, Sequence[Turn]], None] = lambda _, __: None
+        """Called with the turns of a request that continues at another worker."""
+        self.on_cached: Callable[[int, int | None], None] = lambda _, __: None
+        """Called with the number of cached tokens of a request's prompt, if known, before its first row."""
+        self.sessions: list[ClientSession] = []
+        self.requests: dict[int, OpenRequest] = {}
+        self._closed: dict[int, OpenRequest] = {}
+        """Requests that their consumer closed, by turn id, until the processor ends them; their rows are dropped."""
+        self._ended_ids: dict[int, None] = {}
+        """Turns that are over, the oldest first: if a processor comes back, it is told to end them."""
+        self._ignored_ids: dict[int, None] = {}
+        """Turns whose late rows no longer need an abort, the oldest first."""
+        self._request_ids: dict[int, int] = {}
+        """The request ids of continued requests, by the id of their current turn."""
+        self._progress = Progress()
+        self._weights = WeightSpans()
+        self._output = StepOutput()
+        self._wake_ups = WakeUps()
+        self.repeated = 0
+        """Number of repeated rows and frames."""
+        self.late = 0
+        """Number of received rows of turns and requests that are over here."""
+        self.is_paused = False
+        """Whether acks are withheld because the output stream is full, as backpressure on the processor."""
+
+    def __len__(self) -> int:
+        return len(self.requests)  # closed requests do not count
+
+    @property
+    def open_count(self) -> int:
+        """Number of requests that a processor may still have open for this client."""
+        return len(self.requests) + len(self._closed)
+
+    def is_open(self, request_id: int) -> bool:
+        return request_id in self.requests or request_id in self._closed
+
+    def join(self, session: ClientSession) -> int:
+        """Add a session, and return its number as a sender of rows."""
+        self.sessions.append(session)
+        return NO_SENDER + len(self.sessions)
 
     def open(self, generate: Generate, *, is_submitted: bool = False) -> RequestTokens:
         """Send a request; a ContractError says which bound it breaks.
@@ -271,3 +347,227 @@ class OpenRequests(RequestTable):
     def _renamed(self, batch: LogprobBatch) -> LogprobBatch:
         ids = [self._request_ids.get(turn_id, turn_id) for turn_id in batch.request_ids.tolist()]
         return LogprobBatch.of_views(batch.header, {**batch.columns, "request_ids": np.array(ids, np.uint64)})
+
+    # The table.
+
+    def _of_turn(self, turn_id: int) -> OpenRequest | None:
+        request = self.requests.get(self._request_ids.get(turn_id, turn_id))
+        return request if request is not None and request.turn_id == turn_id else None
+
+    def _at(self, session: ClientSession) -> list[OpenRequest]:
+        return [request for request in self.requests.values() if request.home is session]
+
+    def _add(self, request: OpenRequest, position: int) -> None:
+        self.requests[request.request_id] = request
+        self._ended_ids.pop(request.request_id, None)
+        self._progress.open(request.request_id, position, request.tokens.waiting)
+        request.closed_at = None
+
+    def _remove(self, request: OpenRequest) -> None:
+        """Remove a request that is over here; `_finish` and `_fail` say how it ended."""
+        request_id = request.request_id
+        del self.requests[request_id]
+        request.tokens.weight_spans = self._weights.of(request_id, request.next_position)
+        self._weights.forget(request_id)
+        request.closed_at = self._progress.close(request_id)
+        self._request_ids.pop(request.turn_id, None)
+
+    def _finish(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
+        self._remove(request)
+        tokens = request.tokens
+        if status in _COMPLETE and request.scoring is not None and tokens.prompt_scores is None:
+            message = "its last row arrived before all scores of its prompt"
+            self._fail(request, request.error(ErrorCode.ERROR_CODE_GAP, message), request.next_position)
+            return
+        tokens.finish(status, stop)
+        known = tokens.prompt_scores, tokens.weight_spans, tokens.cached_tokens
+        self._output.put_end(RequestEnd(tokens.request_id, status, None, stop, *known))
+
+    def _fail(self, request: OpenRequest, error: RequestError, generated: int) -> None:
+        request.tokens.fail(error, generated)
+        failed = RequestFailedError(error, generated)
+        self._output.put_end(RequestEnd(request.request_id, None, failed, weight_spans=request.tokens.weight_spans))
+
+    def _note_ended(self, turn_id: int) -> None:
+        self._ended_ids[turn_id] = None
+        if len(self._ended_ids) > _MOST_ENDED:
+            del self._ended_ids[next(iter(self._ended_ids))]
+
+    def _drop_closed(self, session: ClientSession) -> None:
+        """Stop waiting for a processor to end requests that their consumers closed."""
+        for turn_id in [turn_id for turn_id, request in self._closed.items() if request.home is session]:
+            del self._closed[turn_id]
+            self._note_ended(turn_id)
+
+    # Errors that end a turn, and the request if no other turn follows.
+
+    def _end_turn(self, request: OpenRequest, error: RequestError) -> None:
+        if self._continue(request, error):
+            return
+        if request.loss is not None and error.code in _NOT_CONTINUED:
+            request.loss.message = brief(f"{request.loss.message}; not continued: {error.message}", error.code)
+            error = request.loss
+        self._remove(request)
+        if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.was_never_sent:
+            self._note_ended(request.turn_id)
+        error.request_id = request.request_id
+        generated, error.emitted_tokens = error.emitted_tokens, request.next_position
+        self._fail(request, error, generated)
+
+    def _abort_with(self, request: OpenRequest, code: ErrorCode, message: str) -> None:
+        if not request.is_aborted and not request.was_never_sent:
+            self._say_abort(request)
+        self._end_turn(request, request.error(code, message))
+
+    def end_all(self, code: ErrorCode, message: str, at: ClientSession | None = None) -> None:
+        for request in list(self.requests.values()) if at is None else self._at(at):
+            self._abort_with(request, code, message)
+
+    def give_up(self, message: str) -> None:
+        """End every request with an error, because the client leaves."""
+        self.end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
+        self._closed.clear()
+        for session in self.sessions:
+            session.lost_since = None
+
+    def end_overdue(self, unix_ms: int) -> None:
+        """End each request whose deadline has passed, if the processor has not ended it in time."""
+        grace = round(max(session.timeout for session in self.sessions) * 1000)
+        for request in list(self.requests.values()):
+            if request.deadline_unix_ms and (late := unix_ms - request.deadline_unix_ms) > grace:
+                message = f"deadline_unix_ms: no end arrived within {late} ms after it"
+                self._abort_with(request, ErrorCode.ERROR_CODE_DEADLINE, message)
+
+    def _continue(self, request: OpenRequest, loss: RequestError) -> bool:
+        """Ask for another turn of a request that has lost its current one; False: the request ends."""
+        if not request.may_continue(loss.code):
+            return False
+        request.loss = loss
+        self._begin_turn(request, loss.code)
+        return True
+
+    def _begin_turn(self, request: OpenRequest, reason: ErrorCode) -> None:
+        """Ask for the rest of a request under a new id, so that no worker can mix up two turns.
+
+        Processors are told that the previous turn is over before they get the next one.
+        """
+        self._note_ended(request.turn_id)
+        for session in self.sessions:
+            session.say(ClientFrame(ended=Ended(request_ids=[request.turn_id])))
+        if request.is_aborted:
+            self._finish(request, RowStatus.ABORTED)
+            return
+        self._request_ids.pop(request.turn_id, None)
+        spans = self._weights.of(request.request_id, request.next_position)
+        accepted = self._progress.accepted(request.request_id).tolist()
+        request.begin_turn(self._new_id(), reason, accepted, spans[-1].weight_version if spans else 0)
+        self._request_ids[request.turn_id] = request.request_id
+        self.on_turns(request.request_id, request.tokens.turns)
+        self._forget_answer(request)
+        self._place(request)
+
+    def _forget_answer(self, request: OpenRequest) -> None:
+        request.forget_answer()
+        if not request.next_position:  # an Admitted with the final number may be lost
+            self._note_cached(request, None)
+
+    def _note_cached(self, request: OpenRequest, cached_tokens: int | None) -> None:
+        request.tokens.cached_tokens = cached_tokens
+        self.on_cached(request.request_id, cached_tokens)
+
+    def _say_abort(self, request: OpenRequest) -> None:
+        if request.home is not None:
+            request.home.say(ClientFrame(abort=Abort(request_id=request.turn_id)))
+
+    def welcomed(self, session: ClientSession, *, resumed: bool) -> None:
+        """Ask a processor for the requests that it should have; `resumed` if it knew this client."""
+        if not self.is_paused and self._ended_ids:
+            session.say(ClientFrame(ended=Ended(request_ids=self._ended_ids)))
+        for request in chain(self.requests.values(), self._closed.values()):
+            if request.home is not session:
+                continue
+            # An earlier life of the processor may have given it to a worker, which may come back.
+            if request.generate is not None and request.sent_to in ("", session.processor_id):
+                self._send(request, session)
+            elif not (resumed and request.is_answered):
+                self._forget_answer(request)
+                session.say(request.resume_frame())
+            if request.is_aborted:
+                self._say_abort(request)
+        self.has_room(session)
+
+    def _best(self, request: OpenRequest) -> ClientSession | None:
+        if not self.has_several and request.loss is None:
+            return self.sessions[0]
+        able = [each for each in self.sessions if each.is_here and each not in request.refused_by]
+        return max(able, key=lambda session: session.room_for(request.origin.model), default=None)
+
+    def _place(self, request: OpenRequest) -> None:
+        """Send a request to the processor with the most room, or end it if all have refused it for good."""
+        best = self._best(request)
+        if best is not None:
+            self._send(request, best)
+        elif request.refusal is not None and self._is_refused_by_all(request, request.refusal):
+            self._end_turn(request, request.refusal)
+
+    def _is_refused_by_all(self, request: OpenRequest, refusal: RequestError) -> bool:
+        if request.loss is not None:
+            is_same = request.origin.continuation_policy == _SAME_WEIGHTS
+            return is_same and refusal.code == ErrorCode.ERROR_CODE_NO_WORKER
+        # If a processor is away or closes, its workers may soon be at another one.
+        return not any(each.is_closing or each.away <= self._patience for each in self.sessions)
+
+    def _send(self, request: OpenRequest, session: ClientSession) -> None:
+        request.home = session
+        if session.say(request.frame()) and request.generate is not None:
+            request.sent_to = session.processor_id
+            session.used(request.generate.model)
+
+    def _refused(self, request: OpenRequest, session: ClientSession, error: RequestError) -> None:
+        request.refusal, request.home, request.sent_to = error, None, ""
+        request.refused_by.add(session)
+        # A processor whose workers are all busy says when to try again; a processor that closes cannot.
+        session.is_closing |= error.code == ErrorCode.ERROR_CODE_OVERLOADED and not error.retry_after_ms
+        if request.is_aborted:
+            self._finish(request, RowStatus.ABORTED)
+        else:
+            self._place(request)
+
+    def has_room(self, session: ClientSession) -> None:
+        """Offer a processor the waiting requests, including those it has refused."""
+        for request in list(self.requests.values()):
+            request.refused_by.discard(session)
+            if request.home is None:
+                self._place(request)
+
+    def look(self, now: float) -> None:
+        """Send the requests that wait for a processor, or whose processor is away. Call this often."""
+        interval = max(session.interval for session in self.sessions)
+        stall, self._looked_at = max(0.0, now - (self._looked_at or now) - interval), now
+        for session in self.sessions:
+            session.is_silent = session.silence(now) - stall >= self._continue_after
+        for session in self.sessions:
+            if session.is_silent and any(each.is_here for each in self.sessions):
+                self._leave(session)
+            if session.lost_since is not None and now - session.lost_since >= self._patience:
+                session.lost_since = None
+                self._drop_closed(session)
+                self.end_all(ErrorCode.ERROR_CODE_DEADLINE, self._unanswered, session)
+        for request in [each for each in self.requests.values() if each.home is None]:
+            request.waits_since = now if request.waits_since is None else request.waits_since
+            if now - request.waits_since >= self._patience:
+                overdue = request.error(ErrorCode.ERROR_CODE_DEADLINE, self._unanswered)
+                self._end_turn(request, request.refusal or overdue)
+            else:
+                request.refused_by.clear()
+                self._place(request)
+
+    def _leave(self, session: ClientSession) -> None:
+        """Continue elsewhere the requests of a processor that is away; a resumed request waits for it."""
+        self._drop_closed(session)
+        code = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
+        for request in self._at(session):
+            if request.is_aborted and not request.is_resumed:
+                self._begin_turn(request, code)
+            else:
+                self._continue(request, request.error(code, "its processor is away"))
