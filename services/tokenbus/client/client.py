@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, Unpack
-from weakref import ref
+from typing import Self, Unpack
 
 from tokenbus.bus import Transport, clock_for, transport_for
 from tokenbus.bus.link import PROOF_BYTES, Link, SessionState
@@ -16,7 +15,7 @@ from tokenbus.client.ids import random_id
 from tokenbus.client.parameters import Prompt, RequestParameters, named_as_given, request_of
 from tokenbus.client.requests import OpenRequests
 from tokenbus.client.session import ClientSession
-from tokenbus.client.steps import RequestEnd, StepRows, Stream, StreamQueue, T
+from tokenbus.client.steps import RequestEnd, StepRows, Stream, StreamQueue
 from tokenbus.client.tokens import Generation, RequestTokens
 from tokenbus.clock import Clock
 from tokenbus.delivery import RequestFailedError
@@ -132,8 +131,8 @@ class Client:
             # Draining ends when all requests have ended, on whichever connection the last one ended.
             link.progress, session.on_news = self._progress, link.wake
             self._links[address] = session, link
-        self._steps = _StreamSlot()
-        self._watch = _StreamSlot()
+        self._steps: StreamQueue[StepRows | RequestEnd] | None = None
+        self._watched: StreamQueue[StreamItem] | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -331,8 +330,12 @@ class Client:
             elif self.requests.is_paused:
                 self._go_on()
 
-        queue: StreamQueue[StepRows | RequestEnd] = StreamQueue(_bound)
-        return self._steps.fill(queue, lambda: self.requests.open_stream(queue.put), self._close_steps)
+        if self._steps is not None:
+            self._steps.close_if_dropped()
+        queue: StreamQueue[StepRows | RequestEnd] = StreamQueue(self._close_steps, _bound)
+        self.requests.open_stream(queue.put)
+        self._steps = queue
+        return Stream(queue)
 
     def watch(self, worker_id: str = "", *, most: int = 1024) -> Stream[StreamItem]:
         """Return an async iterator over the items of a worker's stream as the worker publishes them.
@@ -351,7 +354,7 @@ class Client:
                 item = await anext(watched)
             print(tokens, item.worker_id, item.sequence)
         """
-        queue, tracker = StreamQueue[StreamItem](), SequenceTracker()
+        tracker = SequenceTracker()
 
         def _receive(stream: WatchedStream, item: Item, payload: bytes) -> None:
             if len(queue) < most:
@@ -359,17 +362,18 @@ class Client:
                 tracker.count(received)
                 queue.put(received)
 
-        def _begin() -> None:
-            if self.sessions[0].watched is not None:
-                raise RuntimeError("watch() is already being iterated over: close that iterator first")
-            for session in self.sessions:
-                session.watch(worker_id, _receive)
+        if self._watched is not None:
+            self._watched.close_if_dropped()
+        if self.sessions[0].watched is not None:
+            raise RuntimeError("watch() is already being iterated over: close that iterator first")
+        self._watched = queue = StreamQueue[StreamItem](self._end_watch)
+        for session in self.sessions:
+            session.watch(worker_id, _receive)
+        return Stream(queue)
 
-        def _end() -> None:
-            for session in self.sessions:
-                session.watched = None
-
-        return self._watch.fill(queue, _begin, _end)
+    def _end_watch(self) -> None:
+        for session in self.sessions:
+            session.watched = None
 
     def _open(
         self, prompt: Prompt | Generate, parameters: RequestParameters, *, is_submitted: bool = False
@@ -444,29 +448,6 @@ class Client:
         else:
             return
         raise RequestFailedError(request_error(request_id, code, message))
-
-
-class _StreamSlot:
-    """Holds the only open stream of its kind, which closes when its last reference is dropped."""
-
-    def __init__(self) -> None:
-        self._stream: ref[Stream[Any]] | None = None
-        self._close: Callable[[], None] | None = None
-
-    def fill(self, queue: StreamQueue[T], register: Callable[[], None], unregister: Callable[[], None]) -> Stream[T]:
-        """Return a new stream; `register` raises while another one is open."""
-        if self._close is not None and self._stream is not None and self._stream() is None:
-            self._close()  # its stream was dropped, but the event loop has not yet run its end
-        register()
-
-        def _close() -> None:
-            if self._close is _close:
-                self._close = None
-                unregister()
-
-        stream = Stream(queue, _close)
-        self._stream, self._close = ref(stream), _close
-        return stream
 
 
 def _merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:

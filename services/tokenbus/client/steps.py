@@ -5,6 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Self, TypeVar
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -108,16 +109,18 @@ class StepOutput:
 
 
 class StreamQueue(Generic[T]):
-    """A queue of items, on one event loop.
+    """The items of one Stream, on one event loop.
 
-    `on_length` is called with each new length, so that the owner can bound it.
+    `on_close` is called once. `on_length` is called with each new length, so that the owner can bound it.
     """
 
-    def __init__(self, on_length: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, on_close: Callable[[], None], on_length: Callable[[int], None] = lambda _: None) -> None:
         self._items: deque[T] = deque()
         self._arrived = asyncio.Event()
+        self._on_close = on_close
         self._on_length = on_length
         self.is_closed = False
+        self.reader: ref[Stream[T]] | None = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -128,9 +131,16 @@ class StreamQueue(Generic[T]):
         self._on_length(len(self._items))
 
     def close(self) -> None:
-        self.is_closed = True
-        self._items.clear()
-        self._arrived.set()
+        if not self.is_closed:
+            self.is_closed = True
+            self._items.clear()
+            self._arrived.set()
+            self._on_close()
+
+    def close_if_dropped(self) -> None:
+        """Close it if its stream was dropped, and the event loop has not closed it yet."""
+        if self.reader is not None and self.reader() is None:
+            self.close()
 
     async def get(self) -> T:
         """Return the next item; wait until there is one. Raises StopAsyncIteration once it is closed."""
@@ -157,12 +167,12 @@ class Stream(Generic[T]):
         assert isinstance(first, tokenbus.StepRows)
     """
 
-    __slots__ = ("__weakref__", "_loop", "_queue", "_unregister")
+    __slots__ = ("__weakref__", "_loop", "_queue")
 
-    def __init__(self, queue: StreamQueue[T], unregister: Callable[[], None]) -> None:
+    def __init__(self, queue: StreamQueue[T]) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue = queue
-        self._unregister = unregister
+        queue.reader = ref(self)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -176,9 +186,7 @@ class Stream(Generic[T]):
 
     async def aclose(self) -> None:
         """Close it, and drop the remaining items."""
-        if not self._queue.is_closed:
-            self._queue.close()
-            self._unregister()
+        self._queue.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -188,6 +196,6 @@ class Stream(Generic[T]):
 
     def __del__(self) -> None:
         # Called on the client's event loop, because the garbage collector may run this in any thread.
-        if hasattr(self, "_unregister") and not self._queue.is_closed:
+        if hasattr(self, "_queue") and not self._queue.is_closed:
             with contextlib.suppress(RuntimeError):  # the loop has closed, and so has the client
-                self._loop.call_soon_threadsafe(self._unregister)
+                self._loop.call_soon_threadsafe(self._queue.close)
