@@ -73,24 +73,6 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
     return b"".join(pieces)
 
 
-def write_parts(batch: LogprobBatch, rows: Index, ends: Index, limits: Limits) -> list[bytes]:
-    """Return some rows of a batch as several messages under its header, each with the rows up to its end.
-
-    A received message is cut in one pass, whatever the number of parts. Nothing is checked, as in `write`.
-    """
-    header = to_wire(batch.header)
-    message = batch._message  # noqa: SLF001 - as above
-    head = prefix_of(HEADER_KEY, len(header)) + header
-    cut = None if message is None else native.cut(message.data, message.places, rows, ends, head)
-    if cut is None:
-        shares = np.split(rows, ends[:-1])
-        return [write(batch.select(share).headed(batch.header), limits) for share in shares]
-    for data in cut:
-        if len(data) > limits.max_message_bytes:
-            raise ContractError("message", limits.max_message_bytes, len(data), rule=Rule.BYTES)
-    return cut
-
-
 def deal(  # noqa: PLR0913, PLR0917 - the compiled function's arguments
     batch: LogprobBatch, header: BatchHeader, slots: Index, requests: RequestColumns, stream: int, least: int
 ) -> tuple[Index, list[Share]] | None:

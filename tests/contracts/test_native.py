@@ -6,11 +6,9 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 
 from tests.contracts.broken_messages import damage
@@ -103,37 +101,15 @@ def _read_twice() -> Iterator[tuple[Random, LogprobBatch, LogprobBatch]]:
 
 
 @installed
-def test_it_cuts_a_message_as_numpy_does() -> None:
-    """Parts that are cut at once, empty ones among them, are those that are taken and written one by one."""
+def test_it_selects_rows_as_numpy_does() -> None:
+    """Rows that are selected by the compiled code, once or twice, are written as those that Python selects."""
     for rng, read, arrays in _read_twice():
         for _ in range(5):
-            rows = np.array(rng.sample(range(read.row_count), rng.randint(0, read.row_count)), np.intp)
-            ends = np.array([*sorted(rng.choices(range(rows.size + 1), k=rng.randint(0, 5))), rows.size])
-            again = read.select(rows)
-            for some, other, places in ((read, arrays, rows), (again, again, np.arange(rows.size))):
-                parts = wire.write_parts(some, places, ends, Limits.default())
-                assert parts == wire.write_parts(other, places, ends, Limits.default())
-                shares = [other.select(share).headed(other.header) for share in np.split(places, ends[:-1])]
-                assert parts == [wire.write(share, Limits.default()) for share in shares]
-
-
-@installed
-@pytest.mark.parametrize(
-    ("rows", "ends"), [([0, 0], [1, 2]), ([-1], [1]), ([9], [1]), ([0, 1], [2, 1]), ([0, 1], [-1, 2])]
-)
-def test_it_cuts_no_rows_that_are_not_there(rows: list[int], ends: list[int]) -> None:
-    batch = _read(MESSAGES["stops"])
-    assert batch is not None
-    assert batch._message is not None
-    assert native.cut(batch._message.data, batch._message.places, np.array(rows), np.array(ends), b"") is None
-
-
-def test_part_above_the_limit_is_refused() -> None:
-    batch = decode(MESSAGES["stops"])
-    (whole,) = wire.write_parts(batch, np.arange(batch.row_count), np.array([batch.row_count]), Limits.default())
-    limits = replace(Limits.default(), max_message_bytes=len(whole) - 1)
-    with pytest.raises(ContractError, match=f"at most {len(whole) - 1} bytes, got {len(whole)}"):
-        wire.write_parts(batch, np.arange(batch.row_count), np.array([batch.row_count]), limits)
+            rows = rng.sample(range(read.row_count), rng.randint(0, read.row_count))
+            some, other = read.select(rows), arrays.select(rows)
+            assert wire.write(some, Limits.default()) == wire.write(other, Limits.default())
+            again = some.select(range(len(rows)))
+            assert wire.write(again, Limits.default()) == wire.write(other, Limits.default())
 
 
 @installed

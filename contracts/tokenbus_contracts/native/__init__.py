@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import accumulate, pairwise
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -33,8 +32,6 @@ Index = npt.NDArray[np.intp]
 _LIMITS_KEPT = 64
 _MOST_KEY_BYTES = 8
 """The maximum number of bytes of a column's key and length; as in accept.c."""
-_MOST_SHARES = 64
-"""The maximum number of consumers among which one pass divides a message."""
 
 
 class Share(NamedTuple):
@@ -132,37 +129,20 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequ
     return None if size < 0 else (taken[layout.size : layout.size + size].tobytes(), layout.unpack_from(taken.data))
 
 
-def cut(data: bytes, places: Sequence[int], rows: Index, ends: Index, head: bytes) -> list[bytes] | None:
-    """Split an accepted message into several with the same header; each has the rows up to its end.
-
-    None: a row does not exist or is named twice, or the ends are not in order.
-    """
-    parts = len(ends)
-    taken = np.empty(len(data) + parts * (len(head) + _MOST_KEY_BYTES * len(COLUMNS)), np.uint8)
-    sizes = np.empty(parts, np.int64)
-    where, size_at = (array.__array_interface__["data"][0] for array in (taken, sizes))
-    chosen, until = np.asarray(rows, np.int64).tobytes(), np.asarray(ends, np.int64).tobytes()
-    laid = _PLACES[len(places)].pack(*places)
-    if _cuts(data, laid, chosen, until, parts, head, len(head), _schema_rules(), where, size_at) < 0:
-        return None
-    behind = list(accumulate(sizes.tolist(), initial=0))
-    return [taken[begin:end].tobytes() for begin, end in pairwise(behind)]
-
-
 def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
     data: bytes, places: Sequence[int], slots: Index, requests: RequestColumns, stream: int, least: int, head: bytes
 ) -> tuple[Index, list[Share]] | None:
     """Deal the rows of an accepted message out to the shares of their requests.
 
     Returns the numbers of the rows, by share and then in batch order, and the shares. Returns None if a row is not the
-    next of its request, or if there are too many shares.
+    next of its request.
     """
-    rows = len(slots)
-    room = _MOST_SHARES * (len(head) + _MOST_KEY_BYTES * len(COLUMNS))
-    written, laid = np.empty(len(data) + room, np.uint8), np.empty(rows + 4 * _MOST_SHARES, np.int64)
+    rows = most = len(slots)
+    room = most * (len(head) + _MOST_KEY_BYTES * len(COLUMNS))
+    written, laid = np.empty(len(data) + room, np.uint8), np.empty(rows + 4 * most, np.int64)
     where, laid_at = written.__array_interface__["data"][0], laid.__array_interface__["data"][0]
     asked = slots.tobytes(), requests, stream, least, head, len(head), _schema_rules()
-    count = _deals(data, _PLACES[len(places)].pack(*places), *asked, where, laid_at, laid_at + 8 * rows, _MOST_SHARES)
+    count = _deals(data, _PLACES[len(places)].pack(*places), *asked, where, laid_at, laid_at + 8 * rows, most)
     if count < 0:
         return None
     numbers = laid[rows : rows + 4 * count].reshape(count, 4).tolist()
@@ -193,8 +173,8 @@ def _schema_rules() -> Rules:
     return rules_for(Limits.schema())
 
 
-def _load() -> tuple[Any, Any, Any, Any]:
-    """Return the C functions: check, select, cut and deal; or None for each."""
+def _load() -> tuple[Any, Any, Any]:
+    """Return the C functions: check, select and deal; or None for each."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
         return _NONE
     if not LIBRARY.exists():
@@ -203,8 +183,7 @@ def _load() -> tuple[Any, Any, Any, Any]:
         library = open_library(LIBRARY, SOURCE)
         columns = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "tokenbus_columns")))
         sizes = (library.tokenbus_rules_bytes(), library.tokenbus_layout_bytes())
-        accepts, selects, cuts = library.tokenbus_accepts, library.tokenbus_selects, library.tokenbus_cuts
-        deals = library.tokenbus_deals
+        accepts, selects, deals = library.tokenbus_accepts, library.tokenbus_selects, library.tokenbus_deals
     except (LibraryError, AttributeError, ValueError) as error:
         return _unusable(str(error))
     if columns.decode() != "".join(f"{column.name.upper()}:{column.item_bytes} " for column in COLUMNS):
@@ -214,19 +193,18 @@ def _load() -> tuple[Any, Any, Any, Any]:
     rules, text, number = ctypes.POINTER(Rules), ctypes.c_char_p, ctypes.c_int64
     accepts.argtypes, accepts.restype = [text, number, rules, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int32
     selects.argtypes = [text, text, text, number, rules, ctypes.c_void_p, ctypes.c_void_p]
-    cuts.argtypes = [text, text, text, text, number, text, number, rules, ctypes.c_void_p, ctypes.c_void_p]
     table = ctypes.POINTER(RequestColumns)
     given: list[Any] = [text, text, text, table, ctypes.c_int32, ctypes.c_int32, text, number, rules]
     deals.argtypes = [*given, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, number]
-    selects.restype = cuts.restype = deals.restype = number
-    return accepts, selects, cuts, deals
+    selects.restype = deals.restype = number
+    return accepts, selects, deals
 
 
-def _unusable(reason: str) -> tuple[None, None, None, None]:
+def _unusable(reason: str) -> tuple[None, None, None]:
     message = f"messages are checked in Python, which is slower: {reason}; install tokenbus again to fix this"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
     return _NONE
 
 
-_NONE = None, None, None, None
-_accepts, _selects, _cuts, _deals = _load()
+_NONE = None, None, None
+_accepts, _selects, _deals = _load()

@@ -1,6 +1,5 @@
 """Router: settles each row of a step against the state of its request, and delivers the new rows."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
 
@@ -12,7 +11,7 @@ from tokenbus.delivery.slots import Slots
 from tokenbus.delivery.step import LEAVES
 from tokenbus.processor.dispatch import Dispatch
 from tokenbus.processor.requests import NO_STREAM, UNCLAIMED, Source, State
-from tokenbus.processor.routed_rows import RoutedRows, Rows, RowsByRoute, split_message
+from tokenbus.processor.routed_rows import RoutedRows, Rows, split_message, split_rows
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
@@ -42,22 +41,20 @@ class Router:
 
     # The three calls for each step, in this order.
 
-    def settle(self, step: Step, source: Source, now: float) -> tuple[Slots, Iterable[RoutedRows]]:
+    def settle(self, step: Step, source: Source, now: float) -> tuple[Slots, list[RoutedRows]]:
         """Drop the rows that are not new from a step, and advance the requests of the others.
 
         Returns the slots of the remaining rows, and these rows by route.
         """
         slots = self._table.slots_of(step.rows.request_ids)
-        routed: Iterable[RoutedRows] | None = None
-        if step.draft_rows is None:
-            routed = split_message(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
+        routed = self._split(step, slots, source)
         if routed is None:
             slots = self._settle_rows(step, slots, source, now)
-            routed = RowsByRoute(step.rows, self._table.route[slots]) if slots.size else ()
+            routed = self._split(step, slots, source) or split_rows(step.rows, self._table.route[slots])
         self._table.advance(slots, step.rows.token_counts)
         return slots, routed
 
-    def deliver(self, step: Step, slots: Slots, routed: Iterable[RoutedRows]) -> None:
+    def deliver(self, step: Step, slots: Slots, routed: list[RoutedRows]) -> None:
         self.counts.delivered += slots.size
         for rows in routed:
             if rows.route == UNCLAIMED:
@@ -77,6 +74,11 @@ class Router:
                 self._dispatch.decode(request, target.row(row).token_ids.tolist())
             else:
                 self._registry.finish(request)
+
+    def _split(self, step: Step, slots: Slots, source: Source) -> list[RoutedRows] | None:
+        if step.draft_rows is not None:
+            return None
+        return split_message(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
 
     # Rows that are not at the next position of their request.
 

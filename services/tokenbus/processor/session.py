@@ -65,9 +65,8 @@ class Session(KnownPeer):
     def deliver(self, step: Step, slots: Slots, routed: RoutedRows) -> None:
         """Put its rows of a step into the send queue, as one frame, or several if a message would exceed the limits."""
         draft = step.draft
-        if draft is None and self._gathered is None:
-            for message, ids in routed.messages(self.limits):
-                self.put(Frame(OUTPUTS, [message], step.pending_ack, ids))
+        if routed.message and self._gathered is None and len(routed.message) <= self.limits.max_message_bytes:
+            self.put(Frame(OUTPUTS, [routed.message], step.pending_ack, routed.request_ids))
             return
         if draft is not None:
             wanted = step.rows.request_ids[routed.rows][self.table.wants_draft[slots[routed.rows]]]
