@@ -187,9 +187,6 @@ class RequestRegistry:
         consumers = map(self.consumers.get, set(self.table.route[self.table.stream == stream].tolist()))
         return not any(each is not None and each.keeps_up for each in consumers)
 
-    def is_in_open_step(self, request: Request) -> bool:
-        return any(worker.assembler.has_last_row(request.id) for worker in self.workers.by_id.values())
-
     def claim(self, resume: Resume, route: int, owner: int) -> Request:
         """Route the further rows of a request to the consumer that resumes it. The caller delivers the waiting rows."""
         table = self.table
@@ -262,7 +259,7 @@ class RequestRegistry:
         if request is None or request.aborted_at is not None:
             return
         request.aborted_at = self._now()
-        self.table.check_at(request, self._due(request))
+        self.table.check_at(request, min(request.deadline.at, request.aborted_at + self._abort_timeout))
         self._abort_at_worker(request)
 
     def expire(self) -> None:
@@ -287,20 +284,12 @@ class RequestRegistry:
             return  # it ended together with an earlier one
         if not request.is_claimed:
             self._drop_unclaimed(request)
-            return
-        if request.aborted_at is not None and now >= request.aborted_at + self._abort_timeout:
+        elif request.aborted_at is not None and now >= request.aborted_at + self._abort_timeout:
             why = f"aborted, but its worker did not confirm it within {self._settings.abort_timeout_ms} ms"
             self.fail(request, ErrorCode.ERROR_CODE_ABORTED, why)
-        elif now >= request.deadline.at:
+        else:
             why = f"it did not end within its {request.deadline.after_ms} ms"
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
-        else:
-            self.table.check_at(request, self._due(request))
-
-    def _due(self, request: Request) -> float:
-        if request.aborted_at is None:
-            return request.deadline.at
-        return min(request.deadline.at, request.aborted_at + self._abort_timeout)
 
     def is_over(self, request_id: int, source: Source) -> bool:
         """Tell whether a request of a stream has ended, here or at its client.

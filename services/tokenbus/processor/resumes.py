@@ -58,9 +58,10 @@ class Resumes:
         That is known once all workers had time to reconnect (`are_back`) and have replayed their retained items.
         """
         self._is_exhausted = False
-        if are_back and all(worker.reconcile is None for worker in self._registry.workers.by_id.values()):
+        workers = self._registry.workers.by_id.values()
+        if are_back and all(worker.reconcile is None for worker in workers):
             for request in self._registry.table.resumed():
-                if not self._registry.is_in_open_step(request):
+                if not any(worker.assembler.has_last_row(request.id) for worker in workers):
                     self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
         for key, (resume, _) in self._deferred.items():
             self._waiting.setdefault(key, resume)
@@ -169,7 +170,7 @@ class Resumes:
                 return self._registry.refuse_resume(request_id, session.name)
             self._deferred[session.id, request_id] = resume, since
             return None
-        error = self._claim(session, resume, settle=False)
+        self._registry.claim(resume, session.route, session.owner)
         holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection resumed it"))
         rest, reached = _continuing(found, resume.next_position)
         next_position = int(self._registry.table.next_position[request.slot])
@@ -178,37 +179,30 @@ class Resumes:
             begin = min((each for each in kept if each > reached), default=next_position)
             lost = f"tokens {reached} to {begin - 1} were acknowledged before and are not kept"
             self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
-            return error
+            return None
         for rows in rest:
             session.put_outputs(*rows)
         self._settle(request)
-        return error
+        return None
 
-    def _claim(self, session: Session, resume: Resume, *, settle: bool = True) -> RequestError | None:
+    def _claim(self, session: Session, resume: Resume) -> RequestError | None:
         """Route a request to a session and deliver its waiting rows; return the error that ended it, if any."""
-        registry, request_id = self._registry, resume.request_id
-        before = registry.table.get(request_id)
-        was_claimed = before is not None and before.is_claimed
-        request = registry.claim(resume, session.route, session.owner)
-        error = None
-        if not was_claimed:
-            error = request.error
-            for chunk, pending_ack in request.scores:
-                session.scored(request, chunk, pending_ack)
-                pending_ack.release()
-            request.scores = []
-            for step, row in registry.table.take_rows(request):
-                target, draft = step.rows.select([row]), step.draft_rows
-                count = int(target.token_counts[0])
-                had = min(max(0, resume.next_position - int(target.positions[0])), count)
-                if had < count or RowStatus(target.statuses[0]) in FINISHED:
-                    if had:
-                        target, draft = target.between(np.array([had]), target.token_counts), None
-                    session.put_outputs(target, draft and drafts_of(draft, request_id), step.pending_ack)
-                step.pending_ack.release()
-        if settle:
-            self._settle(request)
-        return error
+        request = self._registry.claim(resume, session.route, session.owner)
+        for chunk, pending_ack in request.scores:
+            session.scored(request, chunk, pending_ack)
+            pending_ack.release()
+        request.scores = []
+        for step, row in self._registry.table.take_rows(request):
+            target, draft = step.rows.select([row]), step.draft_rows
+            count = int(target.token_counts[0])
+            had = min(max(0, resume.next_position - int(target.positions[0])), count)
+            if had < count or RowStatus(target.statuses[0]) in FINISHED:
+                if had:
+                    target, draft = target.between(np.array([had]), target.token_counts), None
+                session.put_outputs(target, draft and drafts_of(draft, request.id), step.pending_ack)
+            step.pending_ack.release()
+        self._settle(request)
+        return request.error
 
     def _settle(self, request: Request) -> None:
         table = self._registry.table

@@ -76,8 +76,7 @@ class Session(KnownPeer):
 
     def gather(self) -> None:
         """Gather rows from now on, so that many requests that are resumed together share one frame per step."""
-        if self._gathered is None:
-            self._gathered = {}
+        self._gathered = {}
 
     def send_gathered(self) -> None:
         gathered, errors = self._gathered or {}, self._gathered_errors
