@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -127,6 +128,7 @@ class Processor:
         self.worker_connections = core.worker_connections
         self._transport = transport
         self._listeners: list[Listener] = []
+        self._opened = AsyncExitStack()
         self.item_log: ItemLog | None = None
         """The durable log, if `durable_log.address` is set."""
         self.waits_for_log = False
@@ -141,16 +143,14 @@ class Processor:
     async def __aenter__(self) -> Self:
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
         transport = self._transport or transport_for(bus, bus.workers_address)
-        await self._open_log()
-        try:
-            for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):
-                self._listeners.append(await transport.listen(address, self._transport_refused))
-        except BaseException:
-            await self._close_listeners()
-            self._listeners.clear()
-            await self._close_log()
-            raise
-        workers, clients = self._listeners
+        async with AsyncExitStack() as opened:
+            await self._open_log(opened)
+            listeners = []
+            for address in (bus.workers_address, bus.clients_address):
+                listeners.append(await transport.listen(address, self._transport_refused))
+                opened.push_async_callback(listeners[-1].close)
+            self._opened = opened.pop_all()
+        self._listeners = workers, clients = listeners
         self._core.listen(workers, clients)
         workers.budget.before_pause = self._send_gathered
         self._core.begin(self.clock.now())
@@ -190,11 +190,10 @@ class Processor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.intake.step_queue is not None:
             self.intake.step_queue.put_nowait(None)  # the waiting steps are still delivered
-        await self._close_listeners()
-        await self._close_log()
+        await self._opened.aclose()
         _log.info("closed", processor=self.id)
 
-    async def _open_log(self) -> None:
+    async def _open_log(self, opened: AsyncExitStack) -> None:
         """Open the durable log if there is one; raises an AddressError if the address can never work."""
         if self.settings.durable_log.address:
             require_nats(self.settings.durable_log.address)
@@ -206,16 +205,8 @@ class Processor:
                 await self.item_log.open()
             finally:
                 self.waits_for_log = False
+            opened.push_async_callback(self.item_log.close)
             self.intake.log_item = self.item_log.take
-
-    async def _close_log(self) -> None:
-        if self.item_log is not None:
-            self.intake.log_item = None
-            await self.item_log.close()
-
-    async def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            await listener.close()
 
     @property
     def is_listening(self) -> bool:
