@@ -9,13 +9,7 @@ from tokenbus.client.session import ClientSession
 from tokenbus.client.tokens import RequestTokens, Turn
 from tokenbus.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, request_error
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
-from tokenbus_contracts.generated.request_pb2 import (
-    ContinuationPolicy,
-    ErrorCode,
-    Generate,
-    RequestError,
-    TokenPrompt,
-)
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, ErrorCode, Generate, RequestError, TokenPrompt
 from tokenbus_contracts.schema import bounds_in
 
 _CONTINUED = frozenset(

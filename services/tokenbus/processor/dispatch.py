@@ -10,13 +10,7 @@ from tokenbus.processor.requests import NO_STREAM, Request, State, client_payer
 from tokenbus.processor.workers import Worker, Workers
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
-from tokenbus_contracts.generated.request_pb2 import (
-    ContinuationPolicy,
-    ErrorCode,
-    Generate,
-    RequestError,
-    TokenPrompt,
-)
+from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, ErrorCode, Generate, RequestError, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerRole
 from tokenbus_contracts.schema import bounds_in
 

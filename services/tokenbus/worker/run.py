@@ -19,12 +19,7 @@ from tokenbus.metrics.publisher import serve_publisher
 from tokenbus.open_files import open_files_for
 from tokenbus.settings import Settings, SettingsError
 from tokenbus.signals import stop_on_signals
-from tokenbus.worker.engine import (
-    Engine,
-    EngineBrokenError,
-    EngineDescription,
-    engine_of,
-)
+from tokenbus.worker.engine import Engine, EngineBrokenError, EngineDescription, engine_of
 from tokenbus.worker.engine_loop import EngineLoop
 from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.errors import NotRunningError
