@@ -82,6 +82,14 @@ def test_too_many_keys_become_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dropped(retention.find(1)).request_ids
 
 
+def test_loss_of_unknown_requests_after_a_named_one_names_none() -> None:
+    """A run that once named no request means all requests of the stream, whatever else it covers."""
+    retention = made()
+    retention.drop([5])
+    retention.drop(())
+    assert dropped(retention.find(1)) == Dropped(1, 2, frozenset())
+
+
 def test_acknowledging_lets_go_through_the_sequence() -> None:
     retention = kept(4)
     assert retention.acknowledge(2)

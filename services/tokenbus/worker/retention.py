@@ -81,16 +81,18 @@ class Retention:
 
     def drop(self, request_ids: Iterable[int]) -> None:
         """Use the next sequence for a lost item; a run of lost items is one entry, so this always fits."""
-        lost = frozenset(request_ids)
-        last = self._entries[-1] if self._entries else None
-        if isinstance(last, Dropped):
-            together = last.request_ids | lost
-            # A new entry, because the old one may be in a message that is being sent.
-            known = bool(last.request_ids) and len(together) <= _MAX_REQUEST_IDS
-            self._entries[-1] = Dropped(last.sequence, self.next_sequence, together if known else frozenset())
-        else:
-            self._entries.append(Dropped(self.next_sequence, self.next_sequence, lost))
+        self._add_dropped(self.next_sequence, self.next_sequence, frozenset(request_ids))
         self.next_sequence += 1
+
+    def _add_dropped(self, first: int, last: int, lost: frozenset[int]) -> None:
+        before = self._entries[-1] if self._entries else None
+        if isinstance(before, Dropped):
+            # A new entry, because the old one may be in a message that is being sent.
+            self._entries.pop()
+            first, together = before.sequence, before.request_ids | lost
+            is_named = before.request_ids and lost and len(together) <= _MAX_REQUEST_IDS
+            lost = together if is_named else frozenset()
+        self._entries.append(Dropped(first, last, lost))
 
     def acknowledge(self, through: int) -> bool:
         """Remove all entries up to a sequence; return whether that made room."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenbus.worker.process.records import Word
 from tokenbus.worker.process.ring import Record, Ring
-from tokenbus.worker.retention import Dropped, Retained, Retention
+from tokenbus.worker.retention import Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _ENTRY = struct.Struct("<QQQQ")
@@ -54,16 +54,9 @@ class JournaledRetention(Retention):
     def _restore(self, entry: Record, first: int, last: int, ids: int) -> None:
         rest = entry.data[JOURNAL_BYTES:]
         if entry.kind == _DROPPED:
-            request_ids = frozenset(np.frombuffer(rest, np.uint64, ids).tolist())
             self._dropped_bytes += len(entry.data)
             self._run = entry
-            before = self._entries[-1] if self._entries else None
-            if isinstance(before, Dropped):
-                first = before.sequence
-                is_named = request_ids and before.request_ids
-                request_ids = request_ids | before.request_ids if is_named else frozenset()
-                self._entries.pop()
-            self._entries.append(Dropped(first, last, request_ids))
+            self._add_dropped(first, last, frozenset(np.frombuffer(rest, np.uint64, ids).tolist()))
             return
         self._run = None
         self._entries.append(Retained(first, cast("PayloadKind", entry.kind), bytes(rest), self._checksum))
