@@ -75,12 +75,12 @@ async def said(  # noqa: PLR0913 - each has a name and a default
     maker = StreamedAnswer if asked.is_streamed else WholeAnswer
     answer = maker(asked, form(asked, KEY), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
-    writer = EventWriter(vocabulary, len(answer.listeners))
+    writer = EventWriter(vocabulary, len(answer.choices))
     keys = steps[0][0].request_ids.tolist()
-    wanting = dict(zip(keys, answer.listeners, strict=False))
-    for key, listener in wanting.items():
-        listener.cached_tokens, listener.turns = cached, turns
-        writer.open(key, listener.stream)
+    wanting = dict(zip(keys, answer.choices, strict=False))
+    for key, choice in wanting.items():
+        choice.cached_tokens, choice.turns = cached, turns
+        writer.open(key, choice.stream)
     for target, draft in steps:
         rows = Rows(writer, [RenderedStep(target, vocabulary, draft)])
         for key, left in rows.write(0, len(rows)):

@@ -70,12 +70,12 @@ def _fill(answer: Answer, request: CompletionRequest) -> None:
     answer.begin(lambda: None)
     scores = true_prompt_scores(1, PROMPT, PromptScoring(top_logprobs=TOP_K))
     scores = replace(scores, alternative_token_ids=scores.alternative_token_ids % VOCABULARY.size)
-    for listener in answer.listeners if request.echoes or request.wants_prompt_logprobs else ():
-        listener.scored(scores, VOCABULARY)
+    for choice in answer.choices if request.echoes or request.wants_prompt_logprobs else ():
+        choice.scored(scores, VOCABULARY)
     for position in range(ROWS):
-        step = _step(position, len(answer.listeners), request.top_logprobs or 0)
-        for place, listener in enumerate(answer.listeners):
-            listener.take(step, place)
+        step = _step(position, len(answer.choices), request.top_logprobs or 0)
+        for place, choice in enumerate(answer.choices):
+            choice.take(step, place)
 
 
 @pytest.mark.parametrize(

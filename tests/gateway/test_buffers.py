@@ -4,8 +4,11 @@ import asyncio
 
 import pytest
 
-from tokenbus.gateway.answer import Answer
+from tests.in_process.builders import settings
 from tokenbus.gateway.buffers import Buffers, Sending, SendQueue
+from tokenbus.gateway.completion_request import CompletionRequest
+from tokenbus.gateway.openai_format import Envelope
+from tokenbus.gateway.sse import StreamedAnswer
 
 
 async def _next(queue: SendQueue) -> Sending:
@@ -107,11 +110,12 @@ async def test_what_waits_can_be_thrown_away_until_it_is_taken() -> None:
     assert (queue.size, buffers.size) == (0, 0)
 
 
-class _Answer(Answer):
+class _Answer(StreamedAnswer):
     """An answer that holds what it says, and frees it when it ends."""
 
     def __init__(self, buffers: Buffers, held: int) -> None:
-        super().__init__(2**30, buffers)
+        request = CompletionRequest(model="m", prompts=[[1]])
+        super().__init__(request, Envelope(request, 1), settings().gateway, buffers)
         self.is_evicted = False
         self.size_said = 0
         buffers.join(self)

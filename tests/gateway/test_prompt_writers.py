@@ -12,7 +12,7 @@ from tests.gateway.rendering import chunks
 from tests.gateway.test_rendering import VOCABULARIES
 from tests.in_process.builders import settings
 from tokenbus.engines.synthetic import true_prompt_scores
-from tokenbus.gateway.answer import ChoicesAnswer, WholeAnswer
+from tokenbus.gateway.answer import Answer, WholeAnswer
 from tokenbus.gateway.buffers import Buffers
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.errors import ApiError
@@ -37,15 +37,15 @@ async def echoed(*, is_streamed: bool, top_logprobs: int | None, n: int = 2) -> 
     request = CompletionRequest(
         model="m", prompts=[PROMPT], n=n, top_logprobs=top_logprobs, is_streamed=is_streamed, echoes=["hi\0"]
     )
-    maker: type[ChoicesAnswer] = StreamedAnswer if is_streamed else WholeAnswer
+    maker: type[Answer] = StreamedAnswer if is_streamed else WholeAnswer
     answer = maker(request, Envelope(request, 1), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     rows = [RowShape(key, 0, 2, RowStatus.FINISHED_LENGTH, top_k=top_logprobs or 0) for key in range(1, n + 1)]
     view = RenderedStep(batch(rows, step=1), VOCABULARY)
-    for place, listener in enumerate(answer.listeners):
+    for place, choice in enumerate(answer.choices):
         if top_logprobs is not None:
-            listener.scored(scored(top_logprobs=top_logprobs), VOCABULARY)
-        listener.take(view, place)
+            choice.scored(scored(top_logprobs=top_logprobs), VOCABULARY)
+        choice.take(view, place)
     await answer.ready()
     sent = [answer.queue.take(2**30)]
     while not sent[-1].is_last:
@@ -114,7 +114,7 @@ def begun(**asked: Any) -> tuple[WholeAnswer, RenderedStep]:  # noqa: ANN401 - f
     answer = WholeAnswer(request, Envelope(request, 1), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     scores = true_prompt_scores(1, LONG, PromptScoring(top_logprobs=20))
-    answer.listeners[0].scored(replace(scores, alternative_token_ids=scores.alternative_token_ids % 256), VOCABULARY)
+    answer.choices[0].scored(replace(scores, alternative_token_ids=scores.alternative_token_ids % 256), VOCABULARY)
     view = RenderedStep(batch([RowShape(1, 0, 1, RowStatus.FINISHED_LENGTH, top_k=20)]), VOCABULARY)
     return answer, view
 
@@ -140,9 +140,9 @@ async def test_others_have_their_tokens_while_a_long_prompt_is_written(asked: di
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(write())
         tasks.create_task(read())
-        answer.listeners[0].take(view, 0)
+        answer.choices[0].take(view, 0)
         while len(order) < 6:
-            stream.listeners[0].take(RenderedStep(batch([RowShape(2, len(order))]), VOCABULARY), 0)
+            stream.choices[0].take(RenderedStep(batch([RowShape(2, len(order))]), VOCABULARY), 0)
             await asyncio.sleep(0)
     assert order == [*["token"] * 5, "answer"]
     (choice,) = json.loads(answer.queue.take(2**30).data)["choices"]
@@ -159,10 +159,10 @@ async def test_long_prompt_is_echoed_part_by_part_as_its_client_reads() -> None:
     stream = StreamedAnswer(request, Envelope(request, 1), gateway, Buffers(2**30))
     stream.begin(lambda: None)
     scores = true_prompt_scores(1, LONG, PromptScoring(top_logprobs=20))
-    stream.listeners[0].scored(replace(scores, alternative_token_ids=scores.alternative_token_ids % 256), VOCABULARY)
+    stream.choices[0].scored(replace(scores, alternative_token_ids=scores.alternative_token_ids % 256), VOCABULARY)
     for position, status in enumerate((RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH)):
         row = RowShape(1, position, 1, status, top_k=1)
-        stream.listeners[0].take(RenderedStep(batch([row]), VOCABULARY), 0)
+        stream.choices[0].take(RenderedStep(batch([row]), VOCABULARY), 0)
     sent = [stream.queue.take().data]
     while stream.queue.has_parts:
         assert max(map(len, sent)) < 100_000
@@ -178,7 +178,7 @@ async def test_long_prompt_is_echoed_part_by_part_as_its_client_reads() -> None:
 @pytest.mark.parametrize("asked", OF_LONG.values(), ids=OF_LONG)
 async def test_answer_that_ends_early_writes_no_more_of_its_prompt(asked: dict[str, Any]) -> None:
     answer, view = begun(**asked)
-    answer.listeners[0].take(view, 0)
+    answer.choices[0].take(view, 0)
     writing = asyncio.create_task(answer.ready())
     for _ in range(5):
         await asyncio.sleep(0)

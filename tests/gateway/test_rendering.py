@@ -358,7 +358,7 @@ async def test_inspector_tells_parts_of_characters_apart() -> None:
     form = InspectorFormat(asked, 1)  # type: ignore[abstract]  # it is always streamed
     answer = StreamedAnswer(asked, form, settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
-    answer.listeners[0].take(RenderedStep(made, VOCABULARIES["bytes"]), 0)
+    answer.choices[0].take(RenderedStep(made, VOCABULARIES["bytes"]), 0)
     _, row, *_ = answer.queue.take(2**30).data.decode().split("\n\n")
     tokens = json.loads(row.partition("data: ")[2])["tokens"]
     assert [token["text"] for token in tokens] == ["a", "", "\u00e9", ""]

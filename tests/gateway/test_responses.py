@@ -162,7 +162,7 @@ async def test_calls_that_a_parser_finds_stand_behind_the_text() -> None:
 
 async def test_stream_that_breaks_ends_with_its_error() -> None:
     answer, steps = begun(ASKED, ResponsesFormat), three_steps()
-    answer.listeners[0].take(RenderedStep(steps[0][0], spelled("hello world", steps)), 0)
+    answer.choices[0].take(RenderedStep(steps[0][0], spelled("hello world", steps)), 0)
     answer.end(ApiError(502, "lost", code="worker_lost"))
     last = named(answer.queue.take(2**30).data)[-1]
     EVENT.validate_python(last)
@@ -172,7 +172,7 @@ async def test_stream_that_breaks_ends_with_its_error() -> None:
 
 async def test_text_that_a_stream_keeps_for_its_end_is_bounded() -> None:
     answer, steps = begun(ASKED, ResponsesFormat, {"gateway.answer_bytes": 1000}), three_steps()
-    answer.listeners[0].take(RenderedStep(steps[0][0], spelled("hello" * 500, steps)), 0)
+    answer.choices[0].take(RenderedStep(steps[0][0], spelled("hello" * 500, steps)), 0)
     assert answer.error is not None
     assert answer.error.code == "answer_too_large"
 
@@ -186,7 +186,7 @@ async def test_end_that_has_the_text_again_is_no_overflow() -> None:
     vocabulary = spelled("\u00e9" * 6000, steps)
     size = 0
     for step, _ in steps:
-        answer.listeners[0].take(RenderedStep(step, vocabulary), 0)
+        answer.choices[0].take(RenderedStep(step, vocabulary), 0)
         size += len(answer.queue.take(2**30).data)
     assert answer.error is None
     assert size > 8000 * 3

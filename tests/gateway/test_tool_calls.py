@@ -257,7 +257,7 @@ async def test_what_is_held_back_counts_to_what_waits_for_all_clients() -> None:
     answer = StreamedAnswer(asked, Envelope(asked, 1), settings().gateway, buffers)
     sizes = []
     for target, _ in steps:
-        answer.listeners[0].take(RenderedStep(target, vocabulary), 0)
+        answer.choices[0].take(RenderedStep(target, vocabulary), 0)
         answer.queue.take(2**30)  # what is not held back is sent
         sizes.append(buffers.size)
     assert max(sizes) > len("weather")

@@ -51,30 +51,6 @@ class Outcome(NamedTuple):
     most_tokens: int | None
 
 
-class Listener(Protocol):
-    """Receives one request's rows."""
-
-    stream: EventStream | None
-    """Its progress, if the event writer may write its events; None: it takes all rows itself."""
-    cached_tokens: int | None
-    """Number of cached tokens of its prompt, set before its first row; None: not known."""
-    turns: Sequence[Turn]
-    """Its turns, if it was continued."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that it has received."""
-
-    def take(self, step: RenderedStep, row: int) -> bool:
-        """Add a row of a step; return whether more rows are wanted."""
-
-    def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
-        """Add the scores of its prompt, before its first row."""
-
-    def end(self, error: ApiError) -> None:
-        """End with an error."""
-
-
 class Format(Protocol):
     """Writes one answer in the format of an API."""
 
@@ -121,37 +97,48 @@ class Format(Protocol):
         """Yield a whole answer; `choices` are from `choice`, `cached` is the number of cached prompt tokens."""
 
 
-def unrecoverable(tokens: int) -> ApiError:
-    message = f"the request's state is lost and cannot be computed again (after {tokens} tokens)"
-    error = ApiError(502, message, code="unrecoverable")
-    error.tokens = tokens
-    return error
+class Answer(ABC):
+    """One response, in the format of an API: its choices, its queue, its error, and its size for a slow client.
 
-
-class Answer:
-    """One response: its queue, its error, and its size for a slow client.
-
-    A subclass adds to the queue as rows come; its `listeners` receive them.
+    A subclass adds to the queue as rows come to the choices.
     """
 
     content_type: str
     is_streamed = False
-    model = ""
     has_begun = False
     """Whether the status 200 is decided: later errors are events of the stream."""
-    listeners: Sequence[Listener]
     who: Hashable = ""
     """Its client, a key or a machine: while rows wait, all clients get the same time."""
 
-    def __init__(self, most: int, buffers: Buffers) -> None:
-        self.queue = SendQueue(most, self._overflow, buffers)
+    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
+        self.queue = SendQueue(settings.stream_buffer_bytes, self._overflow, buffers)
         self.error: ApiError | None = None
-        self._most = most
+        self.model = request.model
+        self.choices = [Choice(index, request, form, self) for index in range(request.choices)]
+        self._open = len(self.choices)
+        self._format = form
+        self._request = request
+        self._settings = settings
         self._close: Callable[[], None] = lambda: None
+
+    @abstractmethod
+    def write_prompt(self, parts: Iterable[int]) -> None:
+        """Write a prompt's scores: `parts` writes one part for each memory size that it yields."""
+
+    @abstractmethod
+    def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
+        """Begin a choice with its prompt's text and pieces, which are made when they are read."""
+
+    @abstractmethod
+    def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None: ...
 
     def outcomes(self) -> Iterator[Outcome]:
         """Yield the results of its requests; the inspector's does not count for a model."""
-        yield from ()
+        request, unfinished = self._request, "abort" if self.error is None else "error"
+        for choice in self.choices:
+            prompt = len(request.prompts[choice.index // request.n])
+            reason, most = choice.reason or unfinished, request.sampling.get("max_tokens")
+            yield Outcome(request.model, reason, prompt, choice.tokens, choice.first_at, most)
 
     async def ready(self) -> None:
         """Wait for its first bytes or its end."""
@@ -172,12 +159,18 @@ class Answer:
         self.queue.put(data, produced_at_ns)
 
     def end(self, error: ApiError) -> None:
-        """End with an error: as a status if the answer has not begun, otherwise as an event; ignored after the end."""
+        """End with an error, which names the field as the client sent it; ignored after the end.
+
+        It is the status if the answer has not begun, otherwise an event.
+        """
+        self._format.drop()
+        for choice in self.choices:  # a cycle of references would keep the scores in memory for a while
+            choice.drop()
         if self.queue.is_closed:
             return
-        self.error = error
+        self.error = error.renamed(self._request.fields)
         if self.has_begun:
-            self.queue.put(self._error_event(error))
+            self.queue.put(self._format.error(error))
         self.queue.close()
         self._close()
 
@@ -185,91 +178,45 @@ class Answer:
         self.queue.drop()
 
     def release(self) -> None:
-        """Forget its listeners, which refer to it: only the garbage collector would free them."""
-        self.listeners = ()
+        """Forget its choices, which refer to it: only the garbage collector would free them."""
+        self.choices = []
         self.queue.release()
-
-    def _error_event(self, _error: ApiError) -> bytes:
-        """Return a stream's event for its error; other answers have a status."""
-        return b""
-
-    def _overflow(self) -> None:
-        limit = f"at most {self._most} bytes may wait for a client, which read too slowly"
-        self._end_slow(ApiError(503, limit, code="slow_client"))
-
-    def _end_slow(self, error: ApiError) -> None:
-        is_closed = self.queue.is_closed
-        self.queue.drop()
-        if is_closed:  # its last events are lost: only a closed connection tells the client
-            self.queue.is_broken = True
-        self.end(error)
-
-
-class ChoicesAnswer(Answer, ABC):
-    """An answer with choices, in the format of an API."""
-
-    def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
-        super().__init__(settings.stream_buffer_bytes, buffers)
-        self._format = form
-        self._request = request
-        self.model = request.model
-        self._choices = [Choice(index, request, form, self) for index in range(request.choices)]
-        self._open = len(self._choices)
-        self.listeners = self._choices
-        self._answer_bytes = settings.answer_bytes
-
-    @abstractmethod
-    def write_prompt(self, parts: Iterable[int]) -> None:
-        """Write a prompt's scores: `parts` writes one part for each memory size that it yields."""
-
-    @abstractmethod
-    def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
-        """Begin a choice with its prompt's text and pieces, which are made when they are read."""
-
-    @abstractmethod
-    def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None: ...
-
-    def end(self, error: ApiError) -> None:
-        """End with an error that names the field as the client sent it."""
-        self._format.drop()
-        for choice in self._choices:  # a cycle of references would keep the scores in memory for a while
-            choice.drop()
-        super().end(error.renamed(self._request.fields))
-
-    def release(self) -> None:
-        super().release()
-        self._choices = []
-
-    def outcomes(self) -> Iterator[Outcome]:
-        request, unfinished = self._request, "abort" if self.error is None else "error"
-        for choice in self._choices:
-            prompt = len(request.prompts[choice.index // request.n])
-            reason, most = choice.reason or unfinished, request.sampling.get("max_tokens")
-            yield Outcome(request.model, reason, prompt, choice.tokens, choice.first_at, most)
 
     @property
     def _tokens(self) -> int:
-        return sum(each.tokens for each in self._choices)
+        return sum(each.tokens for each in self.choices)
 
     @property
     def _cached(self) -> int | None:
         """Number of cached tokens of all prompts, each counted once; None: not known for one."""
-        found = [each.cached_tokens for each in self._choices[:: self._request.n]]
+        found = [each.cached_tokens for each in self.choices[:: self._request.n]]
         return None if None in found else sum(filter(None, found))
+
+    def _overflow(self) -> None:
+        limit = f"at most {self._settings.stream_buffer_bytes} bytes may wait for a client, which read too slowly"
+        self._end_slow(ApiError(503, limit, code="slow_client"))
+
+    def _end_slow(self, error: ApiError) -> None:
+        self.queue.drop()
+        self.queue.is_broken = self.queue.is_closed  # its last events are lost: only a closed connection says so
+        self.end(error)
 
 
 class Choice:
-    """One choice of an answer."""
+    """One choice of an answer: it receives one request's rows."""
 
-    def __init__(self, index: int, request: CompletionRequest, form: Format, answer: "ChoicesAnswer") -> None:
+    def __init__(self, index: int, request: CompletionRequest, form: Format, answer: Answer) -> None:
         stopping = request.stopping
         self.index = index
         self.stream = form.stream(index)
+        """Its progress, which the event writer also keeps."""
         self.writers = form.writers(self.stream)
         self.reason: str | None = None
         self.ending: Ending | None = None
         self.cached_tokens: int | None = None
+        """Number of cached tokens of its prompt, set before its first row; None: not known."""
         self.turns: Sequence[Turn] = ()
+        """Its turns, if it was continued."""
         self.first_at: float | None = None
         self._stops = stopping.texts
         self._shows_special = stopping.shows_special
@@ -288,6 +235,7 @@ class Choice:
         return self.stream.tokens
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
+        """Add the scores of its prompt, before its first row."""
         if self._echo is not None and not self._request.is_chat:
             self._scores = scores
         if self._request.wants_prompt_logprobs:
@@ -310,6 +258,7 @@ class Choice:
         return ""
 
     def take(self, step: RenderedStep, row: int) -> bool:
+        """Add a row of a step; return whether more rows are wanted."""
         text = "" if self._echo is None else self._begin_with_prompt(self._echo, step.vocabulary)
         count = step.counts[row]
         stop = step.stops.get(row, 0) if step.stops else 0
@@ -323,7 +272,8 @@ class Choice:
             self.stream.is_held = self._text.is_split
         status = step.statuses[row]
         if status == UNRECOVERABLE:
-            self._answer.end(unrecoverable(self.tokens))
+            message = f"the request's state is lost and cannot be computed again (after {self.tokens} tokens)"
+            self._answer.end(ApiError(502, message, code="unrecoverable"))
             return False
         self.reason = REASONS.get(status) if self._text.stop is None else "stop"
         if self.reason is not None:
@@ -336,7 +286,6 @@ class Choice:
         return self.reason is None
 
     def end(self, error: ApiError) -> None:
-        error.tokens = self.tokens
         self._answer.end(error)
 
     def _add_until_stop(self, step: RenderedStep, row: int, stop: int) -> tuple[str, int]:
@@ -355,7 +304,7 @@ class Choice:
         return text, count
 
 
-class WholeAnswer(ChoicesAnswer):
+class WholeAnswer(Answer):
     """One JSON object, sent when all choices have ended."""
 
     content_type = JSON
@@ -363,7 +312,7 @@ class WholeAnswer(ChoicesAnswer):
     def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
         super().__init__(request, form, settings, buffers)
         self._turns = buffers.turns
-        self._kept = [_Kept(choice) for choice in self._choices]
+        self._kept = [_Kept(choice) for choice in self.choices]
         self._writing: list[Iterable[int]] = []
         """Unwritten scores of prompts. They are written after all choices have ended; other tasks run in between."""
         self._have_ended = asyncio.Event()
@@ -416,8 +365,8 @@ class WholeAnswer(ChoicesAnswer):
         """Count collected bytes; return False if this has ended the answer."""
         self._size += size
         self.queue.hold(size)
-        if self._size > self._answer_bytes:
-            limit = f"an answer of at most {self._answer_bytes} bytes"
+        if self._size > self._settings.answer_bytes:
+            limit = f"an answer of at most {self._settings.answer_bytes} bytes"
             message = f"{limit}; a streamed answer may be larger"
             self.end(ApiError(400, message, param="stream", code="answer_too_large"))
         return not self.queue.is_closed
@@ -436,7 +385,7 @@ class WholeAnswer(ChoicesAnswer):
         for size in chain.from_iterable(self._writing):
             self._hold(size)
             yield b""
-        yield from self._format.whole(map(self._choice, self._choices), self._tokens, self._cached)
+        yield from self._format.whole(map(self._choice, self.choices), self._tokens, self._cached)
 
     def _choice(self, choice: Choice) -> Iterator[Written]:
         kept = self._kept[choice.index]

@@ -10,7 +10,7 @@ from tokenbus.client import Client, RequestEnd, RequestFailedError, StepRows
 from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpans
 from tokenbus.delivery.step import FINISHED
-from tokenbus.gateway.answer import Answer, Listener
+from tokenbus.gateway.answer import Answer, Choice
 from tokenbus.gateway.api_keys import Caller
 from tokenbus.gateway.buffers import Backlog, Buffers, selected
 from tokenbus.gateway.errors import ApiError, of_request
@@ -58,7 +58,7 @@ class OpenRequest:
 
     request_id: int
     answer: Answer
-    listener: Listener
+    choice: Choice
     caller: Caller
     share: "_Share"
     rows: deque[WaitingRow | RequestFailedError] = field(default_factory=deque)
@@ -123,7 +123,7 @@ class Dispatcher:
         found: dict[str, tuple[int, int]] = {}
         for one in list(self._opened.values()):
             running, waiting = found.get(one.answer.model, (0, 0))
-            has_begun = one.listener.tokens > 0
+            has_begun = one.choice.tokens > 0
             found[one.answer.model] = (running + has_begun, waiting + (not has_begun))
         return found
 
@@ -148,17 +148,17 @@ class Dispatcher:
     def _scored(self, scores: PromptScores) -> None:
         one = self._opened.get(scores.request_id)
         if one is not None:
-            one.listener.scored(scores, self._vocabulary)
+            one.choice.scored(scores, self._vocabulary)
 
     def _cached(self, request_id: int, tokens: int | None) -> None:
         one = self._opened.get(request_id)
         if one is not None:
-            one.listener.cached_tokens = tokens
+            one.choice.cached_tokens = tokens
 
     def _turns(self, request_id: int, turns: Sequence[Turn]) -> None:
         one = self._opened.get(request_id)
         if one is not None:
-            one.listener.turns = tuple(turns)
+            one.choice.turns = tuple(turns)
 
     def _receive(self, output: StepRows | RequestEnd) -> None:
         if isinstance(output, RequestEnd):
@@ -214,9 +214,8 @@ class Dispatcher:
         await self._end_long_turn()
 
     def _deliver_some(self, one: OpenRequest, until: float) -> None:
-        queue, stream = one.answer.queue, one.listener.stream
-        if stream is not None:
-            stream.is_held = one.is_held
+        queue, stream = one.answer.queue, one.choice.stream
+        stream.is_held = one.is_held
         queue.gather()
         while one.rows:
             waiting = one.rows.popleft()
@@ -228,17 +227,16 @@ class Dispatcher:
             if monotonic() >= until:
                 break
         queue.flush()
-        if stream is not None:
-            one.is_held = stream.is_held
-            stream.is_held |= bool(one.rows)
-            stream.socket = queue.descriptor()
+        one.is_held = stream.is_held
+        stream.is_held |= bool(one.rows)
+        stream.socket = queue.descriptor()
 
     def _deliver_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
         """Deliver the rows of a request that the event writer left to Python.
 
         Rows that must be written may have to wait.
         """
-        queue, stream, share, began = one.answer.queue, one.listener.stream, one.share, monotonic()
+        queue, stream, share, began = one.answer.queue, one.choice.stream, one.share, monotonic()
         if share.turn != self._turn_began:
             share.turn, share.spent = self._turn_began, 0.0
         is_heavy = share.spent >= _SLICE_SECONDS and began - self._turn_began >= _LONGEST_TURN_SECONDS
@@ -254,7 +252,7 @@ class Dispatcher:
             self._deliver(one, each)
         if len(left) > 1:
             queue.flush()
-        if stream is not None and stream.form is not None:
+        if stream.form is not None:
             stream.socket = queue.descriptor()
         share.spent += monotonic() - began
 
@@ -263,11 +261,10 @@ class Dispatcher:
 
         Until then the event writer also leaves the following rows.
         """
-        stream, share = one.listener.stream, one.share
+        stream, share = one.choice.stream, one.share
         for waiting in (WaitingRow(each.step, each.row) for each in left):
             if not one.rows:
-                if stream is not None:
-                    one.is_held, stream.is_held = stream.is_held, True
+                one.is_held, stream.is_held = stream.is_held, True
                 if not share.requests:
                     self._waiting.add(share.who, share)
                 share.requests.append(one)
@@ -364,7 +361,7 @@ class Dispatcher:
 
     async def _open_all(self, left: deque[int], generates: Iterable[Generate], answer: Answer, caller: Caller) -> None:
         share, began = _Share(answer.who), monotonic()
-        for generate, listener in zip(generates, answer.listeners, strict=True):
+        for generate, choice in zip(generates, answer.choices, strict=True):
             if monotonic() - began >= _OPENING_SECONDS:
                 await self._buffers.turns.next()
                 began = monotonic()
@@ -374,8 +371,8 @@ class Dispatcher:
             generate.tokenizer_digest = self._vocabulary.digest
             request_id = self._client.submit(generate)
             self._callers[request_id] = caller
-            self._opened[request_id] = OpenRequest(request_id, answer, listener, caller, share)
-            self._writer.open(request_id, listener.stream)
+            self._opened[request_id] = OpenRequest(request_id, answer, choice, caller, share)
+            self._writer.open(request_id, choice.stream)
             left.popleft()
             self._unsent -= 1
 
@@ -399,13 +396,13 @@ class Dispatcher:
 
     def revoke(self, caller: Caller) -> None:
         for one in [each for each in self._opened.values() if each.caller is caller]:
-            one.listener.end(ApiError(401, "the API key was revoked", code="invalid_api_key"))
+            one.choice.end(ApiError(401, "the API key was revoked", code="invalid_api_key"))
             self.close([one.request_id])
 
     def give_up(self) -> None:
         for one in list(self._opened.values()):
             self.close([one.request_id])
-            one.listener.end(ApiError(503, "the gateway stopped before the request had ended", code="stopping"))
+            one.choice.end(ApiError(503, "the gateway stopped before the request had ended", code="stopping"))
 
     def _refusal(self, status: int, message: str, code: str) -> ApiError:
         self.refused += 1
@@ -416,14 +413,14 @@ class Dispatcher:
         queue, wants_more = one.answer.queue, True
         try:
             if events is None:
-                wants_more = one.listener.take(step, row)
+                wants_more = one.choice.take(step, row)
             elif is_rest and queue.direct is not None:
                 queue.direct.send_rest(events)
             else:
                 one.answer.put_events(events, step.produced_at_ns)
         except Exception:  # noqa: BLE001 - a defect in one answer must not end all others
             self._repeated_log.begin("row", _log.exception, "a row could not be written")
-            one.listener.end(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
+            one.choice.end(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
             wants_more = False
         if step.statuses[row] in _ENDS:
             self._forget(one.request_id)
@@ -452,9 +449,9 @@ class Dispatcher:
             return
         self._forget(request_id)
         # Undelivered rows count as not emitted: a client that resumes must not skip them.
-        error.emitted_tokens = min(error.emitted_tokens, one.listener.tokens)
+        error.emitted_tokens = min(error.emitted_tokens, one.choice.tokens)
         failure = of_request(error, self._settings.retry_after_ms)
         if failure.status in _SERVER_ERRORS:
             values = {"request": request_id, "code": failure.code, "reason": failure.message}
             self._repeated_log.begin(("failed", failure.code), _log.warning, "request failed", **values)
-        one.listener.end(failure)
+        one.choice.end(failure)

@@ -127,9 +127,9 @@ class EventWriter:
         self._streams: dict[int, EventStream] = {}
         self.states = (_State * (min(most, _MOST_STREAMS) if vocabulary.size and native.available() else 0))()
 
-    def open(self, request_id: int, stream: EventStream | None) -> None:
+    def open(self, request_id: int, stream: EventStream) -> None:
         """Write a request's plain rows from now on, if its form and the table's size allow."""
-        if stream is None or stream.form is None or len(self._slots) >= len(self.states):
+        if stream.form is None or len(self._slots) >= len(self.states):
             return
         slot = self._slots.add(request_id)
         stream.open(request_id, self.states[slot], stream.form)

@@ -165,10 +165,10 @@ class AnswerResponse(Response):
             await asyncio.sleep(0)
 
     def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
-        queue, listeners = self._answer.queue, self._answer.listeners
+        queue, choices = self._answer.queue, self._answer.choices
         queue.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
-        if self._gzip is None and len(listeners) == 1:  # events of another choice could split a partly sent event
-            queue.direct, connection.stream = write, listeners[0].stream
+        if self._gzip is None and len(choices) == 1:  # events of another choice could split a partly sent event
+            queue.direct, connection.stream = write, choices[0].stream
 
     async def _send(self, send: Send, sending: Sending) -> None:
         self._answer.queue.is_sent = sending.is_last

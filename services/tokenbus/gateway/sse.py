@@ -10,7 +10,7 @@ import orjson
 
 from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
-from tokenbus.gateway.answer import Choice, ChoicesAnswer, Format, Outcome
+from tokenbus.gateway.answer import Answer, Choice, Format, Outcome
 from tokenbus.gateway.completion_request import CompletionRequest
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
@@ -26,7 +26,7 @@ def event(name: str, data: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
 
 
-class StreamedAnswer(ChoicesAnswer):
+class StreamedAnswer(Answer):
     """An answer's choices: a chunk for each row."""
 
     content_type = EVENTS
@@ -87,8 +87,8 @@ class StreamedAnswer(ChoicesAnswer):
         """Count the bytes that the last events repeat; return whether the stream goes on."""
         grown, self._kept = self._format.kept - self._kept, self._format.kept
         self.queue.keep(grown)
-        if self._kept > self._answer_bytes:
-            message = f"an answer of at most {self._answer_bytes} bytes"
+        if self._kept > self._settings.answer_bytes:
+            message = f"an answer of at most {self._settings.answer_bytes} bytes"
             self.end(ApiError(400, message, code="answer_too_large"))
         return not self.queue.is_closed
 
