@@ -60,7 +60,6 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_ms = retry_after_ms
-        self.tokens = 0
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
         """Return this error with its field, or the field that contains it, renamed according to `names`."""
@@ -114,12 +113,5 @@ def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
     too_many = _TOO_LONG.fullmatch(what) if field == "prompt" else None
     if too_many is not None:  # the gateway has not learned this model's context yet
         return too_long("prompt", int(too_many[1]) + 1, int(too_many[2]))
-    made = ApiError(
-        status,
-        reason + after,
-        param=field,
-        code=code_name(error.code),
-        retry_after_ms=error.retry_after_ms or retry_after_ms,
-    )
-    made.tokens = error.emitted_tokens
-    return made
+    retry_after_ms = error.retry_after_ms or retry_after_ms
+    return ApiError(status, reason + after, param=field, code=code_name(error.code), retry_after_ms=retry_after_ms)
