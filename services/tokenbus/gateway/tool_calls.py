@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from tokenbus.gateway.output_form import AutoCalls, ForcedCall
-from tokenbus.gateway.tool_parsers import PARSERS, Call, written
+from tokenbus.gateway.tool_parsers import PARSERS, Call, Nesting, written
 
 _CALL = re.compile(r'[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
 """The beginning of an element of the list that `required` forces as the output."""
-_OPENING, _CLOSING = "{[", "}]"
 
 
 class CallDelta(NamedTuple):
@@ -111,48 +110,29 @@ class _CallScanner:
     def __init__(self) -> None:
         self._held = ""
         self._number = -1
-        self._is_inside = False
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
+        self._arguments: Nesting | None = None
+        """The arguments of the call that has begun."""
 
     def add(self, text: str) -> list[CallDelta]:
         pieces = []
         rest, name = self._held + text, None
+        self._held = ""
         while rest:
-            if not self._is_inside:
+            if self._arguments is None:
                 begin = _CALL.search(rest)
                 if begin is None:
+                    self._held = rest
                     break
                 self._number += 1
-                self._is_inside = True
+                self._arguments = Nesting()
                 name, rest = json.loads(begin[1]), rest[begin.end() :]
-            size = self._size(rest)
-            if size or name is not None:
-                pieces.append(CallDelta(self._number, name, rest[:size]))
-            rest, name = rest[size:], None
-            if self._is_inside:
+            end = self._arguments.end(rest)
+            if end != 0 or name is not None:
+                pieces.append(CallDelta(self._number, name, rest[:end]))
+            if end is None:
                 break
-        self._held = "" if self._is_inside else rest
+            rest, name, self._arguments = rest[end:], None, None
         return pieces
-
-    def _size(self, text: str) -> int:
-        for index, character in enumerate(text):
-            if self._in_string:
-                self._in_string = self._is_escaped or character != '"'
-                self._is_escaped = character == "\\" and not self._is_escaped
-                is_last = not self._in_string and not self._depth
-            else:
-                if not self._depth and (character in ",}]" or character.isspace()):  # after a number or a constant
-                    self._is_inside = False
-                    return index
-                self._in_string = character == '"'
-                self._depth += (character in _OPENING) - (character in _CLOSING)
-                is_last = not self._depth and character in _CLOSING
-            if is_last:
-                self._is_inside = False
-                return index + 1
-        return len(text)
 
 
 def call_writer(forced: ForcedCall | None, auto: AutoCalls | None) -> CallWriter | AutoCallWriter | None:

@@ -28,6 +28,36 @@ class Call(NamedTuple):
     arguments: str
 
 
+class Nesting:
+    """Follows a value's brackets and strings through a text, piece by piece, to the value's end."""
+
+    def __init__(self, quotes: str = '"') -> None:
+        self.depth = 0
+        self._quotes = quotes
+        self._quote = ""
+        self._is_escaped = False
+
+    def end(self, text: str, begin: int = 0) -> int | None:
+        """Return the index at which the value ends, from `begin` on; None: it goes on in the next piece."""
+        for at in range(begin, len(text)):
+            character = text[at]
+            if self._quote:
+                if self._is_escaped or character == "\\":
+                    self._is_escaped = not self._is_escaped
+                elif character == self._quote:
+                    self._quote = ""
+                    if not self.depth:
+                        return at + 1
+                continue
+            if not self.depth and (character in ",}]" or character.isspace()):  # after a number or a constant
+                return at
+            self._quote = character if character in self._quotes else ""
+            self.depth += (character in _OPENING) - (character in _CLOSING)
+            if not self.depth and character in _CLOSING:
+                return at + 1
+        return None
+
+
 class ToolParser(ABC):
     """Reads a text piece by piece, and holds back possible calls; a text that proves not to be a call is content."""
 
@@ -134,9 +164,7 @@ class _OnlyCalls(ToolParser):
     def __init__(self) -> None:
         super().__init__()
         self._before = ""
-        self._depth = 0
-        self._quote = ""
-        self._is_escaped = False
+        self._call: Nesting | None = None
         self._has_calls = False
         self._is_text = False
 
@@ -147,7 +175,7 @@ class _OnlyCalls(ToolParser):
     def _read(self, text: str) -> None:
         begin = 0
         while begin < len(text) and not self._is_text:
-            begin = self._read_call(text, begin) if self._depth else self._read_before(text, begin)
+            begin = self._read_before(text, begin) if self._call is None else self._read_call(self._call, text, begin)
         self._content.append(text[begin:])
 
     def _read_before(self, text: str, begin: int) -> int:
@@ -160,15 +188,14 @@ class _OnlyCalls(ToolParser):
         if not is_right or self.held > _MOST_BEFORE:
             self._give_up()
         elif at >= 0:
-            self._hold(self._opening)
-            self._depth = 1
-            end += 1
+            self._call = Nesting(self._quotes)
         return end
 
-    def _read_call(self, text: str, begin: int) -> int:
-        end = self._end_of_call(text, begin)
+    def _read_call(self, call: Nesting, text: str, begin: int) -> int:
+        end = call.end(text, begin)
         self._hold(text[begin:end])
-        if not self._depth:
+        if end is not None:
+            self._call = None
             calls = self._calls_in("".join(self._held))
             if calls is None:
                 self._give_up()
@@ -179,21 +206,7 @@ class _OnlyCalls(ToolParser):
                 self._before = ""
         elif self.held > _MOST_CHARACTERS:
             self._give_up()
-        return end
-
-    def _end_of_call(self, text: str, begin: int) -> int:
-        for at in range(begin, len(text)):
-            character = text[at]
-            if not self._quote:
-                self._depth += (character in _OPENING) - (character in _CLOSING)
-                if not self._depth:
-                    return at + 1
-                self._quote = character if character in self._quotes else ""
-            elif self._is_escaped or character == "\\":
-                self._is_escaped = not self._is_escaped
-            elif character == self._quote:
-                self._quote = ""
-        return len(text)
+        return len(text) if end is None else end
 
     def _give_up(self) -> None:
         self._content.append(self._before + self._take())
@@ -201,7 +214,7 @@ class _OnlyCalls(ToolParser):
         self._is_text = True
 
     def _finish(self) -> None:
-        if self._depth or not self._has_calls:
+        if self._call is not None or not self._has_calls:
             self._give_up()
         else:  # spaces and marks after the last call
             self._before, self.held = "", 0
