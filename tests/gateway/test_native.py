@@ -88,7 +88,8 @@ def test_twins_write_the_same(seed: int, is_chat: bool, monkeypatch: pytest.Monk
     found = [_written(step, vocabulary, is_chat=is_chat) for step in steps]
     waited = [_written(step, vocabulary, is_chat=is_chat, waits=True) for step in steps]
     views = [RenderedStep(step, vocabulary) for step in steps]
-    assert all((view.contents(0) if is_chat else view.lists(0)) is not None for view in views)
+    fragments = vocabulary.entry_fragments if is_chat else vocabulary.key_fragments
+    assert all(view.rendered(0, fragments) is not None for view in views)
     monkeypatch.setattr(native, "_render", None)
     assert found == [_written(step, vocabulary, is_chat=is_chat) for step in steps]
     assert waited == found == [_written(step, vocabulary, is_chat=is_chat, waits=True) for step in steps]

@@ -124,9 +124,9 @@ class Lists(MemberWriter):
         self.progress.characters = before + characters[end]
         offsets = b",".join([b"%d" % (before + offset) for offset in characters[begin:end]])
         if self.has_alternatives and not self.names_ids and count == step.counts[row]:
-            lists = step.lists(row)
-            if lists is not None:
-                return (*lists, offsets)
+            rendered = step.rendered(row, step.vocabulary.key_fragments)
+            if rendered is not None:
+                return (*rendered, offsets)
         logprobs = _logprobs(step, row, count)
         ids, tables = step.ids[begin:end], _tables(step, names_ids=self.names_ids)
         names = [tables.texts[token_id] for token_id in ids]
@@ -180,9 +180,9 @@ class Entries(MemberWriter):
         if not count:
             return ()
         is_special = self.names_ids or self.are_given or count != step.counts[row]
-        rendered = None if is_special else step.contents(row)
+        rendered = None if is_special else step.rendered(row, step.vocabulary.entry_fragments)
         if rendered is not None:
-            return (rendered,)
+            return rendered
         table, top_k = _tables(step, names_ids=self.names_ids).entries, step.top_ks[row]
         own = list(zip(map(table.__getitem__, step.row_ids(row)), _logprobs(step, row, count), strict=False))
         tops = [b""] * count

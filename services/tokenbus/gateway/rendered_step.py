@@ -18,12 +18,15 @@ _BLOCK_ROWS = 32
 _BATCH_BYTES = 2000
 _LISTED_BYTES = 200
 VALUE_BYTES = 4
-_Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 def _listed(column: str) -> "cached_property[list[int]]":
     return cached_property(lambda step: getattr(step.batch, column).tolist())
+
+
+def _listed_begins(place: int) -> "cached_property[list[int]]":
+    return cached_property(lambda step: step.all_begins[place].tolist())
 
 
 class RenderedStep:
@@ -34,6 +37,9 @@ class RenderedStep:
     top_ks = _listed("top_ks")
     ids = _listed("token_ids")
     ranks = _listed("ranks")
+    begins = _listed_begins(0)
+    scored_begins = _listed_begins(1)
+    alternative_begins = _listed_begins(2)
 
     def __init__(
         self,
@@ -48,8 +54,7 @@ class RenderedStep:
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
         self.waiting: dict[WaitingRow, None] = {}
-        self._lists: _Blocks = {}
-        self._contents: _Blocks = {}
+        self._rendered: dict[tuple[int, Fragments], list[tuple[bytes, ...]] | None] = {}
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
 
     def compacted(self) -> "RenderedStep":
@@ -79,24 +84,12 @@ class RenderedStep:
         return dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
 
     @cached_property
-    def begins(self) -> list[int]:
-        return self._all_begins[0].tolist()  # type: ignore[no-any-return]
-
-    @cached_property
     def scored(self) -> list[int]:
         """The number of a row's tokens with logprobs: all or none."""
-        return np.diff(self._all_begins[1]).tolist()  # type: ignore[no-any-return]
+        return np.diff(self.all_begins[1]).tolist()  # type: ignore[no-any-return]
 
     @cached_property
-    def scored_begins(self) -> list[int]:
-        return self._all_begins[1].tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def alternative_begins(self) -> list[int]:
-        return self._all_begins[2].tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def _all_begins(self) -> Begins:
+    def all_begins(self) -> Begins:
         """Three arrays: where each row's tokens, logprobs and alternatives begin; the last of each is their end."""
         batch = self.batch
         begins = np.zeros((3, batch.row_count + 1), np.int64)
@@ -153,29 +146,26 @@ class RenderedStep:
         written[1::2] = numbers_as_json(self.batch.alternative_logprobs[first:last])
         return written
 
-    def lists(self, row: int) -> tuple[bytes, ...] | None:
-        """Return a row's tokens, logprobs and alternatives as three JSON lists without brackets; None: see `native`."""
-        return self._rendered(row, self.vocabulary.key_fragments, self._lists)
+    def rendered(self, row: int, fragments: Fragments) -> tuple[bytes, ...] | None:
+        """Return a row's logprobs as JSON lists without brackets, made from a vocabulary's fragments.
 
-    def contents(self, row: int) -> bytes | None:
-        """Return a row's tokens as objects of chats, without brackets; None: see `native`."""
-        found = self._rendered(row, self.vocabulary.entry_fragments, self._contents)
-        return None if found is None else found[0]
-
-    def _rendered(self, row: int, fragments: Fragments, blocks: _Blocks) -> tuple[bytes, ...] | None:
+        There are three lists for completions: tokens, logprobs and alternatives. For chats, it is one list of objects.
+        None: Python has to write them, see `native`.
+        """
         block, row_of_block = divmod(row, _BLOCK_ROWS)
-        if block not in blocks:
+        if (block, fragments) not in self._rendered:
             if self.waiting:
                 alone = fragments.render(self.columns, row, row + 1)
                 return None if alone is None else alone[0]
             begin = block * _BLOCK_ROWS
-            blocks[block] = fragments.render(self.columns, begin, min(begin + _BLOCK_ROWS, len(self.counts)))
-        rendered = blocks[block]
+            end = min(begin + _BLOCK_ROWS, len(self.counts))
+            self._rendered[block, fragments] = fragments.render(self.columns, begin, end)
+        rendered = self._rendered[block, fragments]
         return None if rendered is None else rendered[row_of_block]
 
     @cached_property
     def columns(self) -> Columns:
-        return Columns(self.batch, self._all_begins)
+        return Columns(self.batch, self.all_begins)
 
     @cached_property
     def column_bytes(self) -> list[memoryview]:

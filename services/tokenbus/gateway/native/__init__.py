@@ -103,19 +103,18 @@ class Fragments:
         rows, lists = end - begin, 3 if self._form is Form.LISTS else 1
         ends = np.empty(rows * lists, np.int64)
         given = columns.at(begin)
-        while (written := self._written(given, rows, ends)) < 0:
-            if written == NO_ROOM and self._out.size < MOST_BYTES:
-                self._out = np.zeros(2 * self._out.size, np.uint8)
+        while True:
+            out, places = self._out, address_of(ends)
+            written = _render(given, self.described, rows, self._form, address_of(out), out.size, places)
+            if written >= 0:
+                break
+            if written == NO_ROOM and out.size < MOST_BYTES:
+                self._out = np.zeros(2 * out.size, np.uint8)
             elif written != NO_FRAGMENT or not self.add(columns.ids(begin, end)):
                 return None
-        text, places = self._out[:written].tobytes(), ends.tolist()
-        pieces = [text[first:last] for first, last in zip([0, *places], places, strict=False)]
+        text, lasts = out[:written].tobytes(), ends.tolist()
+        pieces = [text[first:last] for first, last in zip([0, *lasts], lasts, strict=False)]
         return list(zip(*(pieces[place::lists] for place in range(lists)), strict=True))
-
-    def _written(self, given: _Columns, rows: int, ends: npt.NDArray[np.int64]) -> int:
-        out, fragments = self._out, self.described
-        count: int = _render(given, fragments, rows, self._form, address_of(out), out.size, address_of(ends))
-        return count
 
     def add(self, ids: npt.NDArray[np.uint32]) -> list[int]:
         """Make the missing fragments of some tokens and return these tokens' ids; none if an id is unknown."""
