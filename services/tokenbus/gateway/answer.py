@@ -22,13 +22,8 @@ from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.batch import STOP_TOKEN
 
 JSON = "application/json"
-_STOPPED = int(RowStatus.FINISHED_STOP)
-REASONS = {
-    int(RowStatus.FINISHED_STOP): "stop",
-    int(RowStatus.FINISHED_LENGTH): "length",
-    int(RowStatus.ABORTED): "abort",
-}
-UNRECOVERABLE = int(RowStatus.UNRECOVERABLE)
+_STOPPED, _UNRECOVERABLE = int(RowStatus.FINISHED_STOP), int(RowStatus.UNRECOVERABLE)
+_REASONS = {_STOPPED: "stop", int(RowStatus.FINISHED_LENGTH): "length", int(RowStatus.ABORTED): "abort"}
 _LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
 """The least and the most memory charged to a choice in advance, so that few rows need counting."""
 _TURN_BYTES = 2**18
@@ -63,8 +58,9 @@ class Format(Protocol):
         """Number of characters held back in a stream because they may begin a call."""
         return 0 if self._calls is None else self._calls.held
 
-    def stream(self, index: int) -> EventStream:
+    def stream(self, index: int) -> EventStream:  # noqa: ARG002
         """Return the progress of a new choice; without a form, Python writes its rows."""
+        return EventStream()
 
     def writers(self, progress: EventStream) -> Sequence[MemberWriter]:  # noqa: ARG002
         """Return new writers of the members besides a choice's text."""
@@ -271,11 +267,11 @@ class Choice:
         if count and self.stream.form is not None:  # the bytes of a split character belong to the next row's text
             self.stream.is_held = self._text.is_split
         status = step.statuses[row]
-        if status == UNRECOVERABLE:
+        if status == _UNRECOVERABLE:
             message = f"the request's state is lost and cannot be computed again (after {self.tokens} tokens)"
             self._answer.end(ApiError(502, message, code="unrecoverable"))
             return False
-        self.reason = REASONS.get(status) if self._text.stop is None else "stop"
+        self.reason = _REASONS.get(status) if self._text.stop is None else "stop"
         if self.reason is not None:
             text += self._text.end()
             by = self._stop if self._text.stop is None else self._text.stop

@@ -5,7 +5,6 @@ import ctypes
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from sys import getsizeof
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenbus.client import RequestEnd, StepRows
@@ -31,7 +30,6 @@ _MOST_PARTS = 32
 _LEAST_ROWS, _FEW_SHARE = 16, 4
 """If a step has at least 16 rows and fewer than a quarter of them wait, the other rows are freed."""
 _LEAST_FREED = 16 * 2**20
-_NOTHING: Mapping["Answer", int] = MappingProxyType({})
 
 
 class Buffers:
@@ -77,7 +75,7 @@ class Buffers:
             if malloc_trim is not None:  # the C library is glibc
                 malloc_trim(0)
 
-    def evict(self, wanted: int, *, beside: Mapping["Answer", int] = _NOTHING) -> None:
+    def evict(self, wanted: int, beside: Mapping["Answer", int]) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
 
         An answer's size includes the unread bytes of its socket, and the bytes held elsewhere, `beside`.
@@ -381,11 +379,6 @@ class SendQueue:
             waiter.set_result(None)
 
 
-class _Entry(NamedTuple):
-    output: StepRows | RequestEnd
-    size: int
-
-
 class Backlog:
     """Received steps, and ends of requests, that are not yet delivered; first in, first out.
 
@@ -395,7 +388,8 @@ class Backlog:
 
     def __init__(self, compacted_bytes: int = 0) -> None:
         self._compacted_bytes = compacted_bytes
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[tuple[StepRows | RequestEnd, int]] = deque()
+        """Each with its size in bytes."""
         self.size = 0
 
     def __len__(self) -> int:
@@ -403,13 +397,13 @@ class Backlog:
 
     @property
     def begins_with_error(self) -> bool:
-        output = self._entries[0].output
+        output, _ = self._entries[0]
         return isinstance(output, RequestEnd) and output.error is not None
 
     def append(self, output: StepRows | RequestEnd) -> None:
         batches = () if isinstance(output, RequestEnd) else output
         size = sum(map(size_of, filter(None, batches)))
-        self._entries.append(_Entry(output, size))
+        self._entries.append((output, size))
         self.size += size
 
     def popleft(self) -> StepRows | RequestEnd:
@@ -451,7 +445,7 @@ class Backlog:
 
     def keep(self, wanted: Container[int]) -> None:
         entries, self._entries = self._entries, deque()
-        self.size -= sum(entry.size for entry in entries)
+        self.size -= sum(size for _, size in entries)
         for output, _ in entries:
             if isinstance(output, RequestEnd):
                 self.append(output)

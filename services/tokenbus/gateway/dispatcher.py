@@ -321,7 +321,7 @@ class Dispatcher:
             if one.rows and isinstance(one.rows[0], WaitingRow):
                 step = one.rows[0].step
                 beside[one.answer] += len(one.rows) * (step.size // step.batch.row_count)
-        self._buffers.evict(sum(beside.values()) // 2, beside=beside)
+        self._buffers.evict(sum(beside.values()) // 2, beside)
         self.backlog.keep(self._opened)
 
     async def open(

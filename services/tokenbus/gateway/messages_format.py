@@ -64,19 +64,19 @@ class MessagesFormat(Format):
             "usage": self._usage(0),
         }
         begin = _event("message_start", message=message)
-        return begin + self._to_block("text", {"type": "text", "text": ""}) if self._calls is None else begin
+        return begin + self._begin_block("text", text="") if self._calls is None else begin
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:  # noqa: ARG002
         writer, events = self._calls, []
         content, calls = (text, []) if writer is None else writer.take(text, is_last=choice.ending is not None)
         if content:
-            events.append(self._to_block("text", {"type": "text", "text": ""}))
+            if self._kind != "text":
+                events.append(self._begin_block("text", text=""))
             events.append(self._delta(type="text_delta", text=content))
         for call in calls:
             if call.name is not None:
                 self._has_calls = True
-                block = {"type": "tool_use", "id": _new_id(), "name": call.name, "input": {}}
-                events += [self._to_block("", block)]
+                events.append(self._begin_block("tool_use", id=_new_id(), name=call.name, input={}))
             events.append(self._delta(type="input_json_delta", partial_json=call.arguments))
         if choice.ending is not None:
             ending = _ending(choice.ending, has_calls=self._has_calls)
@@ -109,15 +109,11 @@ class MessagesFormat(Format):
             return {"input_tokens": prompt, "output_tokens": tokens}
         return {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "output_tokens": tokens}
 
-    def _begin_block(self, block: dict[str, Any]) -> bytes:
+    def _begin_block(self, kind: str, **members: object) -> bytes:
+        ended = self._end_block()
         self._block += 1
-        return _event("content_block_start", index=self._block, content_block=block)
-
-    def _to_block(self, kind: str, block: dict[str, Any]) -> bytes:
-        if kind and kind == self._kind:
-            return b""
         self._kind = kind
-        return self._end_block() + self._begin_block(block)
+        return ended + _event("content_block_start", index=self._block, content_block={"type": kind, **members})
 
     def _delta(self, **delta: str) -> bytes:
         return _event("content_block_delta", index=self._block, delta=delta)

@@ -36,9 +36,6 @@ class ResponsesFormat(Format):
         self._item: dict[str, Any] | None = None
         self._texts: list[str] = []
 
-    def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
-        return EventStream()
-
     def writers(self, progress: EventStream) -> tuple[MemberWriter, ...]:  # noqa: ARG002
         return () if self._request.top_logprobs is None else (Entries(form=b"[%b]"),)
 

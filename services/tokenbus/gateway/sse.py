@@ -104,9 +104,6 @@ class InspectorFormat(Format):
         self._begin = event("begin", {"request": f"{request_id:016x}", **facts})
         self._tokens = 0
 
-    def stream(self, index: int) -> EventStream:  # noqa: ARG002 - there is one choice
-        return EventStream()
-
     def writers(self, progress: EventStream) -> tuple[MemberWriter, ...]:  # noqa: ARG002
         return (_Facts(),)
 
