@@ -5,11 +5,9 @@ import json
 import signal
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,13 +26,16 @@ _ERROR = "tokenbus: "
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM}
 _SHOWN_LEVELS = ("warning", "error", "critical")
 _COMMON_FIELDS = ("timestamp", "level", "event", "logger", "exception")
+_STARTS = ("processor", "gateway", "worker")
+"""The gateway starts before the workers, which may take minutes, to report a bad tokenizer at once."""
+_STOPS = ("gateway", "worker", "processor")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal is gone
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One child process: its command, its place in the start and stop order, and its time limit for stopping."""
+    """One child process: its command, and its time limit for stopping."""
 
     name: str
     arguments: tuple[str, ...]
@@ -43,10 +44,6 @@ class Service:
     """The log event that says that the service is ready."""
     stop_seconds: float
     """The time between SIGTERM and SIGKILL."""
-    starts: int = 0
-    """Services with a higher number start after this one is ready."""
-    stops: int = 0
-    """Services with a higher number stop after this one has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,26 +298,24 @@ class Supervisor:
 
     async def _run(self, work: Callable[[], Awaitable[T]]) -> T:
         try:
-            for children in self._grouped("starts"):
+            for children in map(self._children_of, _STARTS):
                 for child in children:
                     await child.start(self._folder)
                 await asyncio.gather(*(child.ready(self._start_seconds) for child in children))
             return await work()
         finally:
-            for children in self._grouped("stops"):
+            for children in map(self._children_of, _STOPS):
                 await asyncio.gather(*(child.stop(self._kill_now) for child in children))
 
-    def _grouped(self, number: str) -> list[Sequence[Child]]:
-        of_service = attrgetter(f"service.{number}")
-        return [list(children) for _, children in groupby(sorted(self.children, key=of_service), of_service)]
+    def _children_of(self, command: str) -> list[Child]:
+        return [child for child in self.children if child.service.arguments[0] == command]
 
     @contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
         def on_signal() -> None:
             (self._kill_now if self.stopping.is_set() else self.stopping).set()
 
+        loop = asyncio.get_running_loop()
         # An ignored SIGHUP stays ignored (nohup). An ignored SIGINT does not: shells ignore it in every background
         # process of a script.
         handled = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]

@@ -15,8 +15,6 @@ from tokenbus.settings import ENTRIES, Settings
 from tokenbus.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
-_PROCESSOR, _GATEWAY, _WORKERS = range(3)
-"""The start order. The gateway starts before the workers, which may take minutes, to report a bad tokenizer at once."""
 _GRACE_MS = 1000
 _MODEL = "tokenbus"
 """The gateway's name for a model without a name."""
@@ -55,12 +53,10 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
     """
     shared = _shared(settings, folder, engine_kind(engine).tokenizer if model is None else str(model.resolve()))
 
-    def service(  # noqa: PLR0913, PLR0917 - local
-        name: str, command: Sequence[str], drain_ms: int, starts: int, stops: int, given: Mapping[str, object]
-    ) -> Service:
+    def service(name: str, command: Sequence[str], drain_ms: int, given: Mapping[str, object]) -> Service:
         ready = "connected" if command[0] == "worker" else "listening"
         stop_seconds = (drain_ms + shared.bus.linger_ms + _GRACE_MS) / 1000
-        return Service(name, tuple(command), environment_of(shared, given), ready, stop_seconds, starts, stops)
+        return Service(name, tuple(command), environment_of(shared, given), ready, stop_seconds)
 
     def workers(role: str, count: int) -> Iterator[Service]:
         drain_ms = 2 * shared.worker.drain_timeout_ms  # finish the requests, then wait for acknowledgement
@@ -74,16 +70,16 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
         for number in range(count):
             name, own = f"{role}-{number}", ranks[number % len(ranks)]
             given = {"worker.id": name, "worker.role": role, "worker.metrics_address": "127.0.0.1:0"}
-            yield service(name, [*command, *(["--", *own] if own else [])], drain_ms, _WORKERS, 1, given)
+            yield service(name, [*command, *(["--", *own] if own else [])], drain_ms, given)
 
     services = [
-        service("processor", ["processor"], shared.processor.drain_timeout_ms, _PROCESSOR, 2, {}),
+        service("processor", ["processor"], shared.processor.drain_timeout_ms, {}),
         *(worker for role, count in roles.items() for worker in workers(role, count)),
     ]
     given = _gateway_addresses(shared, port, gateways)
     drain_ms = shared.gateway.drain_timeout_ms + shared.client.drain_timeout_ms
     names = ["gateway"] if gateways == 1 else [f"gateway-{number}" for number in range(gateways)]
-    services += [service(name, ["gateway"], drain_ms, _GATEWAY, 0, given) for name in names]
+    services += [service(name, ["gateway"], drain_ms, given) for name in names]
     return Plan(shared, tuple(services), settings.worker.model or _MODEL)
 
 
@@ -137,8 +133,7 @@ def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict
         with socket.create_server((host.strip("[]"), 0), family=family) as found:
             address = f"{host}:{found.getsockname()[1]}"
     metrics_host = settings.gateway.metrics_address.rpartition(":")[0] or "127.0.0.1"
-    metrics_address = f"{metrics_host}:0"
-    return {"gateway.address": address, "gateway.reuse_port": True, "gateway.metrics_address": metrics_address}
+    return {"gateway.address": address, "gateway.reuse_port": True, "gateway.metrics_address": f"{metrics_host}:0"}
 
 
 @contextmanager
