@@ -83,6 +83,7 @@ def _status(given: list[str]) -> int:
             _parser().parse_args([command])
         found = _imported(_ELSEWHERE.get(command, f"tokenbus.cli.{command.replace('-', '_')}"))
         parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.given = rest
         found.declare(parser)
         return int(found.run(parser.options(rest)))
     except SystemExit as end:  # argparse exits; the caller still has to flush its output

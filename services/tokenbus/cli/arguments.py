@@ -18,16 +18,14 @@ class Parser(argparse.ArgumentParser):
     positional = "files"
     """The name of the positional list."""
 
-    declare_later: Callable[[Sequence[str]], None] | None = None
-    """Called before parsing, to declare options that depend on the value of another option."""
+    given: Sequence[str] = ()
+    """The command line, for a command whose options depend on the value of another option."""
     keeps_rest = False
     """Whether everything after `--` is returned unparsed, as `options.rest`."""
     _has_actions = False
 
     def options(self, given: Sequence[str]) -> argparse.Namespace:
         """Parse the command line. After `--` everything is positional, or `options.rest` if the command keeps it."""
-        if self.declare_later is not None:
-            self.declare_later(given)
         if self._has_actions:
             return self.parse_args(given)
         cut = given.index("--") if "--" in given else len(given)

@@ -27,22 +27,19 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
     )
     parser.add_argument("--model", metavar="FOLDER", help="the folder of the model, for an engine that reads one")
 
-    def declare_later(given: Sequence[str]) -> None:
-        if has_options and {"-h", "--help"} & set(given):
-            listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
-            parser.add_argument_group("engines", f"{listed}\n\nPackages add engines as entry points of `{ENGINES}`.")
-        name = _chosen(given)
-        if name not in names(ENGINES):  # parsing will refuse the name
-            return
-        kind = engine_kind(name)
-        parser.keeps_rest = kind.takes_rest
-        if has_options:
-            try:
-                kind.declare(parser)
-            except argparse.ArgumentError as error:
-                raise CommandError(f"engine {name}: its options cannot be declared: {error}") from None
-
-    parser.declare_later = declare_later
+    if has_options and {"-h", "--help"} & set(parser.given):
+        listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
+        parser.add_argument_group("engines", f"{listed}\n\nPackages add engines as entry points of `{ENGINES}`.")
+    name = _chosen(parser.given)
+    if name not in names(ENGINES):  # parsing will refuse the name
+        return
+    kind = engine_kind(name)
+    parser.keeps_rest = kind.takes_rest
+    if has_options:
+        try:
+            kind.declare(parser)
+        except argparse.ArgumentError as error:
+            raise CommandError(f"engine {name}: its options cannot be declared: {error}") from None
 
 
 def _summary(name: str) -> str:

@@ -31,7 +31,6 @@ processors), bus.key_file, bus.server_key, limits.*.
 
 def declare(parser: Parser) -> None:
     parser.description = _DESCRIPTION
-    declare_engine(parser, has_options=True)
     parser.add_argument(
         "--steps-per-second",
         type=whole(0),
@@ -48,6 +47,7 @@ def declare(parser: Parser) -> None:
             "--metrics-address": "worker.metrics_address",
         },
     )
+    declare_engine(parser, has_options=True)
 
 
 def run(options: argparse.Namespace) -> int:
