@@ -1,7 +1,4 @@
-"""Scheduler: continuous batching.
-
-Scheduler: decides which requests a step computes, and which ones wait or are preempted.
-"""
+"""Scheduler: decides which requests a step computes, and which ones wait or are preempted."""
 
 from collections import deque
 from typing import NamedTuple

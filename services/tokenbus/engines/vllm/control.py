@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,10 +39,6 @@ class ControlledCore:
         self.world_size: int = config.parallel_config.world_size
         self.facts = _facts(config)
 
-    @cached_property
-    def _shapes(self) -> dict[str, list[int]]:
-        return _shapes_in(self._model)
-
     @property
     def lora_adapters(self) -> Sequence[str]:
         return tuple(self._adapters)
@@ -65,7 +60,10 @@ class ControlledCore:
 
     def load_weights(self, folder: Path) -> None:
         """Load the weights of a folder; on failure, reload the previous ones."""
-        self._check_weights(folder)
+        given = _shapes_in(folder)
+        for name, shape in _shapes_in(self._model).items():
+            if (found := given.get(name)) != shape:
+                raise ValueError(f"load_weights.folder: {name} of shape {shape}, as in the model, got {found}")
         try:
             self._call("reload_weights", weights_path=str(folder))
         except Exception as error:
@@ -79,13 +77,6 @@ class ControlledCore:
             ) from error
         self._weights = folder
         self._weights_number += 1
-
-    def _check_weights(self, folder: Path) -> None:
-        """Raise ValueError if the tensors have other shapes than the model."""
-        given = _shapes_in(folder)
-        for name, shape in self._shapes.items():
-            if (found := given.get(name)) != shape:
-                raise ValueError(f"load_weights.folder: {name} of shape {shape}, as in the model, got {found}")
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
         if self._config.weight_transfer_config is None:
