@@ -52,7 +52,7 @@ def print_json(values: Values) -> None:
 
 
 def values_text(values: Values) -> str:
-    """Return the values of a JSON object as one line, without those that are not set; of a list, only the length."""
+    """Return the values of a JSON object as one line: no value that is not set, and only the length of a list."""
     found = {name.replace("_", " "): value for name, value in values.items() if value not in _UNSET}
     return ", ".join(f"{name} {_value_text(value)}" for name, value in found.items())
 
