@@ -5,7 +5,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from sys import getsizeof
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -17,7 +16,7 @@ from tokenbus.client.parameters import CONTINUATIONS
 from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.gateway import bodies, generate_body, messages_body, output_form, responses_body
-from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError, body_field, too_long
+from tokenbus.gateway.errors import MODEL_NOT_FOUND, SAMPLING_NAMES, TOKEN_SCORING, ApiError, body_field, too_long
 from tokenbus.gateway.prompts import Cut, PromptEncoder, echoed_text
 from tokenbus.gateway.request_body import RequestTypes, check_texts
 from tokenbus.gateway.stop_strings import Stopping
@@ -30,7 +29,6 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 
 T = TypeVar("T")
 B = TypeVar("B", bodies.Chat, bodies.Completion)
-_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 DEFAULT_MODEL = "tokenbus"
 """Name of the only model if the settings name none."""
 _SEEDS = 2**64
@@ -39,19 +37,10 @@ _SAME_NAMES = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "priority", "cache_salt"),
 )
-_SAMPLING = {name: name for name in _SAME_NAMES} | {
-    "ignore_eos": "ignore_end_token",
-    "include_stop_str_in_output": "include_stop_string",
-}
+_SAMPLING = {name: name for name in _SAME_NAMES} | SAMPLING_NAMES
 """Sampling parameters, by the field of the body with the same values."""
-_TOKEN_SCORING = {
-    "return_other_logprobs": "other_logprobs",
-    "return_entropies": "entropies",
-    "return_logprobs_of": "token_ids",
-    "return_mask": "mask_bound",
-}
-
-
+_OTHER_NAMES = {"response_format": "structured_outputs", "return_logprobs_of": "logprob_token_ids"}
+"""Fields that a body may give under another name."""
 _NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_logprob_token_ids")
 _COPY_BYTES = 16
 """Largest size of a field in all choices' requests, per token of gateway.max_prompt_tokens: as for prompts."""
@@ -160,7 +149,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     def generates(self) -> Iterator[Generate]:
         """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message."""
         seed = self.sampling.get("seed")
-        for index in range(0, self.choices, self.n):
+        for index in range(len(self.prompts)):
             first = self.generate(index)
             yield first
             for number in range(1, self.n):
@@ -173,14 +162,12 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
                 yield generate
 
     def generate(self, index: int) -> Generate:
-        sampling = dict(self.sampling)
-        if "seed" in sampling:
-            sampling["seed"] = (sampling["seed"] + index % self.n) % _SEEDS
+        """Return the request of a prompt's first choice."""
         model = self.parent or self.model
         return Generate(
             model="" if model == DEFAULT_MODEL else model,
-            tokens=TokenPrompt(token_ids=self.prompts[index // self.n]),
-            sampling=SamplingParameters(**sampling, lora_adapter=self.model if self.parent else None),
+            tokens=TokenPrompt(token_ids=self.prompts[index]),
+            sampling=SamplingParameters(**self.sampling, lora_adapter=self.model if self.parent else None),
             top_logprobs=self.top_logprobs,
             include_draft_logprobs=self.wants_drafts,
             continuation_policy=CONTINUATIONS[self.continuation],
@@ -243,11 +230,10 @@ class Reader:
     def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         return self._completion(self.types.read(bodies.Completion, value))
 
-    def _completion(self, body: bodies.Completion, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
+    def _completion(self, body: bodies.Completion) -> CompletionRequest:
         common = self._common(body)
         if body.logprob_token_ids is not None and body.echo:
             raise invalid("logprob_token_ids", "only without echo, got it with")
-        common["fields"] = {**names, **{name: names.get(other, other) for name, other in common["fields"].items()}}
         if body.include_draft_logprobs and body.logprobs is None:
             raise invalid("include_draft_logprobs", "only with logprobs, got true without")
         if body.best_of is not None and body.best_of > body.n:
@@ -288,11 +274,10 @@ class Reader:
 
     def completion_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         body = self.types.read(bodies.Completion, value)
-        texts = ((each, bool(body.add_special_tokens)) for each in body.prompt)
-        return orjson.dumps(self._rendered(body, self._completion(body), texts), option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(self._rendered(body, self._completion(body)), option=orjson.OPT_NON_STR_KEYS)
 
     def chat_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
-        return self._rendering(self.types.read(bodies.Chat, value), _NO_NAMES)
+        return self._rendering(self.types.read(bodies.Chat, value))
 
     def messages_rendering(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
@@ -303,18 +288,12 @@ class Reader:
         render = partial(self._rendering, kind="resp_")
         return self._translated(responses_body.chat_of(body), responses_body.FIELDS, render)
 
-    def _rendering(self, body: bodies.Chat, names: Mapping[str, str], kind: str = "chatcmpl-") -> bytes:
-        request = self._chat(body, names)
-        texts = (self.encoder.chat_text(body, output_form.tools_of(body)) for _ in request.prompts)
-        (answer,) = self._rendered(body, request, texts, kind)
+    def _rendering(self, body: bodies.Chat, kind: str = "chatcmpl-") -> bytes:
+        (answer,) = self._rendered(body, self._chat(body), kind)
         return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS)
 
     def _rendered(
-        self,
-        body: bodies.Chat | bodies.Completion,
-        request: CompletionRequest,
-        texts: Iterator[tuple[str | list[int], bool]],
-        kind: str = "cmpl-",
+        self, body: bodies.Chat | bodies.Completion, request: CompletionRequest, kind: str = "cmpl-"
     ) -> list[dict[str, Any]]:
         """Return the bodies of /inference/v1/generate for a body, one for each prompt; their ids begin with `kind`."""
         if body.prompt_logprob_token_ids is not None:
@@ -333,11 +312,6 @@ class Reader:
         answers = []
         for number, prompt in enumerate(request.prompts):
             most = request.sampling.get("max_tokens", context - len(prompt) if context else None)
-            offsets = None
-            if body.return_token_offsets:
-                text, adds_special = next(texts)
-                cut = self._cut(body, request.model)
-                offsets = self.encoder.spans(text, adds_special=adds_special, cut=cut)
             answers.append(
                 {
                     "request_id": base if len(request.prompts) == 1 else f"{base}-{number}",
@@ -348,15 +322,23 @@ class Reader:
                     "stream_options": options,
                     "cache_salt": body.cache_salt,
                     "priority": body.priority or 0,
-                    **{name: value for name in generate_body.SCORING if (value := getattr(body, name))},
+                    **{name: value for name in TOKEN_SCORING if (value := getattr(body, name))},
                     "features": None,
                     "content_parts": None,
-                    "token_offsets": offsets,
+                    "token_offsets": self._offsets(body, number, request.model) if body.return_token_offsets else None,
                     "kv_transfer_params": None,
                     "ec_transfer_params": None,
                 }
             )
         return answers
+
+    def _offsets(self, body: bodies.Chat | bodies.Completion, number: int, model: str) -> list[tuple[int, int]] | None:
+        text: str | list[int]
+        if isinstance(body, bodies.Chat):
+            text, adds_special = self.encoder.chat_text(body, output_form.tools_of(body))
+        else:
+            text, adds_special = body.prompt[number], bool(body.add_special_tokens)
+        return self.encoder.spans(text, adds_special=adds_special, cut=self._cut(body, model))
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
@@ -381,20 +363,25 @@ class Reader:
         hides, wants_text = not body.return_token_ids, body.output_mode == "text"
         return replace(request, wants_text=wants_text, scores_once=scores_once, hides_prompts=hides)
 
-    def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B, Mapping[str, str]], T]) -> T:
+    def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B], T]) -> T:
         """Read another API's body as a chat or a completion; errors name that body's fields."""
         try:
             check_texts(body)
-            return read(body, names)
+            result = read(body)
         except ApiError as error:
             raise error.renamed(names) from None
+        if isinstance(result, CompletionRequest):
+            fields = {name: names.get(other, other) for name, other in result.fields.items()}
+            result = replace(result, fields={**names, **fields})
+        return result
 
-    def _counted(self, chat: bodies.Chat, _names: Mapping[str, str]) -> bytes:
+    def _counted(self, chat: bodies.Chat) -> bytes:
         self._check_model(chat.model)
         return orjson.dumps({"input_tokens": len(self.encoder.chat(chat, output_form.tools_of(chat)))})
 
-    def _chat(self, body: bodies.Chat, names: Mapping[str, str] = _NO_NAMES) -> CompletionRequest:
+    def _chat(self, body: bodies.Chat) -> CompletionRequest:
         common = self._common(body)
+        common["fields"]["prompt"] = "messages"
         output_form.take_older_names(body)
         top, newer, older = body.top_logprobs, body.max_completion_tokens, body.max_tokens
         if top and not body.logprobs:
@@ -423,16 +410,8 @@ class Reader:
             echoes = [echoed_text(each) for each in chats]
             common["echoes"] = echoes if any(echoes) else ()
         logprobs = (0 if common["names_alternatives"] else top or 0) if body.logprobs else None
-        common["fields"] = {"prompt": "messages", **names, **common["fields"]}
-        request = CompletionRequest(
-            prompts=prompts,
-            forced=forced,
-            auto=auto,
-            top_logprobs=logprobs,
-            is_chat=True,
-            scores_once=True,
-            **common,
-        )
+        common |= {"is_chat": True, "scores_once": True, "forced": forced, "auto": auto}
+        request = CompletionRequest(prompts=prompts, top_logprobs=logprobs, **common)
         return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
@@ -485,7 +464,7 @@ class Reader:
             "parent": self.parents.get(model, ""),
             "n": body.n,
             "sampling": _sampling(body),
-            "fields": _fields_of(body),
+            "fields": {name: other for name, other in _OTHER_NAMES.items() if getattr(body, other) is not None},
             "wants_drafts": body.include_draft_logprobs,
             "continuation": (body.tokenbus and body.tokenbus.continue_) or "any",
             "wants_ids": body.return_token_ids,
@@ -587,18 +566,12 @@ def _prompt_scoring(body: bodies.Generation) -> dict[str, Any] | None:
     return {"token_ids": ids}
 
 
-def _fields_of(body: bodies.Generation) -> dict[str, str]:
-    """Return the names that errors use for fields of the body, by the usual name, for fields with two names."""
-    given = {"response_format": "structured_outputs", "return_logprobs_of": "logprob_token_ids"}
-    return {name: other for name, other in given.items() if getattr(body, other) is not None}
-
-
 def _token_scoring(body: bodies.Generation) -> dict[str, Any]:
     if body.logprob_token_ids is not None:
         for name in ("return_logprobs_of", "return_columns"):
             if getattr(body, name):
                 raise invalid(name, "none with logprob_token_ids, got it")
-    scoring = _TOKEN_SCORING | {"logprob_token_ids": "token_ids"}
+    scoring = TOKEN_SCORING | {"logprob_token_ids": "token_ids"}
     asked = {member: value for member in scoring if (value := getattr(body, member))}
     logprobs = getattr(body, "logprobs", None)
     for member in asked:
@@ -610,6 +583,8 @@ def _token_scoring(body: bodies.Generation) -> dict[str, Any]:
 def _sampling(body: bodies.Sampling) -> dict[str, Any]:
     given = ((name, getattr(body, member, None)) for member, name in _SAMPLING.items())
     found = {name: value for name, value in given if value is not None and value is not False}
+    if "seed" in found:
+        found["seed"] %= _SEEDS
     if body.stop:
         found["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     if not isinstance(body, bodies.Generation):

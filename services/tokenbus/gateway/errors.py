@@ -28,18 +28,22 @@ _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_INTERNAL: 500,
     ErrorCode.ERROR_CODE_TAKEN_UP: 409,
 }
+SAMPLING_NAMES = {"ignore_eos": "ignore_end_token", "include_stop_str_in_output": "include_stop_string"}
+TOKEN_SCORING = {
+    "return_other_logprobs": "other_logprobs",
+    "return_entropies": "entropies",
+    "return_logprobs_of": "token_ids",
+    "return_mask": "mask_bound",
+}
+"""The contract's fields in `sampling` and `token_scoring` with the same values, by the API's names."""
 _FIELDS = {
-    "sampling.ignore_end_token": "ignore_eos",
-    "sampling.include_stop_string": "include_stop_str_in_output",
+    **{f"sampling.{ours}": name for name, ours in SAMPLING_NAMES.items()},
     "sampling.include_special_tokens": "skip_special_tokens",
     "sampling.structured_output": "response_format",
     "sampling.engine_arguments": "vllm_xargs",
     "tokens.token_ids": "prompt",
     "prompt_scoring": "prompt_logprobs",
-    "token_scoring.other_logprobs": "return_other_logprobs",
-    "token_scoring.entropies": "return_entropies",
-    "token_scoring.token_ids": "return_logprobs_of",
-    "token_scoring.mask_bound": "return_mask",
+    **{f"token_scoring.{ours}": name for name, ours in TOKEN_SCORING.items()},
 }
 """The API's field for each field of the contract, unless the two differ only by the prefix `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from tokenbus.gateway import bodies
 from tokenbus.gateway.bodies import Body, Int64, Label, Name, Word, says
+from tokenbus.gateway.errors import TOKEN_SCORING
 
 
 class SamplingParams(bodies.EngineSampling, kw_only=True):
@@ -51,8 +52,7 @@ FIELDS: Mapping[str, str] = {
     "vllm_xargs": "sampling_params.extra_args",
 }
 """The name of this body's field for each field of a completion with another name."""
-SCORING = ("return_other_logprobs", "return_entropies", "return_logprobs_of", "return_mask")
-_BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", *SCORING)
+_BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", *TOKEN_SCORING)
 _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 
 
