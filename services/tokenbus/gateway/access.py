@@ -1,7 +1,8 @@
-"""Access: middleware that admits requests by their Host, their Origin, their API key and its limits."""
+"""Access: middleware that counts requests, and admits them by their Host, Origin, API key and its limits."""
 
 import ipaddress
 import re
+import uuid
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from tokenbus.gateway.api_keys import Caller
 from tokenbus.gateway.connection import host_of
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.gateway import Gateway
-from tokenbus.gateway.response import error_response
+from tokenbus.gateway.response import RAW_SEND, error_response
 from tokenbus.logs import logger
 from tokenbus.settings.sections import listed
 
@@ -50,16 +51,24 @@ def visitor_of(scope: Scope) -> Visitor:
     return visitor
 
 
+def owner_of(scope: Scope) -> str:
+    """Return the owner of a request's turn: its key, or its machine."""
+    return visitor_of(scope).caller.name or _peer(scope)
+
+
 class Access:
     """Middleware before the application; refuses a request before its body is read."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway, token_routes: AbstractSet[str]) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, paths: AbstractSet[str], token_routes: AbstractSet[str]) -> None:
         settings = gateway.settings.gateway
+        self._paths = paths
+        """Paths that are counted under their own name, which bounds the number of label values."""
         self._token_routes = token_routes
         """Paths whose requests count for a key's rate."""
         self._app = app
         self._callers = gateway.callers
         self._counts = gateway.counts
+        self._names_all = settings.request_id_headers
         self._hosts = _LOOPBACK_NAMES | set(listed(settings.hosts)) | {host_of(settings.address)}
         self._origins = frozenset(listed(settings.origins))
         self._repeated_log = gateway.repeated_log
@@ -68,23 +77,30 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        path, headers = scope["path"], Headers(scope=scope)
+        route = path if path in self._paths else "/page" if path.startswith(_OPEN_FOLDER) else "other"
         added: dict[str, str] = {}
 
         async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start" and added:
-                MutableHeaders(raw=message["headers"]).update(added)
+            if message["type"] == "http.response.start":
+                self._counts.requests[route, str(message["status"])] += 1
+                answered = MutableHeaders(raw=message["headers"])
+                answered.update(added)
+                if self._names_all:
+                    answered.setdefault("x-request-id", headers.get("x-request-id") or uuid.uuid4().hex)
             await send(message)
 
-        answer: Response | None
+        # Chunks of answers bypass the middleware, which ignores them.
+        extensions = scope.setdefault("extensions", {})
+        extensions[RAW_SEND] = send
         try:
-            answer = self._admit(scope, headers, added)
+            answer = self._admit(scope, headers, added) or self._app
         except ApiError as error:
-            answer = error_response(error, scope["path"])
-        if answer is not None:
+            answer = error_response(error, path)
+        try:
             await answer(scope, receive, sending)
-        else:
-            await self._app(scope, receive, sending)
+        finally:
+            del extensions[RAW_SEND]  # `send` refers to the scope: only the garbage collector would free them
 
     def _admit(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
         """Check a request; return the answer to a preflight, or None if the application answers. Raises an ApiError."""
@@ -96,20 +112,21 @@ class Access:
             raise self._refused(scope, "host", ApiError(421, message, code="misdirected_request"))
         origin = headers.get("origin")
         of_keys = self._callers.origins
-        is_foreign = origin is not None and not (is_own and _is_same(origin, host, scope["scheme"]))
+        if origin is not None and is_own and _is_same(origin, host, scope["scheme"]):
+            origin = None
         if self._origins or of_keys:
             added["vary"] = "Origin"
-        if is_foreign and origin is not None:
+        if origin is not None:
             self._check_origin(scope, origin, self._origins | of_keys)
             added["access-control-allow-origin"] = origin
             added["access-control-expose-headers"] = _EXPOSED
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 return _preflight(headers)
         visitor = self._visitor(scope, headers, is_near=is_own and _is_near(scope, headers))
-        if is_foreign and origin is not None:
+        if origin is not None:
             key = visitor.caller.key
             self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
-        scope.setdefault("extensions", {})[_EXTENSION] = visitor
+        scope["extensions"][_EXTENSION] = visitor
         if scope["path"] in self._token_routes and scope["method"] == "POST":
             self._charge(scope, visitor.caller, added)
         return None
@@ -163,7 +180,7 @@ class Access:
 
     def _refused(self, scope: Scope, why: str, error: ApiError, key: str = "") -> ApiError:
         self._counts.refusals[why] += 1
-        peer = str((scope.get("client") or ("",))[0])
+        peer = _peer(scope)
         values: Mapping[str, object] = {"why": why, "peer": peer, **({"key_id": key} if key else {})}
         self._repeated_log.begin((why, key or peer), _log.warning, "request refused", reason=error.message, **values)
         return error
@@ -190,7 +207,11 @@ def _is_same(origin: str, host: str, scheme: str) -> bool:
 
 
 def _is_near(scope: Scope, headers: Headers) -> bool:
-    return _FORWARDING.isdisjoint(headers.keys()) and _is_loopback((scope.get("client") or ("",))[0])
+    return _FORWARDING.isdisjoint(headers.keys()) and _is_loopback(_peer(scope))
+
+
+def _peer(scope: Scope) -> str:
+    return str((scope.get("client") or ("",))[0])
 
 
 @lru_cache(maxsize=4096)

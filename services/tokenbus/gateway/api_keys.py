@@ -59,8 +59,10 @@ class ApiKey:
         _check("id", "1 to 64 letters, digits and _ . @ -", self.id, _ID.fullmatch(_text(self.id)))
         _check("sha256", "64 hexadecimal digits", self.sha256, _DIGEST.fullmatch(_text(self.sha256)))
         _check("added", "a time", self.added, 1 <= len(_text(self.added)) <= 64)  # noqa: PLR2004 - far above any
-        _check_whole("requests_per_minute", self.requests_per_minute, MOST_REQUESTS_PER_MINUTE)
-        _check_whole("concurrent", self.concurrent, _MOST_CONCURRENT)
+        for name, most in (("requests_per_minute", MOST_REQUESTS_PER_MINUTE), ("concurrent", _MOST_CONCURRENT)):
+            value = getattr(self, name)
+            holds = value is None or (type(value) is int and 1 <= value <= most)
+            _check(name, f"a whole number from 1 to {most}", value, holds)
         _check("operator", "true or false", self.operator, isinstance(self.operator, bool))
         for origin in self.origins:
             _check("origins", ORIGIN_FORM, origin, is_origin(_text(origin)))
@@ -133,11 +135,6 @@ def _key(values: Any, where: str) -> ApiKey:  # noqa: ANN401 - JSON
 def _check(name: str, limit: str, value: object, holds: object) -> None:
     if not holds:
         raise KeysError(f"{name}: {limit}, got {shown(value)}")
-
-
-def _check_whole(name: str, value: int | None, most: int) -> None:
-    holds = value is None or (type(value) is int and 1 <= value <= most)
-    _check(name, f"a whole number from 1 to {most}", value, holds)
 
 
 def _text(value: object) -> str:

@@ -125,6 +125,19 @@ _Functions = Annotated[list[Function], Meta(max_length=128)]
 _Tools = Annotated[_ToolList | None, says("The functions that the model may call.")]
 _Begins = Annotated[bool | None, says("Whether the chat ends where the assistant begins.")]
 _Continues = Annotated[bool | None, says("Whether the answer continues the last message.")]
+Model = Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")]
+Streams = Annotated[bool | None, says("Whether the answer is sent as server-sent events.")]
+Scored = Annotated[int | None, says("The number of alternatives of each token; 0: only the token's own logprob.")]
+PromptScored = Annotated[int | None, says("The number of alternatives of each token of the prompt.")]
+ScoredIds = Annotated[
+    list[int] | None, says("Score these alternatives of each token instead of the most probable ones.")
+]
+OtherLogprobs = Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")]
+Entropies = Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")]
+LogprobsOf = Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")]
+MaskBound = Annotated[
+    int | None, says("Adds token_extras, with up to this many of the tokens that could have been sampled.")
+]
 _Special = Annotated[bool | None, says("Whether the model's special tokens are added.")]
 _DocumentList = Annotated[list[dict[str, str]], Meta(max_length=256)]
 _Documents = Annotated[_DocumentList | None, says("Documents, for templates that show them.")]
@@ -223,27 +236,23 @@ class FullSampling(EngineSampling, kw_only=True):
 class Generation(FullSampling, kw_only=True):
     """Fields of completions and chats."""
 
-    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
+    model: Model = None
     n: Annotated[int, says("How many choices each prompt has.")] = 1
-    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream: Streams = False
     stream_options: Annotated[StreamOptions | None, says("Only if stream is true.")] = None
     include_draft_logprobs: Annotated[bool | None, says("Adds draft_logprobs to logprobs.")] = False
     return_token_ids: Annotated[bool | None, says("Adds token_ids and prompt_token_ids.")] = False
     return_tokens_as_token_ids: Annotated[bool | None, says("Names tokens by their ids: token_id:5.")] = None
     return_token_offsets: Annotated[bool | None, says("Adds token_offsets if the body is rendered.")] = False
-    prompt_logprobs: Annotated[int | None, says("The number of alternatives of each token of the prompt.")] = None
+    prompt_logprobs: PromptScored = None
     prompt_logprob_token_ids: Annotated[
         list[int] | None, says("Score these tokens instead of the most probable ones.")
     ] = None
-    logprob_token_ids: Annotated[
-        list[int] | None, says("Score these alternatives of each token instead of the most probable ones.")
-    ] = None
-    return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
-    return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
-    return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
-    return_mask: Annotated[
-        int | None, says("Adds token_extras, with up to this many of the tokens that could have been sampled.")
-    ] = None
+    logprob_token_ids: ScoredIds = None
+    return_other_logprobs: OtherLogprobs = False
+    return_entropies: Entropies = False
+    return_logprobs_of: LogprobsOf = None
+    return_mask: MaskBound = None
     return_columns: Annotated[bool | None, says("Sends logprobs as base64 columns instead.")] = False
     truncate_prompt_tokens: Annotated[int | None, says("How many tokens of a prompt are kept; -1: as many as fit.")] = (
         None
@@ -262,9 +271,7 @@ class Completion(Generation, kw_only=True):
     prompt: Annotated[Any, says("A text, token ids, or several of either.")]
     max_tokens: Annotated[int | None, says("The maximum number of tokens of a choice.")] = COMPLETION_TOKENS
     add_special_tokens: _Special = True
-    logprobs: Annotated[
-        int | None, says("The number of alternatives of each token; 0: only the token's own logprob.")
-    ] = None
+    logprobs: Scored = None
     echo: Annotated[
         bool | None, says("Whether the text begins with the prompt, and the logprobs with those of the prompt.")
     ] = False

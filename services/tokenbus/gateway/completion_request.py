@@ -342,7 +342,7 @@ class Reader:
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
-        return self._translated(chat, messages_body.FIELDS, self._chat)
+        return self._request(chat, messages_body.FIELDS, self._chat)
 
     def token_count(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
         chat = messages_body.chat_of(self.types.read(messages_body.TokenCount, value))
@@ -350,7 +350,7 @@ class Reader:
 
     def responses(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         body = self.types.read(responses_body.Responses, responses_body.typed(value))
-        request = self._translated(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
+        request = self._request(responses_body.chat_of(body), responses_body.FIELDS, self._chat)
         return replace(request, echoed=responses_body.echoed(body))
 
     def generation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
@@ -358,22 +358,23 @@ class Reader:
         if body.output_mode == "text" and body.sampling_params.detokenize is False:
             raise invalid("output_mode", "tokens where sampling_params.detokenize is false, got text")
         completion = generate_body.completion_of(body)
-        request = self._translated(completion, generate_body.FIELDS, self._completion)
+        request = self._request(completion, generate_body.FIELDS, self._completion)
         scores_once = "without_generation" not in (request.prompt_scoring or {})
         hides, wants_text = not body.return_token_ids, body.output_mode == "text"
         return replace(request, wants_text=wants_text, scores_once=scores_once, hides_prompts=hides)
+
+    def _request(self, body: B, names: Mapping[str, str], read: Callable[[B], CompletionRequest]) -> CompletionRequest:
+        request = self._translated(body, names, read)
+        own = {name: names.get(other, other) for name, other in request.fields.items()}
+        return replace(request, fields={**names, **own})
 
     def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B], T]) -> T:
         """Read another API's body as a chat or a completion; errors name that body's fields."""
         try:
             check_texts(body)
-            result = read(body)
+            return read(body)
         except ApiError as error:
             raise error.renamed(names) from None
-        if isinstance(result, CompletionRequest):
-            fields = {name: names.get(other, other) for name, other in result.fields.items()}
-            result = replace(result, fields={**names, **fields})
-        return result
 
     def _counted(self, chat: bodies.Chat) -> bytes:
         self._check_model(chat.model)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from tokenbus.client import ControlError, Operator
 from tokenbus.client.operator import MODES, States
-from tokenbus.gateway.access import visitor_of
+from tokenbus.gateway.access import owner_of, visitor_of
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.gateway import Gateway
 from tokenbus.gateway.request_body import read_body
@@ -52,7 +52,7 @@ class ControlRoutes:
             "/reset_prefix_cache": _reset_prefix_cache,
             "/init_weight_transfer_engine": _stage("init", "init_info", "Weight transfer initialized"),
             "/start_weight_update": _stage("start", "", "Weight update started"),
-            "/update_weights": _update_weights,
+            "/update_weights": self._update_weights,
             "/finish_weight_update": _stage("finish", "", "Weight update finished"),
             "/shutdown_weight_transfer_engine": _stage("shutdown", "", "Weight transfer shut down"),
             "/update_weight_version": _update_weight_version,
@@ -73,25 +73,23 @@ class ControlRoutes:
             "/server_info": _server_info,
         }
         return [
-            *(Route(path, self._handler(do, has_body=True), methods=["POST"]) for path, do in posts.items()),
-            *(Route(path, self._handler(do, has_body=False)) for path, do in gets.items()),
-            Route("/adapters/{lora_name}", self._handler(self._unload_adapter, has_body=False), methods=["DELETE"]),
+            *(Route(path, self._handler(do), methods=["POST"]) for path, do in posts.items()),
+            *(Route(path, self._handler(do)) for path, do in gets.items()),
+            Route("/adapters/{lora_name}", self._handler(self._unload_adapter), methods=["DELETE"]),
         ]
 
-    def _handler(self, do: _Do, *, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
+    def _handler(self, do: _Do) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             self._check_may(request)
             arguments: dict[str, Any] = request.path_params | dict(request.query_params)
             if tags := request.query_params.getlist("tags"):
                 arguments["tags"] = tags
-            if has_body:
+            if request.method == "POST":
                 arguments |= await self._body(request)
-            peer = "" if request.client is None else request.client.host
-            caller = visitor_of(request.scope).caller.name or peer
-            operator = Operator(self._gateway.client, timeout_seconds=_SECONDS, on_behalf_of=caller)
+            operator = Operator(self._gateway.client, timeout_seconds=_SECONDS, on_behalf_of=owner_of(request.scope))
             try:
                 # A command continues even if its client disconnects.
-                answer = await asyncio.shield(asyncio.ensure_future(self._done(do, operator, arguments)))
+                answer = await asyncio.shield(do(operator, arguments))
             except ApiError as error:
                 raise error.renamed({name: f"query.{name}" for name in request.query_params}) from None
             except ControlError as error:
@@ -104,15 +102,10 @@ class ControlRoutes:
 
         return handle
 
-    async def _done(self, do: _Do, operator: Operator, arguments: _Arguments) -> object:
-        if do not in (_update_weights, _abort_all):
-            return await do(operator, arguments)
-        async with self._one_at_a_time:
-            return await do(operator, arguments)
-
     async def _abort_requests(self, operator: Operator, arguments: _Arguments) -> object:
         if "request_ids" not in arguments:
-            return await self._done(_abort_all, operator, {})
+            async with self._one_at_a_time:
+                return await _abort_all(operator)
         return self._abort(_request_ids(arguments["request_ids"]))
 
     async def _abort_named(self, _operator: Operator, arguments: _Arguments) -> object:
@@ -152,6 +145,14 @@ class ControlRoutes:
         await self._gateway.learn_models(is_new=True)
         return f"Success: LoRA adapter '{name}' removed successfully."
 
+    async def _update_weights(self, operator: Operator, arguments: _Arguments) -> object:
+        """Update from tensors, as in vLLM, or from a folder, as in prime-rl."""
+        async with self._one_at_a_time:
+            if "weight_dir" not in arguments:
+                return await _update_by_transfer(operator, arguments)
+            folder, version = _text(arguments, "weight_dir"), _version(arguments, "weight_version")
+            return {"message": "Weights updated", **_weights(await operator.update_weights(folder, version))}
+
     def _check_may(self, request: Request) -> None:
         key, may = visitor_of(request.scope).caller.key, self._gateway.settings.gateway.control
         why = "not offered, as gateway.control is false and there is no API key that may"
@@ -165,7 +166,7 @@ class ControlRoutes:
         if not (request.headers.get("content-length", "0").strip("0") or "transfer-encoding" in request.headers):
             return {}
         gateway = self._gateway
-        async with gateway.bodies.hold(visitor_of(request.scope).caller.name) as held:
+        async with gateway.bodies.hold(owner_of(request.scope)) as held:
             data = await read_body(request, gateway.settings.gateway, held)
             value = parse_json(data)
         if not isinstance(value, dict):
@@ -277,7 +278,7 @@ def _request_ids(names: object) -> list[int]:
     return [int(each[1], 16) for each in found if each]
 
 
-async def _abort_all(operator: Operator, _: _Arguments) -> object:
+async def _abort_all(operator: Operator) -> object:
     before = await operator.describe()
     await operator.pause("abort")
     if not any(state.is_paused for state in before.values()):
@@ -324,14 +325,6 @@ def _stage(stage: str, member: str, message: str) -> _Do:
 
 
 _update_by_transfer = _stage("update", "update_info", "Weights updated")
-
-
-async def _update_weights(operator: Operator, arguments: _Arguments) -> object:
-    """Update from tensors, as in vLLM, or from a folder, as in prime-rl."""
-    if "weight_dir" not in arguments:
-        return await _update_by_transfer(operator, arguments)
-    states = await operator.update_weights(_text(arguments, "weight_dir"), _version(arguments, "weight_version"))
-    return {"message": "Weights updated", **_weights(states)}
 
 
 async def _update_weight_version(operator: Operator, arguments: _Arguments) -> object:

@@ -62,12 +62,8 @@ class FairTurns:
                 turns.pop()
         if sum(map(len, self._waiting.values())) < MOST_WAITING:
             return
-        error = ApiError(
-            429,
-            f"texts that wait to be encoded: at most {MOST_WAITING}, got one more",
-            code="overloaded",
-            retry_after_ms=self._retry_after_ms,
-        )
+        message = f"texts that wait to be encoded: at most {MOST_WAITING}, got one more"
+        error = ApiError(429, message, code="overloaded", retry_after_ms=self._retry_after_ms)
         largest = max(self._waiting.values(), key=len)
         if len(largest) <= own:
             raise error

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from tokenbus.gateway import bodies
-from tokenbus.gateway.bodies import Body, Int64, Label, Name, Word, says
+from tokenbus.gateway.bodies import Body, Int64, Label, Word, says
 from tokenbus.gateway.errors import TOKEN_SCORING
 
 
@@ -13,13 +13,9 @@ class SamplingParams(bodies.EngineSampling, kw_only=True):
 
     n: Annotated[int | None, says("The number of choices in the answer.")] = 1
     max_tokens: Annotated[int | None, says("The maximum number of tokens of a choice; absent: all that fit.")] = None
-    logprobs: Annotated[
-        int | None, says("The number of alternatives of each token; 0: only the token's own logprob.")
-    ] = None
-    logprob_token_ids: Annotated[
-        list[int] | None, says("Score these alternatives of each token instead of the most probable ones.")
-    ] = None
-    prompt_logprobs: Annotated[int | None, says("The number of alternatives of each token of the prompt.")] = None
+    logprobs: bodies.Scored = None
+    logprob_token_ids: bodies.ScoredIds = None
+    prompt_logprobs: bodies.PromptScored = None
     extra_args: Annotated[bodies.EngineArguments | None, says("Arguments of the engine's extensions.")] = None
     detokenize: Annotated[bool | None, says("Whether output_mode may be text.")] = True
 
@@ -28,19 +24,17 @@ class Generate(Body, kw_only=True):
     """A body of /inference/v1/generate."""
 
     request_id: Annotated[Label | None, says("The answer's id without `generate-tokens-`.")] = None
-    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
+    model: bodies.Model = None
     token_ids: Annotated[list[int], says("The prompt.")]
     sampling_params: Annotated[SamplingParams, says("How tokens are sampled, and their logprobs.")]
-    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream: bodies.Streams = False
     stream_options: Annotated[bodies.StreamOptions | None, says("Only if stream is true.")] = None
     return_token_ids: Annotated[bool | None, says("Adds prompt_token_ids.")] = False
     output_mode: Annotated[Literal["tokens", "text"] | None, says("Whether choices also have their text.")] = "tokens"
-    return_other_logprobs: Annotated[bool | None, says("Adds token_extras, with each token's other logprob.")] = False
-    return_entropies: Annotated[bool | None, says("Adds token_extras, with the entropy at each token.")] = False
-    return_logprobs_of: Annotated[list[int] | None, says("Adds token_extras, with these tokens' logprobs.")] = None
-    return_mask: Annotated[
-        int | None, says("Adds token_extras, with up to this many of the tokens that could have been sampled.")
-    ] = None
+    return_other_logprobs: bodies.OtherLogprobs = False
+    return_entropies: bodies.Entropies = False
+    return_logprobs_of: bodies.LogprobsOf = None
+    return_mask: bodies.MaskBound = None
     cache_salt: Annotated[Word | None, says("Only prompts with the same salt share cached states.")] = None
     priority: Annotated[Int64 | None, says("The priority: the lowest comes first; absent: 0.")] = None
 

@@ -120,7 +120,7 @@ _Tools = Annotated[list[MessagesTool], Meta(max_length=128)]
 class TokenCount(Body, kw_only=True):
     """A body of /v1/messages/count_tokens."""
 
-    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
+    model: bodies.Model = None
     messages: Annotated[_Turns, says("The chat so far; an assistant's last message is continued.")]
     system: Annotated[Content | _Texts | None, says("The text before the chat.")] = None
     tools: Annotated[_Tools | None, says("The tools that the model may call.")] = None
@@ -135,7 +135,7 @@ class Messages(TokenCount, kw_only=True):
 
     max_tokens: Annotated[int, says("The maximum number of tokens of the answer.")]
     stop_sequences: Annotated[bodies.Stops | None, says("Texts that end the answer, and are cut off.")] = None
-    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream: bodies.Streams = False
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
     top_k: Annotated[bodies.TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     top_p: Annotated[bodies.TopP | None, says("The probability mass that is kept.")] = None

@@ -139,11 +139,11 @@ _Includes = Annotated[list[Name], Meta(max_length=16)]
 class Responses(bodies.FullSampling, kw_only=True):
     """A body of /v1/responses."""
 
-    model: Annotated[Name | None, says("A model that /v1/models lists; absent: the first one.")] = None
+    model: bodies.Model = None
     input: Annotated[Content | _Items, says("A text, or the conversation so far.")]
     instructions: Annotated[Content | None, says("The text before the conversation.")] = None
     max_output_tokens: Annotated[int | None, says("The maximum number of tokens; absent: all that fit.")] = None
-    stream: Annotated[bool | None, says("Whether the answer is sent as server-sent events.")] = False
+    stream: bodies.Streams = False
     tools: Annotated[_Tools | None, says("The functions that the model may call.")] = None
     tool_choice: Annotated[
         _WhichTools | ResponsesChoice | None, says("Whether functions are called, and which ones.")

@@ -1,11 +1,10 @@
-"""Routes: the handlers of all paths, with request counting and error handlers."""
+"""Routes: the handlers of all paths, and of errors."""
 
 import asyncio
 import json
 import os
 import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -13,16 +12,15 @@ from typing import Any, TypeVar
 import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tokenbus.gateway.access import Access, visitor_of
+from tokenbus.gateway.access import Access, owner_of, visitor_of
 from tokenbus.gateway.answer import JSON, Answer, Format, WholeAnswer
 from tokenbus.gateway.completion_request import BodyHeaders, CompletionRequest, unpacked
 from tokenbus.gateway.control import ControlRoutes
@@ -36,7 +34,7 @@ from tokenbus.gateway.openai_format import Envelope, GenerateFormat
 from tokenbus.gateway.openapi import document
 from tokenbus.gateway.processor_status import bus_panel
 from tokenbus.gateway.request_body import read_body
-from tokenbus.gateway.response import NO_STORE, RAW_SEND, AnswerResponse, LongResponse, error_response, json_response
+from tokenbus.gateway.response import NO_STORE, AnswerResponse, LongResponse, error_response, json_response
 from tokenbus.gateway.responses_format import ResponsesFormat
 from tokenbus.gateway.sse import InspectorFormat, StreamedAnswer
 from tokenbus.gateway.validation import invalid, parse_json
@@ -64,7 +62,6 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
 """The reader's method for a route's bodies, and the format of its answers."""
 _UNWATCHED_SECONDS = 0.05
 """Most texts are encoded so fast that it does not pay to watch for a disconnect before this time."""
-_OTHER = "other"
 _IDS = 2**64
 _ADAPTER = b"x-amzn-sagemaker-adapter-identifier"
 _MOST_NAME = 256
@@ -123,8 +120,8 @@ class Routes:
             exception_handlers=handlers,  # type: ignore[arg-type]  # each takes its own error
         )
         app.router.redirect_slashes = False
-        self.access = Access(app, self._gateway, set(tokens))
-        return _Counted(self.access, self._gateway, {route.path for route in routes})
+        self.access = Access(app, self._gateway, {route.path for route in routes}, set(tokens))
+        return self.access
 
     def _answering(self, kind: str, form: Callable[[CompletionRequest, int], Format]) -> _Handler:
         async def handle(request: Request) -> Response:
@@ -143,7 +140,7 @@ class Routes:
     async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
         """Return the result of the reader's method `kind` for a request's body; `decode` reads an encoder's result."""
         gateway = self._gateway
-        async with gateway.bodies.hold(_who(request)) as held:
+        async with gateway.bodies.hold(owner_of(request.scope)) as held:
             data = await read_body(request, gateway.settings.gateway, held)
             if not gateway.reader.knows_models:  # a body without a model means the first of them
                 await gateway.learn_models()
@@ -170,7 +167,7 @@ class Routes:
             finally:
                 self._limiter.spent(time.monotonic() - began)
         job = Job(kind, reader.models, reader.parents, headers)
-        reply = await self._while_connected(request, encoders.read(job, data, _who(request)))
+        reply = await self._while_connected(request, encoders.read(job, data, owner_of(request.scope)))
         self._gateway.note_ignored(reply.ignored)
         await self._limiter.next()
         return decode(reply.data)
@@ -209,7 +206,7 @@ class Routes:
 
         if asked.name:
             named[asked.name] = request_ids
-        answer.who = _who(request)
+        answer.who = owner_of(request.scope)
         answer.begin(close)
         try:
             # Connections bound the memory of short bodies.
@@ -225,7 +222,7 @@ class Routes:
 
     def _encoding(self, kind: str) -> _Handler:
         async def handle(request: Request) -> Response:
-            return LongResponse(await self._read(request, kind, bytes), _who(request), self._gateway)
+            return LongResponse(await self._read(request, kind, bytes), owner_of(request.scope), self._gateway)
 
         return handle
 
@@ -328,43 +325,6 @@ class _Direct:
         except ApiError as error:
             response = error_response(error, scope["path"])
         await response(scope, receive, send)
-
-
-class _Counted:
-    def __init__(self, app: ASGIApp, gateway: Gateway, paths: set[str]) -> None:
-        self._app = app
-        self._counts = gateway.counts
-        self._names_all = gateway.settings.gateway.request_id_headers
-        self._paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        path = scope["path"]
-        # A bounded number of label values.
-        route = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER
-
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._counts.requests[route, str(message["status"])] += 1
-                if self._names_all:
-                    name = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
-                    MutableHeaders(scope=message).setdefault("x-request-id", name)
-            await send(message)
-
-        # Chunks of answers bypass the middleware, which ignores them.
-        extensions = scope.setdefault("extensions", {})
-        extensions[RAW_SEND] = send
-        try:
-            await self._app(scope, receive, counting)
-        finally:
-            del extensions[RAW_SEND]  # `send` refers to the scope: only the garbage collector would free them
-
-
-def _who(request: Request) -> str:
-    """Return the owner of a request's turn: its key, or its machine."""
-    return visitor_of(request.scope).caller.name or str((request.scope.get("client") or ("",))[0])
 
 
 def _headers_of(request: Request, kind: str) -> BodyHeaders:

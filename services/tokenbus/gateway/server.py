@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +11,7 @@ from typing import cast
 
 import uvicorn
 
+from tokenbus.bus.addresses import TcpEndpoint
 from tokenbus.gateway.acceptor import Acceptor
 from tokenbus.gateway.connection import Connection
 from tokenbus.gateway.gateway import Gateway, gateway_of
@@ -159,12 +159,7 @@ async def _observed(gateway: Gateway) -> AsyncIterator[None]:
 
 
 def _check_exposure(settings: GatewaySettings) -> None:
-    host = settings.address.rpartition(":")[0].strip("[]").lower()
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name that may resolve to any address
-        is_loopback = False
-    if is_loopback:
+    if TcpEndpoint(settings.address.rpartition(":")[0].strip("[]"), 0).is_loopback:
         return
     if not (settings.keys_file or settings.insecure):
         limit = "a loopback address, or gateway.keys_file for the keys that clients need, or gateway.insecure = true"

@@ -101,9 +101,8 @@ def _has_object(hint: Any) -> bool:  # noqa: ANN401 - a type
 def _meant(kind: type[Struct], name: str) -> str | None:
     """Return the known field that a name resembles; underscores and capitals do not count."""
     letters, known = _letters(name), _letters_of(kind)
-    # difflib is slow: compare only names of a similar length with the same first or last letter.
+    # difflib is slow: compare only names with the same first or last letter.
     alike = [each for each in known if each[:1] == letters[:1] or each[-1:] == letters[-1:]]
-    alike = [each for each in alike if 2 * min(len(each), len(letters)) >= _NEAR * (len(each) + len(letters))]
     near = difflib.get_close_matches(letters, alike, n=1, cutoff=_NEAR)
     return known[near[0]] if near else None
 
