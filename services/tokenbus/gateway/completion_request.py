@@ -17,7 +17,7 @@ from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.gateway import bodies, generate_body, messages_body, output_form, responses_body
 from tokenbus.gateway.errors import MODEL_NOT_FOUND, SAMPLING_NAMES, TOKEN_SCORING, ApiError, body_field, too_long
-from tokenbus.gateway.prompts import Cut, PromptEncoder, echoed_text
+from tokenbus.gateway.prompts import Cut, Prompt, PromptEncoder, echoed_text
 from tokenbus.gateway.request_body import RequestTypes, check_texts
 from tokenbus.gateway.stop_strings import Stopping
 from tokenbus.gateway.tool_parsers import PARSERS
@@ -149,7 +149,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     def generates(self) -> Iterator[Generate]:
         """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message."""
         seed = self.sampling.get("seed")
-        for index in range(len(self.prompts)):
+        for index in range(0, self.choices, self.n):
             first = self.generate(index)
             yield first
             for number in range(1, self.n):
@@ -162,12 +162,14 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
                 yield generate
 
     def generate(self, index: int) -> Generate:
-        """Return the request of a prompt's first choice."""
+        sampling = dict(self.sampling)
+        if "seed" in sampling:
+            sampling["seed"] = (sampling["seed"] + index % self.n) % _SEEDS
         model = self.parent or self.model
         return Generate(
             model="" if model == DEFAULT_MODEL else model,
-            tokens=TokenPrompt(token_ids=self.prompts[index]),
-            sampling=SamplingParameters(**self.sampling, lora_adapter=self.model if self.parent else None),
+            tokens=TokenPrompt(token_ids=self.prompts[index // self.n]),
+            sampling=SamplingParameters(**sampling, lora_adapter=self.model if self.parent else None),
             top_logprobs=self.top_logprobs,
             include_draft_logprobs=self.wants_drafts,
             continuation_policy=CONTINUATIONS[self.continuation],
@@ -333,7 +335,7 @@ class Reader:
         return answers
 
     def _offsets(self, body: bodies.Chat | bodies.Completion, number: int, model: str) -> list[tuple[int, int]] | None:
-        text: str | list[int]
+        text: Prompt
         if isinstance(body, bodies.Chat):
             text, adds_special = self.encoder.chat_text(body, output_form.tools_of(body))
         else:
@@ -584,8 +586,6 @@ def _token_scoring(body: bodies.Generation) -> dict[str, Any]:
 def _sampling(body: bodies.Sampling) -> dict[str, Any]:
     given = ((name, getattr(body, member, None)) for member, name in _SAMPLING.items())
     found = {name: value for name, value in given if value is not None and value is not False}
-    if "seed" in found:
-        found["seed"] %= _SEEDS
     if body.stop:
         found["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     if not isinstance(body, bodies.Generation):

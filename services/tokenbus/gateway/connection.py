@@ -126,18 +126,9 @@ class Connection(HttpToolsProtocol):
         if self._header_bytes > self.settings.max_header_bytes:
             self._too_long()
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        if len(self.url) > self.settings.max_header_bytes:
-            self._too_long()
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_in_headers:
-            return
-        super().on_header(name, value)
-        size = sum(len(key) + len(content) + 4 for key, content in self.headers)
-        if len(self.headers) > _MAX_HEADERS or size > self.settings.max_header_bytes:
-            self._too_long()
+        if self._is_in_headers:  # trailers are dropped
+            super().on_header(name, value)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -146,9 +137,10 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the body, and end the timeout of the headers."""
-        if self.transport.is_closing():
-            return
-        if not self._has_host():
+        size = max(len(self.url), sum(len(name) + len(value) + 4 for name, value in self.headers))
+        if len(self.headers) > _MAX_HEADERS or size > self.settings.max_header_bytes:
+            self._too_long()
+        if self.transport.is_closing() or not self._has_host():
             return
         self._is_in_headers = False
         self._header_bytes = 0

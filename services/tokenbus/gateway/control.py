@@ -17,7 +17,7 @@ from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.gateway import Gateway
 from tokenbus.gateway.request_body import read_body
 from tokenbus.gateway.response import json_response
-from tokenbus.gateway.validation import invalid, parse_json
+from tokenbus.gateway.validation import check, invalid, parse_json
 from tokenbus.settings.errors import shown
 from tokenbus_contracts.generated.control_pb2 import EngineState
 from tokenbus_contracts.generated.logprob_batch_pb2 import ValueKind
@@ -169,8 +169,7 @@ class ControlRoutes:
         async with gateway.bodies.hold(owner_of(request.scope)) as held:
             data = await read_body(request, gateway.settings.gateway, held)
             value = parse_json(data)
-        if not isinstance(value, dict):
-            raise invalid("body", f"expected object, got {shown(value)}")
+        check(isinstance(value, dict), "body", "expected object", value)
         return {name: each for name, each in value.items() if each is not None}
 
 
@@ -194,25 +193,21 @@ def _text(arguments: _Arguments, name: str) -> str:
 
 
 def _texts(arguments: _Arguments, name: str) -> list[str]:
-    texts = arguments.get(name)
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise invalid(name, f"a list of texts, got {shown(texts)}")
-    return texts
+    texts: Any = arguments.get(name)
+    are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    check(are_texts, name, "a list of texts", texts)
+    return list(texts)
 
 
 def _flag(arguments: _Arguments, name: str) -> bool:
     value = arguments.get(name, False)
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() not in {"true", "false", "1", "0"}:
-        raise invalid(name, f"true or false, got {shown(value)}")
+    check(str(value).lower() in {"true", "false", "1", "0"}, name, "true or false", value)
     return str(value).lower() in {"true", "1"}
 
 
 def _mode(arguments: _Arguments) -> str:
     mode = arguments.get("mode", "abort")
-    if not isinstance(mode, str) or mode not in MODES:
-        raise invalid("mode", f"one of {', '.join(MODES)}, got {shown(mode)}")
+    check(isinstance(mode, str) and mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
     return str(mode)
 
 
@@ -221,9 +216,9 @@ def _version(arguments: _Arguments, name: str) -> int:
     value = arguments.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         value = int(value[:32])
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_VERSION:
-        raise invalid(name, f"a whole number up to {_MOST_VERSION}, also as a text, got {shown(arguments[name])}")
-    return value
+    holds = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_VERSION
+    check(holds, name, f"a whole number up to {_MOST_VERSION}, also as a text", arguments.get(name))
+    return int(value)
 
 
 def _described(read: Callable[[States], object]) -> _Do:
@@ -255,10 +250,8 @@ def _seconds(arguments: _Arguments, name: str) -> float:
 
 async def _collective_rpc(operator: Operator, arguments: _Arguments) -> object:
     args, kwargs = arguments.get("args", []), arguments.get("kwargs", {})
-    if not isinstance(args, list):
-        raise invalid("args", f"a list, got {shown(args)}")
-    if not isinstance(kwargs, dict):
-        raise invalid("kwargs", f"an object, got {shown(kwargs)}")
+    check(isinstance(args, list), "args", "a list", args)
+    check(isinstance(kwargs, dict), "kwargs", "an object", kwargs)
     method, seconds = _text(arguments, "method"), _seconds(arguments, "timeout")
     return {"results": await operator.collective_rpc(method, args, kwargs, timeout_seconds=seconds)}
 
@@ -268,14 +261,15 @@ async def _resume(operator: Operator, _: _Arguments) -> object:
     return {"status": "resumed"}
 
 
-def _request_ids(names: object) -> list[int]:
-    if not isinstance(names, list):
-        raise invalid("request_ids", f"a list of texts, got {shown(names)}")
-    found = [_REQUEST_ID.fullmatch(name) if isinstance(name, str) else None for name in names]
-    if None in found:
-        wrong = names[found.index(None)]
-        raise invalid("request_ids", f"ids as in the header x-request-id of an answer, got {shown(wrong)}")
-    return [int(each[1], 16) for each in found if each]
+def _request_ids(names: Any) -> list[int]:  # noqa: ANN401 - JSON
+    check(isinstance(names, list), "request_ids", "a list of texts", names)
+    found = []
+    for name in names:
+        match = _REQUEST_ID.fullmatch(name) if isinstance(name, str) else None
+        if match is None:
+            raise invalid("request_ids", f"ids as in the header x-request-id of an answer, got {shown(name)}")
+        found.append(int(match[1], 16))
+    return found
 
 
 async def _abort_all(operator: Operator) -> object:
@@ -288,8 +282,7 @@ async def _abort_all(operator: Operator) -> object:
 
 async def _sleep(operator: Operator, arguments: _Arguments) -> object:
     level = arguments.get("level", 1)
-    if str(level) not in {"0", "1", "2"}:
-        raise invalid("level", f"0, 1 or 2, got {shown(level)}")
+    check(str(level) in {"0", "1", "2"}, "level", "0, 1 or 2", level)
     await operator.sleep(int(level), _mode(arguments))
     return {"status": "sleeping", "level": int(level)}
 
@@ -314,8 +307,8 @@ def _stage(stage: str, member: str, message: str) -> _Do:
     """Return the command for a stage of vLLM's weight transfer, with the arguments in `member`, or all of them."""
 
     async def do(operator: Operator, arguments: _Arguments) -> object:
-        if member and not isinstance(arguments.get(member), dict | list):
-            raise invalid(member, f"an object, got {shown(arguments.get(member))}")
+        if member:
+            check(isinstance(arguments.get(member), dict | list), member, "an object", arguments.get(member))
         version = _version(arguments, "weight_version")
         given = arguments[member] if member else {k: v for k, v in arguments.items() if k != "weight_version"}
         await operator.transfer_weights(stage, given, version)
@@ -342,8 +335,8 @@ def _weights(states: States) -> dict[str, object]:
 
 
 async def _server_info(operator: Operator, arguments: _Arguments) -> object:
-    if arguments.get("config_format", "json") not in ("json", "text"):
-        raise invalid("config_format", f"json or text, got {shown(arguments['config_format'])}")
+    form = arguments.get("config_format", "json")
+    check(form in ("json", "text"), "config_format", "json or text", form)
     states = await operator.describe()
     return {"vllm_config": vllm_config(list(states.values()), _processes(states))}
 

@@ -16,7 +16,7 @@ from tokenbus.gateway.dispatcher import Dispatcher
 from tokenbus.gateway.encoder_pool import EncoderPool, encoders_of
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import BodyRoom
-from tokenbus.gateway.processor_status import StatusCache, paused, takes_requests
+from tokenbus.gateway.processor_status import StatusCache, takes_requests
 from tokenbus.gateway.tls import Certificate
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.logs import DeduplicatedLog, logger
@@ -212,9 +212,15 @@ class Gateway:
         return [f"no worker has the tokenizer that gateway.tokenizer names{self._difference(status)}"]
 
     async def pauses(self) -> list[dict[str, object]]:
-        with contextlib.suppress(TimeoutError):
-            return paused(await self.status.get())
-        return []
+        try:
+            status = await self.status.get()
+        except TimeoutError:
+            return []
+        return [
+            {"worker": each.worker_id, "since": each.paused_since_unix_ms / 1000, "by": each.paused_by}
+            for each in status.workers
+            if each.paused_since_unix_ms
+        ]
 
     async def explained(self, error: ApiError) -> ApiError:
         if error.message.startswith("tokenizer_digest:"):

@@ -56,14 +56,6 @@ def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bo
     )
 
 
-def paused(status: ProcessorStatus) -> list[dict[str, object]]:
-    return [
-        {"worker": each.worker_id, "since": each.paused_since_unix_ms / 1000, "by": each.paused_by}
-        for each in status.workers
-        if each.paused_since_unix_ms
-    ]
-
-
 def bus_panel(status: ProcessorStatus, at: float) -> dict[str, Any]:
     return {
         "workers": [_worker(worker) for worker in status.workers],

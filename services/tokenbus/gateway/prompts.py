@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # the extra models may be missing
     from tokenbus.model_files import ChatTemplate
 
 T = TypeVar("T")
+Prompt = str | list[int]
+"""A text or token ids."""
 _MAX_PROMPTS_SHARE = 4
 """An answer's prompts, each counted `n` times, have at most 4 times gateway.max_prompt_tokens together."""
 _MAX_VARIABLES_BYTES = 65_536
@@ -55,7 +57,7 @@ class PromptEncoder:
 
     def prompts(
         self,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[Prompt],
         n: int,
         name: str,
         *,
@@ -70,9 +72,7 @@ class PromptEncoder:
                 raise invalid(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
         return encoded
 
-    def prompt(
-        self, prompt: str | list[int], name: str, *, adds_special: bool = True, cut: Cut | None = None
-    ) -> list[int]:
+    def prompt(self, prompt: Prompt, name: str, *, adds_special: bool = True, cut: Cut | None = None) -> list[int]:
         """Return the ids of a text, with the model's special tokens around it if `adds_special`.
 
         Ids are returned as they are.
@@ -86,9 +86,7 @@ class PromptEncoder:
             raise invalid(name, f"1 to {self._most} tokens, got {len(ids)}")
         return ids
 
-    def spans(
-        self, prompt: str | list[int], *, adds_special: bool, cut: Cut | None = None
-    ) -> list[tuple[int, int]] | None:
+    def spans(self, prompt: Prompt, *, adds_special: bool, cut: Cut | None = None) -> list[tuple[int, int]] | None:
         """Return the character ranges of a prompt's tokens in its text, or None if the tokenizer does not tell them."""
         found = self._vocabulary.spans(prompt, adds_special=adds_special) if isinstance(prompt, str) else None
         return None if found is None else self._cut(found[1], str(prompt), found[0], cut, adds_special=adds_special)

@@ -16,7 +16,7 @@ from tokenbus.gateway.generate_body import Generate, SamplingParams
 from tokenbus.gateway.messages_body import Messages, TokenCount
 from tokenbus.gateway.responses_body import Responses
 from tokenbus.gateway.unknown_fields import ignored_fields
-from tokenbus.gateway.validation import check_depth, converted, depth_of, invalid
+from tokenbus.gateway.validation import check, check_depth, converted, depth_of, invalid
 from tokenbus.settings import GatewaySettings, Settings
 from tokenbus.settings.errors import shown
 
@@ -145,8 +145,7 @@ class RequestTypes:
 
     def _biases(self, given: Any) -> dict[int, float]:  # noqa: ANN401 - JSON
         # msgspec names neither the key nor the index of a wrong entry.
-        if not isinstance(given, dict):
-            raise invalid("logit_bias", f"expected object | null, got {shown(given)}")
+        check(isinstance(given, dict), "logit_bias", "expected object | null", given)
         if len(given) > bodies.MAX_BIASED:
             raise invalid(
                 "logit_bias", f"expected object of length <= {bodies.MAX_BIASED}, got a length of {len(given)}"

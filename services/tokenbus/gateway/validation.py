@@ -23,6 +23,12 @@ def invalid(name: str, what: str) -> ApiError:
     return ApiError(400, f"{name or 'the body'}: {what}", param=name or None, code="invalid_value")
 
 
+def check(holds: object, name: str, limit: str, value: object) -> None:
+    """Raise an ApiError that names the field, the limit and the value, unless the limit holds."""
+    if not holds:
+        raise invalid(name, f"{limit}, got {shown(value)}")
+
+
 def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     """Return a value as a type; raises an ApiError that names the field within `where`, the limit and the value."""
     try:
