@@ -282,7 +282,7 @@ def test_recording_of_a_whole_system(folder: Path, monkeypatch: pytest.MonkeyPat
             while record.is_running:
                 ask(port, max_tokens=100, n=4)  # several at once, so that each worker has some
             assert record.wait() == 0
-            tap.line(": sequence ")
+            tap.line(" #")
         run_here([line(page, "tokenbus inspect").command], folder, monkeypatch)
         (process,) = re.findall(r"process (\d+)", mixed)
         os.kill(int(process), SIGKILL)

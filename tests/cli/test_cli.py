@@ -77,8 +77,7 @@ def test_files_that_hold_and_do_not(tokenbus: Tokenbus) -> None:
     held, refused = run.lines
     assert run.status == 1
     assert held.startswith("ok ")
-    assert "worker id worker-0, epoch 1790000000000000000, sequence 41, rows 4, step 40, kind TARGET, part 1/1" in held
-    assert "tokens 7, alternatives 6, statuses (ACTIVE 4)" in held
+    assert "worker-0/1790000000000000000 sequence 41 step 40 part 1/1 TARGET, 4 rows (4 ACTIVE), 7 tokens" in held
     assert refused == f"refused  {BAD}: byte 110: logprobs[1]: a finite number, got nan"
     assert tokenbus("check", GOOD).status == 0
     wide = str(VECTORS / "invalid" / "too_many_tokens.binpb")  # what a deployment refuses by default
@@ -130,7 +129,7 @@ def test_each_file_is_reported_when_it_is_read() -> None:
 def test_what_comes_from_outside_is_printed_escaped(tokenbus: Tokenbus) -> None:
     """A worker's name, a file's, even one that is no UTF-8, and what was typed write nothing else to a terminal."""
     (line,) = tokenbus("check", "-", stdin=message("w\nok       x\x1b[2J\r\x9b\u202e")).out.split("\n")[:-1]
-    assert line.startswith(r"ok       -: worker id w\nok       x\x1b[2J\r\x9b\u202e, epoch 1, sequence 1, ")
+    assert line.startswith(r"ok       -: w\nok       x\x1b[2J\r\x9b\u202e/1 sequence 1 ")
     run = tokenbus("check", "a\nok\x1b[31m\udcff")
     assert run.out == r"refused  a\nok\x1b[31m\udcff: no such file or directory" + "\n"
     for arguments in (["x\n\x1b[2J"], ["check", GOOD, "--x\n\x1b[2J"], ["check", "--json=\n\x1b[2J", GOOD]):
@@ -167,7 +166,7 @@ def test_output_without_unicode() -> None:
     environment = os.environ | {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [str(COMMAND), "check", "-"]
     run = subprocess.run(command, input=message("arbeiter-ü"), env=environment, capture_output=True, check=False)
-    assert run.stdout.startswith(rb"ok       -: worker id arbeiter-\xfc, epoch 1, ")
+    assert run.stdout.startswith(rb"ok       -: arbeiter-\xfc/1 ")
     assert (run.returncode, run.stderr) == (0, b"")
 
 

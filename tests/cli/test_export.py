@@ -33,8 +33,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_recording_becomes_a_file(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "steps.parquet"
     assert main(["export", str(source), "--to", str(path)]) == 0
-    counts = f"tokens {len(tokens_of(ITEMS))}, items {len(ITEMS)}"
-    assert capsys.readouterr().out == f"file {path}, {counts}\n"
+    assert capsys.readouterr().out == f"{path}: {len(tokens_of(ITEMS))} tokens of {len(ITEMS)} items\n"
     assert rows_of(path) == tokens_of(ITEMS)
     requests = tmp_path / "requests.parquet"
     assert main(["export", str(source), "--to", str(requests), "--rows", "requests", "--json"]) == 0
@@ -57,7 +56,7 @@ def test_planted_link_is_not_followed(source: Path, tmp_path: Path) -> None:
 def test_missing_items_are_told(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source.write_bytes(recording(without=range(5, 6)))
     assert main(["export", str(source), "--to", str(tmp_path / "p")]) == 0
-    assert capsys.readouterr().out.endswith("items 5, missing items 1\n")
+    assert capsys.readouterr().out.endswith("of 5 items, 1 MISSING in the recording\n")
 
 
 def test_torn_recording_is_recovered_up_to_its_fault(
@@ -73,11 +72,11 @@ def test_torn_recording_is_recovered_up_to_its_fault(
         line = capsys.readouterr().out
         assert rows_of(path) == tokens_of(whole)
         if cut in places:
-            assert (status, ", fault " in line) == (0, False)
+            assert (status, "RECOVERED" in line) == (0, False)
         else:
             fault = f"{source}: byte {places[len(whole) - 1]}: the file ends within the entry"
             assert status == 1
-            assert f"items {len(whole)}, fault {fault}" in line
+            assert f"{len(whole)} items; RECOVERED up to the fault: {fault}" in line
             assert line.count("\n") == 1
 
 

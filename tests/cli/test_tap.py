@@ -66,45 +66,29 @@ def event(**values: Any) -> bytes:  # noqa: ANN401 - whichever the event is
 ERROR = RequestError(request_id=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
 CACHED = Admitted(request_id=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=32)
 UNKNOWN: Any = 99
-STEP = "step 1, kind TARGET, part 1/1, tokens 9, alternatives 18, statuses (ACTIVE 3)"
+STEP = "TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens"
 
 
 @pytest.mark.parametrize(
     ("payload", "kind", "line"),
     [
-        (first_batch(), BATCH, f"batch: sequence 4, bytes 395, row count 3, latency ms 2.5, {STEP}"),
-        (
-            with_weights(first_batch()),
-            BATCH,
-            f"batch: sequence 4, bytes 398, row count 3, latency ms 2.5, {STEP}, weight version 12",
-        ),
-        (
-            admitted(1, 4),
-            EVENT,
-            f"admitted: sequence 4, bytes 34, request id {1:016x}, worker id worker-0, epoch 7, prompt tokens 1",
-        ),
-        (
-            event(admitted=CACHED),
-            EVENT,
-            f"admitted: sequence 4, bytes 29, request id {5:016x}, worker id w, epoch 1, prompt tokens 48, cached",
-        ),
-        (
-            event(error=ERROR),
-            EVENT,
-            r"error: sequence 4, bytes 25, request id 0000000000000005, code ENGINE, message out\nof, emitted tokens 3",
-        ),
-        (first_batch()[:-1], BATCH, "refused: "),
-        (b"xyz", UNKNOWN, "unknown: sequence 4, bytes 3, payload kind 99"),
+        (first_batch(), BATCH, f"{STEP}, 2.500 ms ago"),
+        (with_weights(first_batch()), BATCH, f"{STEP}, weights 12, 2.500 ms ago"),
+        (admitted(1, 4), EVENT, "ADMITTED request 0000000000000001, prompt of 1 tokens"),
+        (event(admitted=CACHED), EVENT, "ADMITTED request 0000000000000005, prompt of 48 tokens, 32 of them cached"),
+        (event(error=ERROR), EVENT, r"ERROR request 0000000000000005 ENGINE after 3 tokens: out\nof"),
+        (first_batch()[:-1], BATCH, "REFUSED "),
+        (b"xyz", UNKNOWN, "UNKNOWN payload kind 99, 3 bytes"),
     ],
 )
 def test_item_in_a_line(payload: bytes, kind: PayloadKind, line: str) -> None:
     (found,) = lines_of(values_of(payload, kind))
-    assert found.startswith(f"worker-0/7 {line}")
+    assert found.startswith(f"worker-0/7 #4 {line}")
 
 
 def test_worker_id_is_printed_escaped() -> None:
     (line,) = lines_of(left_out_values(StreamItem(hello("w\n\x1b[2J"), 1, 5, BATCH, b"", missing_items=3)))
-    assert line == r"w\n\x1b[2J/1 left_out: items 3, first sequence 2, last sequence 4"
+    assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
 
 
 def test_rows_with_their_tokens() -> None:
@@ -122,21 +106,16 @@ def test_scores_and_answers_in_a_line() -> None:
     (chunk,) = true_prompt_scores(5, [7, 8, 9], PromptScoring(top_logprobs=2)).chunks()
     values = values_of(event(prompt_scores=chunk), EVENT)
     assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
-    (line,) = lines_of(values)
-    assert line.startswith(f"worker-0/7 prompt_scores: sequence 4, bytes 85, request id {5:016x}, position 1, ")
-    assert line.endswith("prompt tokens 3, alternatives 2, token ids (2), logprobs (2), ranks (2)")
+    assert lines_of(values) == ["worker-0/7 #4 SCORED request 0000000000000005, its prompt's tokens 1 to 2 of 3"]
     values = values_of(event(prefilled=Prefilled(request_id=5, transfer_state=b"state")), EVENT)
-    assert lines_of(values) == [
-        "worker-0/7 prefilled: sequence 4, bytes 20, request id 0000000000000005, transfer state 5 bytes"
-    ]
+    assert lines_of(values) == ["worker-0/7 #4 PREFILLED request 0000000000000005, 5 bytes for the decode worker"]
     for error, state, line in (
-        ("", EngineState(weight_version=8, is_paused=True), "state (weight version 8, is paused True)"),
-        ("no folder", EngineState(weight_version=7), "error no folder, state (weight version 7)"),
+        ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),
+        ("no folder", EngineState(weight_version=7), "no folder; weights 7"),
     ):
         answer = ControlAnswer(control_key=2, error=error, state=state)
-        payload = event(control_answer=answer)
-        (found,) = lines_of(values_of(payload, EVENT))
-        assert found == f"worker-0/7 control_answer: sequence 4, bytes {len(payload)}, control key 2, {line}"
+        values = values_of(event(control_answer=answer), EVENT)
+        assert lines_of(values) == [f"worker-0/7 #4 CONTROLLED {line}"]
 
 
 @pytest.mark.parametrize(("window", "last"), [(2, 1), (1000, 100)])

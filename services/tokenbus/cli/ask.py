@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from tokenbus.cli.arguments import Parser, whole
 from tokenbus.cli.configuration import declare_settings, load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Texts, Values, coloured, print_json, text_of, tokenizer_of
+from tokenbus.cli.values import Texts, Values, coloured, text_of, tokenizer_of
 from tokenbus.client import Client, Generation, Token
 from tokenbus.delivery import RequestFailedError
 from tokenbus.plugins import Tokenizer
@@ -63,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     async def ask() -> None:
         async with Client(settings) as client, client.generate(generate) as generation:
             try:
-                await show_answer(generation, tokenizer, print_json if options.json else _print_text)
+                await show_answer(generation, tokenizer, _print_json if options.json else _print_text)
             except BaseException:
                 if generation.position and not options.json:
                     print()
@@ -117,6 +118,10 @@ def _token_values(token: Token, own: str, text: Texts) -> Values:
 def _shown(line: str) -> str:
     """Return a line; tabs, all kinds of spaces and joined emoji stay, and other unprintable characters are escaped."""
     return "".join(each if each in _HARMLESS or category(each) == "Zs" else printable(each) for each in line)
+
+
+def _print_json(values: Values) -> None:
+    print(json.dumps(values, allow_nan=False), flush=True)
 
 
 def _print_text(values: Values) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO
 
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Values, batch_values, values_text
+from tokenbus.cli.values import Values, batch_values, rows_text
 from tokenbus.printable import printable, reason_of
 from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus_contracts import ContractError, Limits, Rule, decode
@@ -34,6 +34,7 @@ _MORE = 0x80
 """The bit that is set in every byte of a varint except the last."""
 _FRAME_BEGINS = b"\x09"
 """The first byte of a worker's frame: the tag of the field `epoch`."""
+_STYLES = {"ok": "green", "refused": "red"}
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -64,13 +65,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(report: Values) -> None:
-    if report["ok"]:
-        verdict, text = styled("ok", "green") + "     ", values_text(report["holds"])
-    else:
+    name = report["file"]
+    if not report["ok"]:
         place = f"byte {report['offset']}: " if "offset" in report else ""
         item = f" (item {report['item']})" if "item" in report else ""
-        verdict, text = styled("refused", "red"), f"{place}{report['error']}{item}"
-    print(f"{verdict}  {printable(report['file'])}: {printable(text)}", flush=True)  # the next file may be a slow pipe
+        print(_verdict("refused", f"{name}: {place}{report['error']}{item}"))
+    elif (holds := report["holds"])["kind"] == _RECORDING:
+        life = f"{holds.get('worker_id', '-')}/{holds.get('epoch', '-')}"
+        counts = f"{holds['batches']} batches, {holds['rows']} rows, {holds['tokens']} tokens"
+        missing = f"{holds['items']} items, {holds['missing_items']} missing"
+        print(_verdict("ok", f"{name}: {life} recording, {missing}, {counts}"))
+    else:
+        step = f"sequence {holds['sequence']} step {holds['step']} part {holds['part']} {holds['kind']}"
+        counts = f"{rows_text(holds['rows'], holds)}, {holds['alternatives']} alternatives"
+        print(_verdict("ok", f"{name}: {holds['worker_id']}/{holds['epoch']} {step}, {counts}"))
+    sys.stdout.flush()  # the next file may be a pipe that stays silent for hours
+
+
+def _verdict(verdict: str, text: str) -> str:
+    padding = " " * (len("refused  ") - len(verdict))
+    return f"{styled(verdict, _STYLES[verdict])}{padding}{printable(text)}"
 
 
 def report_of(name: str, limits: Limits) -> Values:

@@ -14,7 +14,7 @@ from tokenbus.cli.configuration import declare_settings, load_settings
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.supervisor import ServiceEvent, Supervisor
 from tokenbus.cli.system import Plan, plan_for, runtime_folder
-from tokenbus.cli.terminal import styled
+from tokenbus.cli.terminal import Progress, styled
 from tokenbus.cli.values import text_of, token_text
 from tokenbus.client import Client, Token
 from tokenbus.client.tokens import Turn
@@ -75,27 +75,34 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(plan: Plan, folder: Path) -> int:
-    begin = time.monotonic()
+    begin, progress = time.monotonic(), Progress()
+
+    def show(text: str) -> None:
+        progress.clear()
+        print(text, flush=True)
 
     def report(event: ServiceEvent) -> None:
         if event.is_error:
-            _show(styled(f"   {event.service}: {event.text}", "red"))
+            show(styled(f"   {event.service}: {event.text}", "red"))
 
     system = Supervisor(plan.services, folder, report)
-    _show(styled("1. Start", "bold"))
-    results = await system.run(partial(_demo_or_exit, plan.settings, system))
+    show(styled("1. Start", "bold"))
+    try:
+        results = await system.run(partial(_demo_or_exit, plan, system, progress, show))
+    finally:
+        progress.clear()
     if results is None:
         return _INTERRUPTED
     ok, seconds = results["ok"] and not system.died, time.monotonic() - begin
     verdict = styled("every token was right", "green") if ok else styled("something was WRONG, see above", "red")
-    _show(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts such a system, and leaves it running.")
+    show(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts such a system, and leaves it running.")
     return 0 if ok else 1
 
 
-async def _demo_or_exit(settings: Settings, system: Supervisor) -> Results:
+async def _demo_or_exit(plan: Plan, system: Supervisor, progress: Progress, show: Callable[[str], None]) -> Results:
     """Run the demo; raises CommandError if a service ends meanwhile."""
-    _show(f"   {len(system.children)} processes: {', '.join(child.name for child in system.children)}")
-    demo = asyncio.ensure_future(_demo(settings, system))
+    show(f"   {len(system.children)} processes: {', '.join(child.name for child in system.children)}")
+    demo = asyncio.ensure_future(_demo(plan.settings, system, progress, show))
     exiting = asyncio.ensure_future(system.next_exit())
     try:
         await asyncio.wait([demo, exiting], timeout=_MOST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -111,41 +118,47 @@ async def _demo_or_exit(settings: Settings, system: Supervisor) -> Results:
         await asyncio.gather(demo, return_exceptions=True)
 
 
-async def _demo(settings: Settings, system: Supervisor) -> Results:
+async def _demo(settings: Settings, system: Supervisor, progress: Progress, show: Callable[[str], None]) -> Results:
     generates = requests(_REQUESTS, _TOKENS)
     answers = [Answer(generate) for generate in generates]
     restarts: list[asyncio.Task[None]] = []
 
     async def kill(service: str, is_time: Callable[[], bool]) -> None:
-        while not (answering.done() or is_time()):
-            await asyncio.wait([answering], timeout=_LOOK_SECONDS)
+        await _show_tokens(answers, progress, answering, is_time)
         count = sum(not answer.is_done for answer in answers)
-        _show(f"   {service} is killed (kill -9) with {count} requests open, and started again")
+        show(f"   {service} is killed (kill -9) with {count} requests open, and started again")
         restarts.append(asyncio.create_task(system.restart(service)))  # the requests do not wait for it
 
-    _show(
-        styled(f"2. {_REQUESTS} requests to an n-gram model, up to {_TOKENS} tokens with 5 alternatives each", "bold")
-    )
+    show(styled(f"2. {_REQUESTS} requests to an n-gram model, up to {_TOKENS} tokens with 5 alternatives each", "bold"))
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
         answering = asyncio.gather(*(_receive(client, answer) for answer in answers))
         try:
             await kill(_WORKER, lambda: _token_count(a for a in answers if a.is_at(_WORKER)) >= _WORKER_TOKENS)
             await kill("processor", lambda: _token_count(answers) >= _ALL_TOKENS)
+            await _show_tokens(answers, progress, answering, lambda: False)
             await asyncio.gather(answering, *restarts)
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
     expected = await asyncio.to_thread(expected_answers, generates, settings.limits)
     results = compared(answers, expected)
-    _show(styled("3. The beginning of one answer, each token with its logprob", "bold"))
-    _show(_sample(max(answers, key=lambda answer: len(answer.tokens))))
-    _show(styled("4. Summary", "bold"))
-    _show("\n".join(summary_lines(results)))
+    show(styled("3. The beginning of one answer, each token with its logprob", "bold"))
+    show(_sample(max(answers, key=lambda answer: len(answer.tokens))))
+    show(styled("4. Summary", "bold"))
+    show("\n".join(summary_lines(results)))
     return results
 
 
-def _show(text: str) -> None:
-    print(text, flush=True)
+async def _show_tokens(
+    answers: Sequence["Answer"],
+    progress: Progress,
+    answering: "asyncio.Future[Any]",
+    is_enough: Callable[[], bool],
+) -> None:
+    """Show the number of received tokens until there are enough, or until all requests have ended."""
+    while not (answering.done() or is_enough()):
+        progress.show(f"{_token_count(answers):,} tokens")
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _token_count(answers: Iterable["Answer"]) -> int:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tokenbus.cli.errors import WRONG_USE, CommandError
-from tokenbus.cli.values import values_text
+from tokenbus.cli.terminal import Progress
 from tokenbus.printable import printable
 from tokenbus.recordings.items import RecordingError, read_recording
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     except ImportError as error:
         library = str(error.name).partition(".")[0]
         raise CommandError(f"Parquet needs {library}: pip install 'tokenbus[parquet]'") from None
-    path, fault = options.to, None
+    path, fault, progress = options.to, "", Progress()
     refuse_existing(path)
     check_folder(path.parent)
     unfinished = path.with_name(f"_{path.name}.unfinished")
@@ -62,15 +62,22 @@ def run(options: argparse.Namespace) -> int:
         try:
             for item in read_recording(Path(options.files[0])):
                 table.add(item)
+                progress.show(f"{table.items} items read")
         except RecordingError as error:
             fault = str(error)
         table.close()
         if fault and not table.items:
-            raise CommandError(fault)
+            raise CommandError(printable(fault))
         unfinished.replace(path)
     finally:
+        progress.clear()
         unfinished.unlink(missing_ok=True)
     counts = {name: getattr(table, name) for name in ("tokens", "items", "missing_items", "refused_items")}
-    summary = {"file": str(path), **counts, "fault": fault}
-    print(json.dumps({"files": [summary]}, indent=2) if options.json else printable(values_text(summary)))
+    if options.json:
+        print(json.dumps({"files": [{"file": str(path), **counts, "fault": fault or None}]}, indent=2))
+    else:
+        missing = f", {table.missing_items} MISSING in the recording" if table.missing_items else ""
+        refused = f", {table.refused_items} REFUSED by the contract" if table.refused_items else ""
+        recovered = f"; RECOVERED up to the fault: {fault}" if fault else ""
+        print(printable(f"{path}: {table.tokens} tokens of {table.items} items{missing}{refused}{recovered}"))
     return 1 if fault or table.refused_items else 0

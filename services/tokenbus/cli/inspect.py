@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenbus.cli.arguments import request_id, whole
 from tokenbus.cli.errors import CommandError
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Texts, Values, text_of, token_text, tokenizer_of, values_text
+from tokenbus.cli.values import Texts, Values, text_of, token_text, tokenizer_of
 from tokenbus.printable import printable
 from tokenbus.recordings.items import RecordingError, read_recording
 from tokenbus.recordings.token_columns import TokenBuffer, TokenKind
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         document = {"file": options.files[0], "summary": summary, "requests": requests, "fault": fault}
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
-        print(*map(_request_lines, requests), values_text(summary), sep="\n")
+        print(*map(_request_lines, requests), _figures_text(summary), sep="\n")
         if fault:
             print(f"{styled('BROKEN', 'red')} {printable(fault)}")
     return 1 if fault else 0
@@ -150,9 +150,17 @@ def _request(request: int, tokens: _Tokens, text: Texts) -> Values:
 
 
 def _request_lines(request: Values) -> str:
-    figures = values_text({name: value for name, value in request.items() if name not in {"request_id", "values"}})
+    figures = _figures_text({name: value for name, value in request.items() if name not in {"request_id", "values"}})
     tokens = " ".join(map(_token, request["values"]))
     return f"{styled('request ' + request['request_id'], 'bold')}: {figures}\n  {tokens}"
+
+
+def _figures_text(figures: Values) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in figures.items())
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
 def _token(value: Values) -> str:

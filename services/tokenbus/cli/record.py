@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.recording_files import Files
-from tokenbus.cli.values import values_text
+from tokenbus.cli.terminal import Progress
 from tokenbus.cli.watching import declare_watching, watched
 from tokenbus.logs import logger
 from tokenbus.printable import printable
@@ -44,7 +44,6 @@ main settings: bus.clients_address, bus.key_file, bus.server_key; with --to dura
 _WINDOW_FRAMES = 4096
 _WINDOW_BYTES = 1 << 26
 """Enough for bursts of several fast workers. An item may need two frames."""
-_NOTHING = "no item was recorded"
 _log = logger("record")
 
 
@@ -71,13 +70,18 @@ async def _to_files(settings: Settings, options: argparse.Namespace) -> int:
     files = Files(options.files[0])
     with stop_on_signals() as stop:
         await record(watched(settings, options.worker, stop), files, options.count)
-    summary = files.summary()
     if options.json:
-        print(json.dumps(summary, indent=2))
+        print(json.dumps(files.summary(), indent=2))
     else:
-        lines = [printable(values_text(each)) for each in summary["files"]]
-        print("\n".join(lines) or _NOTHING)
-    return 1 if summary["missing_items"] else 0
+        for each in files.summary()["files"]:
+            which = f"{each['worker_id']}/{each['epoch']}, {each['first_sequence']} to {each['last_sequence']}"
+            missing = f", {each['missing_items']} MISSING in {each['gaps']} gaps" if each["gaps"] else ""
+            print(
+                printable(f"{each['file']}: {each['items']} items of {which}, {each['payload_bytes']} bytes{missing}")
+            )
+        if not files.recorders:
+            print("no item was recorded")
+    return 1 if files.total("missing_items") else 0
 
 
 async def _to_log(settings: Settings, options: argparse.Namespace) -> int:
@@ -85,8 +89,15 @@ async def _to_log(settings: Settings, options: argparse.Namespace) -> int:
     with stop_on_signals() as stop:
         items = watched(settings, options.worker, stop)
         counts, unwritten = await record_to_log(items, settings, stop, options.count)
-    summary = asdict(counts) | {"unwritten_items": unwritten}
-    print(json.dumps(summary, indent=2) if options.json else values_text(summary) or _NOTHING)
+    if options.json:
+        print(json.dumps(asdict(counts) | {"unwritten_items": unwritten}, indent=2))
+    else:
+        known = f", {counts.already_there} were in the log already" if counts.already_there else ""
+        missing = f", {counts.missing_items} MISSING" if counts.missing_items else ""
+        refused = f", {counts.refused_items} TOO LARGE" if counts.refused_items else ""
+        left = f", {unwritten} NOT WRITTEN" if unwritten else ""
+        written = f"{counts.items} items, {counts.payload_bytes} bytes, {counts.messages} messages"
+        print(f"{written}{known}{missing}{refused}{left}")
     return 1 if counts.missing_items or counts.refused_items or unwritten else 0
 
 
@@ -123,11 +134,15 @@ async def record_to_log(
 
 
 async def _first(items: AsyncGenerator[StreamItem, None], count: int) -> AsyncGenerator[StreamItem, None]:
-    """Yield the first `count` items; 0: all."""
-    seen = 0
-    async with aclosing(items):
-        async for item in items:
-            yield item
-            seen += 1
-            if seen == count:
-                return
+    """Yield the first `count` items (0: all), and show the progress."""
+    progress, seen, size = Progress(), 0, 0
+    try:
+        async with aclosing(items):
+            async for item in items:
+                yield item
+                seen, size = seen + 1, size + len(item.payload)
+                progress.show(f"{seen} items, {size} bytes recorded")
+                if seen == count:
+                    return
+    finally:
+        progress.clear()

@@ -15,7 +15,7 @@ from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.printable import printable, reason_of
 
 START_SECONDS = 300
-_REPORT_SECONDS = 5.0
+_REPORT_SECONDS = 1.0
 _LAST_LINES = 100
 """Engines write much after the cause of a failure."""
 _LONGEST_LINE = 1_048_576

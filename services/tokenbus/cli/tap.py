@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -12,23 +13,23 @@ from tokenbus.cli.arguments import request_id
 from tokenbus.cli.configuration import load_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.terminal import styled
-from tokenbus.cli.values import Values, batch_values, print_json, row_values, tokens_text, values_text
+from tokenbus.cli.values import Values, batch_values, row_values, rows_text, tokens_text
 from tokenbus.cli.watching import declare_watching, watched
 from tokenbus.printable import printable
 from tokenbus.recordings.durable_log import require_nats
 from tokenbus.recordings.items import StreamItem
 from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
-from tokenbus_contracts import ContractError, PromptScores
+from tokenbus_contracts import BatchKind, ContractError, PromptScores
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _DESCRIPTION = """\
-Watch the items of the workers' streams as they pass through a processor, one line per item, with the values that --json
-prints. A batch's latency depends on both machines' clocks. Tap never slows requests down: it skips items when it is too
-slow, and a line says how many. It stops after --count items or on a signal.
+Watch the items of the workers' streams as they pass through a processor, one line per item. A batch's line shows its
+step, part, rows, tokens and age (which depends on both machines' clocks). Tap never slows requests down: it skips items
+when it is too slow, and a line says how many. It stops after --count items or on a signal.
 
-With --from it shows the items of a durable log, in the log's order. Each line then shows when the log stored the item,
+With --from it shows the items of a durable log, in the log's order. A batch's line then shows when the log stored it,
 and another line says how many items are missing in the log.
 
 examples:
@@ -40,7 +41,14 @@ main settings: bus.clients_address (a comma-separated list for several processor
 """
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
-_FAULTS = {"error", "left_out", "refused"}
+_WORDS = {
+    "admitted": ("ADMITTED", "bold", "request {request_id}, prompt of {prompt_tokens} tokens"),
+    "error": ("ERROR", "red", "request {request_id} {code} after {emitted_tokens} tokens: {message}"),
+    "refused": ("REFUSED", "red", "{error}"),
+    "prefilled": ("PREFILLED", "bold", "request {request_id}, {transfer_state} for the decode worker"),
+    "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
+}
+"""For each kind of item: its word, the style of the word, and the text after it."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     if options.request is not None and options.log is None:
         raise CommandError("--request: only with --from ADDRESS", WRONG_USE)
-    show = print_json if options.json else _print_lines
+    show = _print_json if options.json else _print_lines
     asyncio.run(_run(settings, options, show))
     return 0
 
@@ -87,6 +95,10 @@ async def tap(
             shown += 1
             if shown == options.count:
                 return
+
+
+def _print_json(values: Values) -> None:
+    print(json.dumps(values, allow_nan=False), flush=True)
 
 
 def _print_lines(values: Values) -> None:
@@ -138,16 +150,14 @@ def _stream(item: StreamItem) -> Values:
 
 def lines_of(values: Values) -> list[str]:
     """Return the line of an item, and a line for each of its rows."""
-    shown = dict(values)
-    stream, what, rows = shown.pop("stream"), shown.pop("what"), shown.pop("rows", ())
+    stream = values["stream"]
     name = printable(f"{stream['worker_id']}/{stream['epoch']}")
-    style = "red" if what in _FAULTS or shown.get("error") else "bold"
-    return [f"{name} {styled(what, style)}: {printable(values_text(shown))}", *map(_row_line, rows)]
-
-
-def _row_line(row: Values) -> str:
-    where = f"request {row['request_id']} index {row['batch_index']} position {row['position']} {row['status']}"
-    return f"  {where}: {tokens_text(row)}"
+    if values["what"] == "left_out":
+        left_out = styled(f"{values['items']} items left out", "red")
+        return [f"{name} {left_out}: {values['first_sequence']} to {values['last_sequence']}"]
+    word, style, text = _words(values)
+    line = f"{name} #{values['sequence']} {styled(word, style)} {printable(text)}"
+    return [line, *(_row_line(row) for row in values.get("rows", ()))]
 
 
 def _event_values(event: RequestEvent) -> Values:
@@ -167,3 +177,32 @@ def _event_values(event: RequestEvent) -> Values:
     if "code" in values:
         values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # a number if the code has no name
     return {"what": what, **values}
+
+
+def _words(values: Values) -> tuple[str, str, str]:
+    match values["what"]:
+        case "batch":
+            latency = "" if values["latency_ms"] is None else f", {values['latency_ms']:.3f} ms ago"
+            if "logged_at" in values:
+                latency = f", logged {values['logged_at']}"
+            step = f"step {values['step']} part {values['part']}"
+            version = f", weights {values['weight_version']}" if "weight_version" in values else ""
+            text = f"{step}, {rows_text(values['row_count'], values)}{version}{latency}"
+            return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
+        case "control_answer":
+            state = values.get("state", {"weight_version": "0", "is_paused": False})
+            state = f"weights {state['weight_version']}{', paused' if state['is_paused'] else ''}"
+            return "CONTROLLED", "red" if values["error"] else "bold", f"{values['error'] or 'done'}; {state}"
+        case "prompt_scores":
+            first, count = values["position"], len(values["token_ids"])
+            where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
+            return "SCORED", "bold", f"request {values['request_id']}, its prompt's {where}"
+        case what:
+            word, style, text = _WORDS[what]
+            cached = f", {values['cached_tokens']} of them cached" if "cached_tokens" in values else ""
+            return word, style, text.format_map(values) + cached
+
+
+def _row_line(row: Values) -> str:
+    where = f"request {row['request_id']} index {row['batch_index']} position {row['position']} {row['status']}"
+    return f"  {where}: {tokens_text(row)}"

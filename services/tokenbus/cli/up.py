@@ -19,7 +19,7 @@ from tokenbus.cli.engines import declare_engine, load_engine_settings
 from tokenbus.cli.errors import WRONG_USE, CommandError
 from tokenbus.cli.supervisor import START_SECONDS, Child, ServiceEvent, Supervisor
 from tokenbus.cli.system import Plan, plan_for, runtime_folder
-from tokenbus.cli.terminal import styled
+from tokenbus.cli.terminal import Progress, styled
 from tokenbus.printable import printable
 from tokenbus.worker import engine_kind
 
@@ -168,16 +168,21 @@ class Screen:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.failure: OSError | None = None
+        self.progress = Progress()
         self.system: Supervisor | None = None
 
     def service(self, event: ServiceEvent) -> None:
-        """Print an event of a service; `starting` only as text."""
-        if not self.as_json:
-            text = "\n".join(f"{event.service:11} {printable(line)}" for line in event.text.splitlines())
-            self.put(styled(text, "red") if event.is_error else text)
-        elif event.event != "starting":
+        """Print an event of a service; `starting` only as progress."""
+        if event.event == "starting":
+            if not self.as_json and self.failure is None:
+                self.progress.show(f"{event.service:11} {printable(event.text)}")
+            return
+        if self.as_json:
             values = {"line": event.values} if event.event == "log" else event.values
             self.put(json.dumps({"event": event.event, "service": event.service, "text": event.text, **values}))
+        else:
+            text = "\n".join(f"{event.service:11} {printable(line)}" for line in event.text.splitlines())
+            self.put(styled(text, "red") if event.is_error else text)
 
     def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - any JSON value
         """Print an event of the whole system."""
@@ -188,6 +193,7 @@ class Screen:
         if self.failure is not None:
             return
         try:
+            self.progress.clear()
             print(text, flush=True)
         except OSError as error:  # the terminal or the reader is gone
             self.failure = error

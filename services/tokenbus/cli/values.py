@@ -1,6 +1,5 @@
-"""Formats what commands print, as JSON values and as text."""
+"""Formats batches, rows and tokens for `tap`, `check` and `inspect`, as JSON values and as text."""
 
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,9 +14,6 @@ Texts = Callable[[int], str]
 """Maps a token id to its text."""
 _LIKELY, _UNLIKELY = -0.7, -2.3
 """A token is green if its logprob is at least the first one (probability 1/2), and red below the second (1/10)."""
-
-_UNSET = (None, 0, "0", "", [], {}, "ERROR_CODE_UNSPECIFIED", "VALUE_KIND_UNSPECIFIED")
-"""The default values of a message's fields, which only --json prints."""
 
 
 def batch_values(batch: LogprobBatch) -> Values:
@@ -47,22 +43,9 @@ def row_values(row: Row) -> Values:
     }
 
 
-def print_json(values: Values) -> None:
-    print(json.dumps(values, allow_nan=False), flush=True)
-
-
-def values_text(values: Values) -> str:
-    """Return the values of a JSON object as one line: no value that is not set, and only the length of a list."""
-    found = {name.replace("_", " "): value for name, value in values.items() if value not in _UNSET}
-    return ", ".join(f"{name} {_value_text(value)}" for name, value in found.items())
-
-
-def _value_text(value: object) -> str:
-    if isinstance(value, dict):
-        return f"({values_text(value)})"
-    if isinstance(value, list):
-        return f"({len(value)})"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def rows_text(rows: int, values: Values) -> str:
+    statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
+    return f"{rows} rows ({statuses}), {values['tokens']} tokens"
 
 
 def tokens_text(row: Values) -> str:

@@ -103,27 +103,34 @@ class Process:
     @property
     def form(self) -> Form:
         """The form of the ops; the first use chooses and logs it."""
-        with self._making:
-            if self._form is None:
-                self._form = chosen(self.options.form)
-            return self._form
+        if self._form is None:
+            with self._making:
+                if self._form is None:
+                    self._form = chosen(self.options.form)
+        return self._form
 
     def sender(self) -> Sender:
         """Return the save side of the queue that the environment names."""
         queue = queue_id()
-        with self._making:
-            if queue not in self._senders:
-                settings = self._begin()
-                self._senders[queue] = Sender(queue_path(settings, queue), settings, self.options)
-            return self._senders[queue]
+        found = self._senders.get(queue)
+        if found is None:
+            with self._making:
+                if queue not in self._senders:
+                    settings = self._begin()
+                    self._senders[queue] = Sender(queue_path(settings, queue), settings, self.options)
+                found = self._senders[queue]
+        return found
 
     def receiver(self, kind: Kind) -> QueueReceiver:
         """Return the get side for a kind, of the queue id in the environment."""
         queue = queue_id(), kind is Kind.SPECULATED
-        with self._making:
-            if queue not in self._receivers:
-                self._receivers[queue] = QueueReceiver(path_of(queue_path(self._begin(), queue[0]), kind))
-            return self._receivers[queue]
+        found = self._receivers.get(queue)
+        if found is None:
+            with self._making:
+                if queue not in self._receivers:
+                    self._receivers[queue] = QueueReceiver(path_of(queue_path(self._begin(), queue[0]), kind))
+                found = self._receivers[queue]
+        return found
 
     def counts(self) -> dict[str, int]:
         found: Counter[str] = Counter(got=sum(receiver.got for receiver in self._receivers.values()))
