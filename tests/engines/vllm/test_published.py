@@ -22,8 +22,10 @@ from tokenbus.delivery import Step
 from tokenbus.engines.vllm import published
 from tokenbus.engines.vllm.published import Published, settings_for
 from tokenbus.engines.vllm.request_ids import ARGUMENT
+from tokenbus.engines.vllm.sessions import PARENT, SESSION, Sessions
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import Generate, TokenPrompt
 
 TOP_K = 3
 VOCABULARY = 64
@@ -90,6 +92,8 @@ class Core:
         """What the model was given of each new request, in the last step."""
         self.prefill_stats: Any = None
         """What the next output says of its prompt."""
+        self.prompt: list[int] | None = [1]
+        """The prompt of new requests; None: embeddings."""
         self._new: list[str] = []
         self._finished: set[str] = set()
         self._outputs: list[Any] = []
@@ -103,7 +107,15 @@ class Core:
         self._finished.add(name)
 
     def schedule(self) -> Any:  # noqa: ANN401 - as vLLM's
-        new = [SimpleNamespace(req_id=name, sampling_params=self.requests[name].sampling_params) for name in self._new]
+        new = [
+            SimpleNamespace(
+                req_id=name,
+                sampling_params=self.requests[name].sampling_params,
+                prompt_token_ids=self.prompt,
+                prompt_embeds=None if self.prompt else object(),
+            )
+            for name in self._new
+        ]
         finished, self._finished, self._new = self._finished, set(), []
         tokens = dict.fromkeys(self.requests, 1)
         return scheduled_of(tokens, scheduled_new_reqs=new, finished_req_ids=finished)
@@ -168,6 +180,14 @@ async def rows_until(steps: AsyncIterator[Step], last: tuple[int, RowStatus]) ->
     return rows
 
 
+async def items_of(bus: Bus, count: int) -> list[Any]:
+    async with Processor(bus.settings) as processor:
+        items: list[Any] = []
+        processor.intake.log_item = lambda item, _ack: items.append(item.batch or item.event)
+        await until(lambda: len(items) == count)
+    return items
+
+
 async def test_columns_are_published_and_the_front_end_gets_its_own(bus: Bus) -> None:
     """The model computes logprobs for all, the bus has them all, and the front end those that it asked for."""
     bus.core.add("plain", extra_args={ARGUMENT: 1})
@@ -196,13 +216,60 @@ async def test_cached_prompts_are_told_before_their_rows(bus: Bus) -> None:
     bus.core.prefill_stats = prefilled(48, 32)
     bus.core.step()
     bus.core.step()
-    async with Processor(bus.settings) as processor:
-        items: list[Any] = []
-        processor.intake.log_item = lambda item, _ack: items.append(item.batch or item.event)
-        await until(lambda: len(items) == 3)
-    told, first, _ = items
+    told, first, _ = await items_of(bus, 3)
     assert (told.admitted.request_id, told.admitted.prompt_tokens, told.admitted.cached_tokens) == (1, 48, 32)
     assert first.positions.tolist() == [0]
+
+
+async def test_session_is_published_before_the_first_row(bus: Bus) -> None:
+    """A long prompt comes in chunks; its length and the cached part of it are known as for other requests."""
+    bus.core.prompt = list(range(20_000))
+    bus.core.add("labelled", extra_args={ARGUMENT: 1, SESSION: "run 7", PARENT: "00000000000000ff"})
+    bus.core.prefill_stats = prefilled(20_000, 32)
+    bus.core.step()
+    admitted, first, second, with_cached, batch = await items_of(bus, 5)
+    assert (admitted.admitted.request_id, admitted.admitted.prompt_tokens) == (1, 20_000)
+    assert not admitted.admitted.HasField("cached_tokens")
+    chunks = [first.session_prompt, second.session_prompt]
+    assert {(each.request_id, each.session, each.parent, each.owner) for each in chunks} == {(1, "run 7", 255, 0)}
+    assert np.concatenate([np.frombuffer(each.token_ids, "<u4") for each in chunks]).tolist() == bus.core.prompt
+    assert with_cached.admitted.cached_tokens == 32
+    assert batch.positions.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "limit", "value"),
+    [
+        ({SESSION: "s" * 129}, SESSION, "at most 128 bytes", '"129 bytes: sss'),
+        ({SESSION: "\u00e9" * 65}, SESSION, "at most 128 bytes", '"130 bytes: '),
+        ({SESSION: 7}, SESSION, "a text", '"int"'),
+        ({SESSION: "\ud800"}, SESSION, "a text in UTF-8", '"'),
+        ({SESSION: "run", PARENT: "ff"}, PARENT, "16 hexadecimal digits", '"ff"'),
+        ({SESSION: "run", PARENT: 255}, PARENT, "16 hexadecimal digits", "255"),
+    ],
+)
+def test_invalid_session_is_one_line(
+    arguments: dict[str, object], field: str, limit: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An invalid parent does not cost a request its session."""
+    sessions = Sessions()
+    found = [sessions.of(1, arguments, [5]) for _ in range(2)]
+    kept = Generate(request_id=1, session="run", tokens=TokenPrompt(token_ids=[5]))
+    assert found == [kept if field == PARENT else None] * 2
+    (message,) = caplog.messages
+    assert message.startswith(f'session refused field="{field}" limit="{limit}" value={value}')
+
+
+async def test_requests_without_a_valid_session_have_none(bus: Bus) -> None:
+    bus.core.add("plain", extra_args={ARGUMENT: 1})
+    bus.core.add("unlabelled", extra_args={ARGUMENT: 2, SESSION: "", PARENT: "00000000000000ff"})
+    bus.core.add("long", extra_args={ARGUMENT: 3, SESSION: "s" * 129})
+    bus.core.step()
+    bus.core.prompt = None
+    bus.core.add("embedded", extra_args={ARGUMENT: 4, SESSION: "run"})
+    bus.core.step()
+    items = await items_of(bus, 2)
+    assert [item.positions.tolist() for item in items] == [[0, 0, 0], [1, 1, 1, 0]]
 
 
 async def test_steps_overlap(bus: Bus) -> None:

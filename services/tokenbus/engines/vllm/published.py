@@ -23,10 +23,12 @@ from tokenbus.engines.vllm.compatibility import OF_SCHEDULER, check_members, loa
 from tokenbus.engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
 from tokenbus.engines.vllm.request_ids import RequestIds
 from tokenbus.engines.vllm.requests import Request, Requests
+from tokenbus.engines.vllm.sessions import Sessions
 from tokenbus.logs import configure, logger
 from tokenbus.settings import ENTRIES, Settings
 from tokenbus.worker import NotRunningError
 from tokenbus.worker.engine import EngineDescription
+from tokenbus.worker.engine_output import session_events
 from tokenbus.worker.publishing import publishing
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
 from tokenbus_contracts.schema import bounds_in
@@ -100,7 +102,7 @@ class Published:
         self._vllm = vllm
         self._tokenizer = tokenizer
         self._top_k = settings.worker.top_logprobs
-        self._request_ids = RequestIds()
+        self._request_ids, self._sessions = RequestIds(), Sessions()
         self._requests = Requests(vllm, config)
         self._asked: dict[str, int] = {}
         """The front end's number of alternatives, for requests with logprobs."""
@@ -181,14 +183,15 @@ class Published:
                 continue
             # A preempted request may be new to the model again.
             if name not in self._requests and name not in self._ended:
-                self._add(name, sampling, known[name])
+                self._add(new, known[name])
             wanted = sampling.logprobs
             has_enough = wanted is not None and (wanted == _EVERY_TOKEN or wanted >= self._top_k)
             if not has_enough and not sampling.logprob_token_ids:
                 new.sampling_params = copy(sampling)
                 new.sampling_params.logprobs = self._top_k
 
-    def _add(self, name: str, sampling: Any, request: Any) -> None:  # noqa: ANN401 - vLLM's
+    def _add(self, new: Any, request: Any) -> None:  # noqa: ANN401 - vLLM's NewRequestData and Request
+        name, sampling = new.req_id, new.sampling_params
         detokenizer = None
         if sampling.stop and self._tokenizer is not None:
             detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._tokenizer, request)
@@ -200,6 +203,11 @@ class Published:
             self._asked[name] = sampling.num_logprobs
         if sampling.logprob_token_ids:
             self._choosing.add(name)
+        prompt = new.prompt_token_ids if new.prompt_embeds is None else None
+        if session := self._sessions.of(request_id, sampling.extra_args, prompt):
+            self._out.admitted(request_id, len(session.tokens.token_ids))
+            for event in session_events(session):
+                self._out.publish_event(event)
 
     # After a step.
 
