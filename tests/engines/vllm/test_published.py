@@ -23,6 +23,7 @@ from tokenbus.engines.vllm import published
 from tokenbus.engines.vllm.published import Published, settings_for
 from tokenbus.engines.vllm.request_ids import ARGUMENT
 from tokenbus.engines.vllm.sessions import PARENT, SESSION, Sessions
+from tokenbus.engines.vllm.weight_versions import follow_weight_versions
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, TokenPrompt
@@ -153,6 +154,17 @@ class Core:
         return scores, outputs[0].outputs
 
 
+class EngineCore:
+    """What vLLM's core has of weight versions."""
+
+    def __init__(self, scheduler: object) -> None:
+        self.scheduler = scheduler
+        self.weight_version = "default"
+
+    def set_weight_version(self, weight_version: str) -> None:
+        self.weight_version = weight_version
+
+
 class Bus:
     """A folder's bus, and a scheduler's steps on it."""
 
@@ -270,6 +282,34 @@ async def test_requests_without_a_valid_session_have_none(bus: Bus) -> None:
     bus.core.step()
     items = await items_of(bus, 2)
     assert [item.positions.tolist() for item in items] == [[0, 0, 0], [1, 1, 1, 0]]
+
+
+async def test_steps_have_the_version_of_their_weights(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    core = EngineCore(bus.core)
+    follow_weight_versions(EngineCore)
+    follow_weight_versions(EngineCore)
+    bus.core.add("first", extra_args={ARGUMENT: 1})
+    bus.core.step()
+    for name in ("7", str(2**64 - 1), "step-8", str(2**64), "9"):
+        core.set_weight_version(name)
+        assert core.weight_version == name
+        bus.core.step()
+    EngineCore(SimpleNamespace()).set_weight_version("10")  # another scheduler's
+    bus.core.step()
+    batches = await items_of(bus, 7)
+    assert [batch.header.weight_version for batch in batches] == [0, 7, 2**64 - 1, 0, 0, 9, 9]
+    limit = f'field="weight_version" limit="a number up to {2**64 - 1}"'
+    lines = [line for line in caplog.messages if line.startswith("weight version")]
+    assert [limit in line for line in lines] == [True, True]
+    assert "step-8" in lines[0]
+
+
+def test_vllm_without_weight_versions_stays_as_it_is() -> None:
+    class Core:
+        pass
+
+    follow_weight_versions(Core)
+    assert not hasattr(Core, "set_weight_version")
 
 
 async def test_steps_overlap(bus: Bus) -> None:

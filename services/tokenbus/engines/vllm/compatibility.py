@@ -124,6 +124,7 @@ OF_SCHEDULER: tuple[Call | Members, ...] = (
     Call(_SCHEDULER, "Scheduler.schedule", 1),
     Call(_SCHEDULER, "Scheduler.shutdown", 1),
     Call(_CONFIG, "SchedulerConfig.get_scheduler_cls", 1),
+    Call(_CORE, "EngineCore.step", 1),
     Members(_SCHEDULED, "NewRequestData", "req_id sampling_params prompt_token_ids prompt_embeds"),
     Members(_SAMPLING, "SamplingParams", "num_logprobs logprobs logprob_token_ids stop extra_args"),
 )

@@ -24,6 +24,7 @@ from tokenbus.engines.vllm.configuration import check_limits, check_top_k, token
 from tokenbus.engines.vllm.request_ids import RequestIds
 from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus.engines.vllm.sessions import Sessions
+from tokenbus.engines.vllm.weight_versions import follow_weight_versions, version_number
 from tokenbus.logs import configure, logger
 from tokenbus.settings import ENTRIES, Settings
 from tokenbus.worker import NotRunningError
@@ -53,6 +54,7 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
         made = own_class(config)(**given)
         check_members(made, _USED_OF_SCHEDULER)
         configure(settings.log)
+        follow_weight_versions(vllm.EngineCore)
         Published(vllm, config, settings, tokenizer).observe(made)
     except (ValueError, ImportError, AddressError, NotRunningError) as error:
         raise SystemExit(f"tokenbus: {error}") from None
@@ -112,6 +114,7 @@ class Published:
         """The requests that have ended on the bus but not in vLLM."""
         self._last_rows = NO_ROWS
         """The last rows of requests that ended since the last step."""
+        self._weight_version = 0
         self._is_on = True
         # No adapters are announced: requests do not come over the bus.
         described = EngineDescription(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
@@ -150,11 +153,15 @@ class Published:
                 self.close()
 
         scheduler.schedule, scheduler.update_from_output, scheduler.shutdown = scheduled, updated, shut_down
+        scheduler.note_weight_version = self._note_weight_version
 
     def close(self) -> None:
         """Publish the remaining steps and disconnect; the bus ends the open requests."""
         self._is_on = False
         self._running.close()
+
+    def _note_weight_version(self, name: str) -> None:
+        self._weight_version = version_number(name)
 
     def _isolated(self, call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - vLLM's
         """Call a function that must not fail a step of vLLM; an exception ends publishing."""
@@ -245,6 +252,7 @@ class Published:
             for request_id in request_ids:
                 self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, str(error))
             return
+        arrays.weight_version = self._weight_version
         self._out.emit(arrays)
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.engines.vllm.real.hosts import Host
@@ -26,6 +27,7 @@ from tokenbus.client import Client
 from tokenbus.delivery import Step
 from tokenbus.engines.vllm.published import own_class
 from tokenbus.engines.vllm.request_ids import ARGUMENT, request_id
+from tokenbus.engines.vllm.sessions import PARENT, SESSION
 from tokenbus.processor import Processor
 from tokenbus_contracts import RowStatus
 
@@ -54,6 +56,7 @@ def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
     monkeypatch.setattr(waiting, "MOST", MOST)
     with deployed(worker__top_logprobs=TOP_K, bus__heartbeat_timeout_ms=60_000) as made:
         monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)  # it would be a setting that there is not
+        monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")  # serves the routes of a trainer
         for name, value in made.environment().items():
             monkeypatch.setenv(name, value)
         yield made
@@ -118,13 +121,15 @@ async def test_same_with_drafts_and_preemption(model: Path, deployment: Deployme
 
 
 @pytest.fixture
-def server(deployment: Deployment, model: Path) -> Program:
-    """Return vLLM's own server with the scheduler, once it serves; there is no processor."""
+def server(deployment: Deployment, model: Path) -> Iterator[Program]:
+    """Start vLLM's own server with the scheduler, and wait until it serves; there is no processor."""
     command = [sys.executable, "-m", "tests.engines.vllm.real.api_server", "--model", str(model)]
     command += arguments({**SHARED, "dtype": "float32", "scheduler_cls": OURS, "uds": f"{deployment.folder}/http"})
     started = deployment.start("vllm", command)
     started.wait_for("Application startup complete")
-    return started
+    yield started
+    for pid in below(started.pid):  # as in servers.py
+        os.kill(pid, SIGKILL)
 
 
 @pytest.mark.parametrize(("is_async", "name"), [(True, "AsyncScheduler"), (False, "Scheduler")])
@@ -163,7 +168,8 @@ async def http(deployment: Deployment, model: Path) -> AsyncIterator[Http]:
         yield Http(client, str(model))
 
 
-async def test_deployed_server(server: Program, http: Http, deployment: Deployment) -> None:
+@pytest.mark.usefixtures("server")
+async def test_deployed_server(http: Http, deployment: Deployment) -> None:
     """A server serves without a processor, and one that comes, is killed and comes again misses no token."""
     (before,) = await http.completion(max_tokens=9, vllm_xargs={ARGUMENT: 7})
     (scored,) = await http.completion(max_tokens=9, logprobs=2, return_tokens_as_token_ids=True, stop=["never"])
@@ -207,5 +213,36 @@ async def test_deployed_server(server: Program, http: Http, deployment: Deployme
     assert [token.id for token in tokens] == choice["token_ids"]
     assert generation.status is RowStatus.FINISHED_LENGTH
     assert all(len(token.alternatives) == TOP_K for token in tokens)
-    for pid in below(server.pid):  # as in servers.py
-        os.kill(pid, SIGKILL)
+
+
+@pytest.mark.usefixtures("server")
+async def test_session_and_weight_versions_arrive(http: Http, deployment: Deployment) -> None:
+    """A reader has the ids of each prompt of a session before its tokens, and the weights that computed them."""
+    (first,) = await http.completion(max_tokens=5, vllm_xargs={ARGUMENT: 1, SESSION: "run 7"})
+    answer = await http.client.post("/update_weight_version", json={"new_version": "3"})
+    assert answer.status_code == 200, answer.text
+    prompt = [*first["prompt_token_ids"], *first["token_ids"]]
+    arguments = {ARGUMENT: 2, SESSION: "run 7", PARENT: f"{1:016x}"}
+    (second,) = await http.completion(prompt=prompt, max_tokens=6, vllm_xargs=arguments)
+    prompts: dict[int, list[int]] = {}
+    tokens: dict[int, list[int]] = {1: [], 2: []}
+    versions = set()
+
+    async with Processor(deployment.settings()) as processor:
+
+        def note(item: Any, _ack: object) -> None:  # noqa: ANN401 - an item of the stream
+            if item.event is not None and item.event.HasField("session_prompt"):
+                found = item.event.session_prompt
+                assert (found.session, found.parent) == ("run 7", found.request_id - 1)
+                prompts[found.request_id] = np.frombuffer(found.token_ids, "<u4").tolist()
+            elif item.batch is not None:
+                for row in item.batch.rows():
+                    assert row.request_id in prompts
+                    tokens[row.request_id] += row.token_ids.tolist()
+                    versions.add((row.request_id, item.batch.header.weight_version))
+
+        processor.intake.log_item = note
+        await until(lambda: len(tokens[2]) == len(second["token_ids"]))
+    assert prompts == {1: first["prompt_token_ids"], 2: prompt}
+    assert tokens == {1: first["token_ids"], 2: second["token_ids"]}
+    assert versions == {(1, 0), (2, 3)}
