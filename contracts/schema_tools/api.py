@@ -27,7 +27,7 @@ _GROUPS = {
     "RequestEnd Generate PromptScores Turn WeightSpan Operator ControlError load_tokenizer",
     "Engines": "run_engine BaseEngine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
-    "Recordings and the durable log": "read_recording read_log StreamItem",
+    "Recordings and the durable log": "read_recording read_log StreamItem read_sessions Session",
     "Messages": "LogprobBatch BatchHeader Row Extras Extra encode decode Limits BatchKind RowStatus Scoring "
     "SpeculativeMethod StepPhase ValueKind",
     "Errors": "ContractError Rule RequestFailedError AddressError LogError RecordingError SettingsError PublishError "

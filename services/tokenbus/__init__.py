@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         StreamItem as StreamItem,
         read_recording as read_recording,
     )
+    from tokenbus.recordings.sessions import Session as Session, read_sessions as read_sessions
     from tokenbus.settings import Settings as Settings, SettingsError as SettingsError
     from tokenbus.worker import (
         Engine as Engine,
@@ -102,6 +103,7 @@ _HOMES = {
     "tokenbus.recordings.durable_log.reader": "read_log",
     "tokenbus.recordings.durable_log.stream": "LogError",
     "tokenbus.recordings.items": "RecordingError StreamItem read_recording",
+    "tokenbus.recordings.sessions": "Session read_sessions",
     "tokenbus.engines.base": "BaseEngine",
     "tokenbus.plugins": "PluginError load_tokenizer",
     "tokenbus.processor": "Processor",

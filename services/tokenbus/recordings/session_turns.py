@@ -1,0 +1,247 @@
+"""TurnReader: collects the turns of sessions' requests from items; those that have ended wait in a temporary file."""
+
+import os
+import pickle
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus.recordings.items import StreamItem
+from tokenbus.recordings.token_columns import TokenBuffer
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent, SessionPrompt
+
+_BUFFER_TOKENS = 1 << 16
+_BUFFER_BYTES = 1 << 23
+VALUES: dict[str, tuple[type[np.generic], float]] = {
+    "logprob": (np.float32, np.nan),
+    "rank": (np.uint32, 0),
+    "other_logprob": (np.float32, np.nan),
+    "entropy": (np.float32, np.nan),
+    "mask_size": (np.uint32, 0),
+}
+"""The values of a token, each with its type and what stands for an unknown one."""
+MASK = "mask_token_ids"
+_ARRAYS = ("position", "token_id", "weight_version", *VALUES)
+Columns = dict[str, Any]
+"""The columns of some tokens: arrays, and a list of the masks."""
+Ids = npt.NDArray[np.uint32]
+NO_IDS: Ids = np.zeros(0, np.uint32)
+_Life = tuple[str, int]
+
+
+class SessionName(NamedTuple):
+    """The name of a session: sessions of different owners, or of different tenants of one owner, never merge."""
+
+    owner: int
+    """`Client.owner` of the client that asked."""
+    tenant: int
+    """For whom the client asked; 0: for itself."""
+    label: str
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The part of a request that one worker computed."""
+
+    request_id: int
+    worker_id: str
+    epoch: int
+    turn: int = 0
+    first_position: int = 0
+    """The position of its first token in the request's output."""
+    weight_version: int = 0
+    """The version of the worker's weights at its admission."""
+    reason: str = ""
+    """Why the turn before it stopped; empty: it is the first."""
+    status: str = RowStatus.ACTIVE.name
+    """The status of its last row; ERROR; or ACTIVE if its end is not recorded."""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Turn:
+    """All that one worker published of a request."""
+
+    attempt: Attempt
+    begun_at: int
+    """The time of the worker's step before its admission, in nanoseconds by the worker's clock."""
+    first_id: int
+    """The id of the request's first turn."""
+    started_at: int = 0
+    """The time of its first token, or of its end."""
+    ended_at: int = 0
+    name: SessionName | None = None
+    parent: int = 0
+    cached_tokens: int | None = None
+    prompt_tokens: int = 0
+    prompt: list[bytes] = field(default_factory=list)
+    """The recorded beginning of the prompt."""
+    tokens: list[Columns] = field(default_factory=list)
+
+    def admit(self, admitted: Admitted) -> None:
+        attempt = self.attempt
+        self.first_id = admitted.first_request_id or attempt.request_id
+        self.cached_tokens = admitted.cached_tokens if admitted.HasField("cached_tokens") else None
+        attempt.turn, attempt.first_position = admitted.turn, admitted.first_position
+        attempt.weight_version = admitted.weight_version
+        attempt.reason = _name_of(admitted.reason) if admitted.reason else ""
+
+    def add_prompt(self, chunk: SessionPrompt) -> None:
+        self.name = SessionName(chunk.owner, chunk.tenant, chunk.session)
+        self.parent, self.prompt_tokens = chunk.parent, chunk.prompt_tokens
+        if chunk.position == sum(map(len, self.prompt)) // 4:
+            self.prompt.append(chunk.token_ids)
+
+    def add_tokens(self, columns: Columns, places: npt.NDArray[np.int64]) -> None:
+        """Add the tokens at some places of a buffer's columns."""
+        self.started_at = self.started_at or int(columns["produced_at_ns"][places[0]])
+        mine: Columns = {name: columns[name][places] for name in _ARRAYS}
+        offsets, values = columns[MASK]
+        if values.size:
+            mine[MASK] = [values[offsets[place] : offsets[place + 1]] for place in places]
+        self.tokens.append(mine)
+
+    def columns(self) -> Columns:
+        """Return all its tokens."""
+        if not self.tokens:
+            return dict.fromkeys(_ARRAYS, NO_IDS) | {MASK: []}
+        joined: Columns = {name: np.concatenate([each[name] for each in self.tokens]) for name in _ARRAYS}
+        joined[MASK] = [mask for each in self.tokens for mask in each.get(MASK, [NO_IDS] * each["rank"].size)]
+        return joined
+
+
+class Gap(NamedTuple):
+    """Items of a worker that are not recorded, or not valid."""
+
+    worker_id: str
+    items: int
+    at: int
+    """The time of the worker's step before them."""
+
+
+class TurnReader:
+    """Collects turns by session. In memory are the open ones, some tokens, and where the ended ones are in the file."""
+
+    def __init__(self, label: str = "", name: SessionName | None = None) -> None:
+        """Make a reader of all sessions, of those with a label, or of one."""
+        self._label, self._name = label, name
+        self._file = tempfile.TemporaryFile(prefix="tokenbus-sessions-")  # noqa: SIM115 - closed in __exit__
+        self._stored: dict[SessionName, list[tuple[int, int]]] = {}
+        """The offset and the size of each turn in the file."""
+        self.session_of: dict[int, SessionName] = {}
+        """The sessions of all requests, by the ids of their turns."""
+        self._open: dict[tuple[_Life, int], Turn] = {}
+        self._ended: dict[_Life, list[Turn]] = defaultdict(list)
+        """Turns whose last tokens are still in the buffer."""
+        self._buffers: dict[_Life, TokenBuffer] = defaultdict(TokenBuffer)
+        self._times: dict[_Life, int] = defaultdict(int)
+        """The time of the last step of each life."""
+        self.gaps: list[Gap] = []
+        self.items = 0
+        self.refused_items = 0
+        """The number of invalid items."""
+
+    def __enter__(self) -> "TurnReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, item: StreamItem) -> None:
+        """Add an item; the items of each life of a worker must come in order."""
+        life = item.worker_id, item.epoch
+        self.items += 1
+        if item.missing_items:
+            self.gaps.append(Gap(item.worker_id, item.missing_items, self._times[life]))
+        try:
+            if item.batch is not None:
+                self._add_batch(life, item, item.batch)
+            elif item.event is not None:
+                self._add_event(life, item.event)
+        except ContractError:
+            self.refused_items += 1
+            self.gaps.append(Gap(item.worker_id, 1, self._times[life]))
+
+    def turns(self) -> Iterator[tuple[SessionName, list[Turn]]]:
+        """Yield each session's turns, in the order of the sessions' first ends; nothing can be added afterwards."""
+        for life in list(self._buffers):
+            self._flush(life)
+        for (life, _), turn in self._open.items():
+            self._store(turn, self._times[life])
+        for name, places in self._stored.items():
+            yield name, [self._loaded(offset, size) for offset, size in places]
+
+    def _add_batch(self, life: _Life, item: StreamItem, batch: LogprobBatch) -> None:
+        self._times[life] = batch.header.produced_at_ns or self._times[life]
+        if batch.header.kind != BatchKind.TARGET:
+            return
+        buffer = self._buffers[life]
+        buffer.add(item)
+        for row in np.flatnonzero(batch.statuses >= RowStatus.HANDED_OFF).tolist():
+            self._end(life, int(batch.request_ids[row]), RowStatus(batch.statuses[row]).name)
+        if buffer.tokens >= _BUFFER_TOKENS or buffer.payload_bytes >= _BUFFER_BYTES:
+            self._flush(life)
+
+    def _add_event(self, life: _Life, event: RequestEvent) -> None:
+        match event.WhichOneof("event"):
+            case "admitted":
+                self._turn(life, event.admitted.request_id).admit(event.admitted)
+            case "session_prompt":
+                self._turn(life, event.session_prompt.request_id).add_prompt(event.session_prompt)
+            case "error":
+                reason = f"{_name_of(event.error.code)}: {event.error.message}"
+                self._end(life, event.error.request_id, "ERROR", reason)
+
+    def _turn(self, life: _Life, request_id: int) -> Turn:
+        turn = self._open.get((life, request_id))
+        if turn is None:
+            turn = Turn(Attempt(request_id, *life), self._times[life], request_id)
+            self._open[life, request_id] = turn
+        return turn
+
+    def _end(self, life: _Life, request_id: int, status: str, error: str = "") -> None:
+        turn = self._open.pop((life, request_id), None)
+        if turn is not None and turn.name is not None:
+            turn.attempt.status, turn.attempt.error = status, error
+            self._ended[life].append(turn)
+
+    def _flush(self, life: _Life) -> None:
+        """Give the buffered tokens of a life to its turns, and store the ended ones."""
+        ended = self._ended.pop(life, [])
+        turns = {request_id: turn for (of, request_id), turn in self._open.items() if of == life and turn.name}
+        turns |= {turn.attempt.request_id: turn for turn in ended}
+        columns = self._buffers[life].take()
+        order = np.argsort(columns["request_id"], kind="stable")
+        ids, begins = np.unique(columns["request_id"][order], return_index=True)
+        for request_id, places in zip(ids.tolist(), np.split(order, begins)[1:], strict=True):
+            if request_id in turns:
+                turns[request_id].add_tokens(columns, places)
+        for turn in ended:
+            self._store(turn, self._times[life])
+
+    def _store(self, turn: Turn, now: int) -> None:
+        if turn.name is None:
+            return
+        turn.ended_at = now
+        turn.started_at = turn.started_at or now
+        self.session_of[turn.attempt.request_id] = self.session_of[turn.first_id] = turn.name
+        if self._label in ("", turn.name.label) and self._name in (None, turn.name):
+            data = pickle.dumps(turn, pickle.HIGHEST_PROTOCOL)
+            place = self._file.seek(0, os.SEEK_END), len(data)
+            self._file.write(data)
+            self._stored.setdefault(turn.name, []).append(place)
+
+    def _loaded(self, offset: int, size: int) -> Turn:
+        self._file.seek(offset)
+        turn: Turn = pickle.loads(self._file.read(size))  # noqa: S301 - this process wrote it
+        return turn
+
+
+def _name_of(code: ErrorCode) -> str:
+    return ErrorCode.Name(code).removeprefix("ERROR_CODE_") if code in ErrorCode.values() else str(code)

@@ -1,0 +1,367 @@
+"""read_sessions: the exact tokens of sessions, from recordings or a durable log. Format: docs/training.md."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus.recordings.items import StreamItem, read_recording
+from tokenbus.recordings.session_turns import (
+    MASK,
+    NO_IDS,
+    VALUES,
+    Attempt,
+    Columns,
+    Gap,
+    Ids,
+    SessionName,
+    Turn,
+    TurnReader,
+)
+
+_SHOWN_IDS = 16
+"""The number of ids on each side of a divergence."""
+_COMPLETE = frozenset({"FINISHED_STOP", "FINISHED_LENGTH"})
+_END_OF = {"ACTIVE": "its end is not recorded", "ABORTED": "it was aborted"}
+
+
+class Span(NamedTuple):
+    """Consecutive tokens of a branch with the same value."""
+
+    begin: int
+    """The position of its first token in the branch."""
+    value: Any
+
+
+@dataclass(slots=True)
+class SessionRequest:
+    """A request of a session."""
+
+    request_id: int
+    """The id of its first turn."""
+    parent: int
+    """The id of the request that it follows; 0: not given."""
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    status: str
+    """The status of its last row, such as FINISHED_STOP; ERROR; or ACTIVE if its end was not recorded."""
+    error: str
+    attempts: list[Attempt]
+    branch: int = -1
+    """The index of the branch that has its output; -1: it has none, because its prompt is not complete."""
+    begin: int = 0
+    """The position of its first output token in the branch."""
+
+
+@dataclass(slots=True)
+class Divergence:
+    """Where a branch leaves the branch before it."""
+
+    branch: int
+    position: int
+    """The number of tokens that both branches share."""
+    before: list[int]
+    """The ids of the other branch from there on, at most 16."""
+    after: list[int]
+    """The ids of this branch from there on, at most 16."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """One sequence of tokens, with a value per token in each array."""
+
+    token_ids: Ids
+    is_output: npt.NDArray[np.bool_]
+    """Whether the model wrote the token."""
+    logprobs: npt.NDArray[np.float32]
+    """NaN: the model did not write the token, or its request did not ask."""
+    ranks: Ids
+    """From 1; 0: as for a logprob."""
+    other_logprobs: npt.NDArray[np.float32]
+    entropies: npt.NDArray[np.float32]
+    mask_sizes: Ids
+    """The number of ids that sampling could choose; 0: not known."""
+    masks: list[Ids]
+    """These ids, for each token; empty: not known, or above the request's bound."""
+    weight_versions: list[Span]
+    workers: list[Span]
+    requests: list[int]
+    """The ids of the requests whose outputs it has, in order."""
+    divergence: Divergence | None = None
+    """None: it shares no token with an earlier branch."""
+
+    @classmethod
+    def without_tokens(cls) -> "Branch":
+        return _Path().branch()
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the ids as little-endian uint32, followed by the logprobs as little-endian float32."""
+        data = self.token_ids.astype("<u4").tobytes() + self.logprobs.astype("<f4").tobytes()
+        return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(slots=True)
+class Session:
+    """The requests of one session, and their tokens as branches.
+
+    Example:
+        def complete_only(path: str) -> list[tokenbus.Session]:
+            return [session for session in tokenbus.read_sessions(path) if session.is_complete]
+    """
+
+    name: SessionName
+    requests: list[SessionRequest]
+    branches: list[Branch]
+    missing: list[str]
+    """Everything that is missing or that does not fit, one sentence each; empty: the session is complete."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing
+
+
+def read_sessions(*sources: str | os.PathLike[str], label: str = "") -> Iterator[Session]:
+    """Iterate over the sessions in recordings or durable logs.
+
+    The recordings of all workers that computed a session belong together. The tokens of one session, and of the
+    requests that are open at once, are in memory; those of ended requests wait in a temporary file.
+
+    Args:
+        sources: recordings, or addresses of logs (`nats://127.0.0.1:4222/log`), which are read to their ends; in a
+            running event loop, read a log in another thread.
+        label: only the sessions with this label; default: all.
+
+    Raises:
+        OSError: a file cannot be read.
+        RecordingError: a recording is broken.
+        AddressError: no server of a log answers.
+        LogError: a log does not exist.
+
+    Example:
+        def outputs(path: str) -> list[list[int]]:
+            branches = [branch for session in tokenbus.read_sessions(path) for branch in session.branches]
+            return [branch.token_ids[branch.is_output].tolist() for branch in branches]
+    """
+    with TurnReader(label) as reader:
+        for source in sources:
+            for item in items_of(source):
+                reader.add(item)
+        yield from sessions_of(reader)
+
+
+def is_log(source: str | os.PathLike[str]) -> bool:
+    return "://" in str(source)
+
+
+def items_of(source: str | os.PathLike[str]) -> Iterator[StreamItem]:
+    """Yield the items of a recording or a durable log; raises as `read_sessions`."""
+    if not is_log(source):
+        yield from read_recording(source)
+        return
+    from tokenbus.recordings.durable_log.reader import read_log  # noqa: PLC0415 - its library is an extra
+
+    with asyncio.Runner() as runner:
+        items = read_log(str(source))
+        while (item := runner.run(_next(items))) is not None:
+            yield item
+
+
+async def _next(items: AsyncIterator[StreamItem]) -> StreamItem | None:
+    return await anext(items, None)
+
+
+def sessions_of(reader: TurnReader, faults: Sequence[str] = ()) -> Iterator[Session]:
+    """Yield the sessions of all items that a reader was given; each lacks what the faults say."""
+    for name, turns in reader.turns():
+        session = _assembled(name, turns, reader.session_of, reader.gaps)
+        session.missing += faults
+        yield session
+
+
+@dataclass(slots=True)
+class _Output:
+    """Output tokens of one turn in a branch, with a value per token in each column."""
+
+    begin: int
+    worker_id: str
+    columns: Columns
+
+    def first(self, count: int) -> "_Output":
+        return _Output(self.begin, self.worker_id, {name: each[:count] for name, each in self.columns.items()})
+
+
+class _Path:
+    """The tokens of a branch while requests are added to it."""
+
+    def __init__(self) -> None:
+        self.ids = np.zeros(0, np.uint32)
+        self.outputs: list[_Output] = []
+        self.requests: list[int] = []
+        self.divergence: Divergence | None = None
+
+    def shared_with(self, prompt: Ids) -> int:
+        """Return the number of leading ids that a prompt has in common with the branch."""
+        size = min(prompt.size, self.ids.size)
+        differing = np.flatnonzero(prompt[:size] != self.ids[:size])
+        return int(differing[0]) if differing.size else size
+
+    def fork(self, size: int) -> "_Path":
+        """Return a new branch with the first `size` tokens of this one."""
+        path = _Path()
+        path.ids = self.ids[:size]
+        path.outputs = [each.first(size - each.begin) for each in self.outputs if each.begin < size]
+        return path
+
+    def add(self, request: SessionRequest, prompt: Ids, outputs: Sequence[tuple[Turn, Columns]]) -> None:
+        """Add the part of a prompt that is new here, and the output of its request."""
+        self.requests.append(request.request_id)
+        request.begin = begin = prompt.size
+        for turn, columns in outputs:
+            self.outputs.append(_Output(begin, turn.attempt.worker_id, columns))
+            begin += columns["token_id"].size
+        self.ids = np.concatenate([prompt, *(columns["token_id"] for _, columns in outputs)])
+
+    def branch(self) -> Branch:
+        size, outputs = self.ids.size, self.outputs
+        values = {name: np.full(size, fill, kind) for name, (kind, fill) in VALUES.items()}
+        masks: list[Ids] = [NO_IDS] * size
+        is_output = np.zeros(size, np.bool_)
+        for each in outputs:
+            place = slice(each.begin, each.begin + each.columns["token_id"].size)
+            is_output[place] = True
+            for name, column in values.items():
+                column[place] = each.columns[name]
+            masks[place] = each.columns[MASK]
+        versions = [
+            Span(each.begin + int(index), int(each.columns["weight_version"][index]))
+            for each in outputs
+            for index in np.flatnonzero(np.diff(each.columns["weight_version"], prepend=np.uint64(2**64 - 1)))
+        ]
+        return Branch(
+            token_ids=self.ids,
+            is_output=is_output,
+            logprobs=values["logprob"],
+            ranks=values["rank"],
+            other_logprobs=values["other_logprob"],
+            entropies=values["entropy"],
+            mask_sizes=values["mask_size"],
+            masks=masks,
+            weight_versions=_merged(versions),
+            workers=_merged([Span(each.begin, each.worker_id) for each in outputs if each.columns["token_id"].size]),
+            requests=self.requests,
+            divergence=self.divergence,
+        )
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """Leave out each span with the value of the span before it."""
+    return [span for index, span in enumerate(spans) if not index or span.value != spans[index - 1].value]
+
+
+def _assembled(
+    name: SessionName, turns: Sequence[Turn], session_of: Mapping[int, SessionName], gaps: Sequence[Gap]
+) -> Session:
+    of_request: dict[int, list[Turn]] = {}
+    for turn in sorted(turns, key=attrgetter("started_at")):
+        of_request.setdefault(turn.first_id, []).append(turn)
+    requests: list[SessionRequest] = []
+    paths: list[_Path] = []
+    missing: list[str] = []
+    for first_id, of_it in _parents_first(of_request).items():
+        of_it.sort(key=lambda turn: (turn.attempt.turn, turn.attempt.first_position))
+        outputs = _outputs_of(of_it)
+        request, prompt, faults = _request_of(first_id, of_it, outputs)
+        requests.append(request)
+        if (of_parent := session_of.get(request.parent)) != name and request.parent:
+            of_other = f"a request of session {of_parent.label!r}" if of_parent else "a request that is not recorded"
+            faults.append(f"parent: a request of this session, got {request.parent:016x}, {of_other}")
+        missing += [f"request {first_id:016x}: {fault}" for fault in faults]
+        if prompt is not None:
+            request.branch = _place(paths, prompt)
+            paths[request.branch].add(request, prompt, outputs)
+    begun, ended = min(turn.begun_at for turn in turns), max(turn.ended_at for turn in turns)
+    missing += [
+        f"{gap.items} items of worker {gap.worker_id} are missing while the session ran"
+        for gap in gaps
+        if begun <= gap.at <= ended
+    ]
+    return Session(name, requests, [path.branch() for path in paths], missing)
+
+
+def _parents_first(of_request: Mapping[int, list[Turn]]) -> dict[int, list[Turn]]:
+    """Order requests by their times, but none before its parent: clocks of different hosts may differ."""
+    placed: dict[int, list[Turn]] = {}
+    for first_id in of_request:
+        waiting = []
+        while first_id in of_request and first_id not in placed and first_id not in waiting:
+            waiting.append(first_id)
+            first_id = of_request[first_id][0].parent  # noqa: PLW2901 - its ancestors
+        for each in reversed(waiting):
+            placed[each] = of_request[each]
+    return placed
+
+
+def _outputs_of(turns: Sequence[Turn]) -> list[tuple[Turn, Columns]]:
+    """Return the output of each turn: a position belongs to the latest turn that begins at or before it."""
+    found, end = [], 2**32
+    for turn in reversed(turns):
+        columns = turn.columns()
+        count = int(np.searchsorted(columns["position"], end))
+        found.append((turn, {name: each[:count] for name, each in columns.items()}))
+        end = min(end, turn.attempt.first_position)
+    return found[::-1]
+
+
+def _request_of(
+    first_id: int, turns: Sequence[Turn], outputs: Sequence[tuple[Turn, Columns]]
+) -> tuple[SessionRequest, Ids | None, list[str]]:
+    """Return a request, its prompt if it is known, and what is missing of it."""
+    faults = []
+    prompts = [np.frombuffer(b"".join(turn.prompt), "<u4") for turn in turns]
+    longest = max(prompts, key=len)
+    length, last = max(turn.prompt_tokens for turn in turns), turns[-1].attempt
+    if longest.size < length:
+        faults.append(f"its prompt has {length} tokens, and {longest.size} are recorded")
+    positions = np.concatenate([columns["position"] for _, columns in outputs])
+    holes = np.flatnonzero(np.diff(positions.astype(np.int64), prepend=-1) != 1)
+    if holes.size:
+        faults.append(f"output tokens are missing before position {positions[holes[0]]}")
+    if last.status not in _COMPLETE:
+        faults.append(_END_OF.get(last.status, f"it ended with {last.error or last.status}"))
+    request = SessionRequest(
+        request_id=first_id,
+        parent=turns[0].parent,
+        prompt_tokens=length,
+        cached_tokens=turns[0].cached_tokens,
+        output_tokens=int(positions.size),
+        status=last.status,
+        error=last.error,
+        attempts=[turn.attempt for turn in turns],
+    )
+    is_whole = longest.size == length and not holes.size
+    return request, longest if is_whole else None, faults
+
+
+def _place(paths: list[_Path], prompt: Ids) -> int:
+    """Return the index of the branch that a prompt continues; make a new branch if it continues none."""
+    best, shared = -1, 0
+    for index in reversed(range(len(paths))):
+        common = paths[index].shared_with(prompt)
+        if common > shared:
+            best, shared = index, common
+            if common == paths[index].ids.size:
+                return index
+    paths.append(_Path() if best < 0 else paths[best].fork(shared))
+    if best >= 0:
+        before, after = (ids[shared : shared + _SHOWN_IDS].tolist() for ids in (paths[best].ids, prompt))
+        paths[-1].divergence = Divergence(best, shared, before, after)
+    return len(paths) - 1

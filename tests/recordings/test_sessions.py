@@ -1,0 +1,335 @@
+"""Sessions: what the requests of a session wrote is assembled exactly, and what is missing is named."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokenbus.testing
+from tests.cli.helpers import hello
+from tests.in_process.builders import BATCH, EVENT
+from tokenbus.client import Client
+from tokenbus.engines.synthetic import true_tokens
+from tokenbus.recordings import session_turns
+from tokenbus.recordings.items import Recorder, StreamItem
+from tokenbus.recordings.session_turns import TurnReader
+from tokenbus.recordings.sessions import Session, read_sessions, sessions_of
+from tokenbus.testing import RowShape, batch
+from tokenbus.worker.engine_output import session_events
+from tokenbus_contracts import RowStatus, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+
+STOP = RowStatus.FINISHED_STOP
+_PARENT = "request 0000000000000001: parent: a request of this session, got 0000000000000002, "
+
+
+class Worker:
+    """The stream of a worker, an item at a time; each step comes a second after the one before."""
+
+    def __init__(self, worker_id: str = "w0", epoch: int = 7, clock: int = 0) -> None:
+        self.hello = hello(worker_id)
+        self.epoch, self.clock = epoch, clock
+        self.items: list[StreamItem] = []
+        self.lost = 0
+
+    def admit(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        session: str = "s",
+        *,
+        parent: int = 0,
+        tenant: int = 0,
+        **turn: Any,  # noqa: ANN401 - as Admitted has them
+    ) -> None:
+        admitted = Admitted(request_id=request_id, worker_id="w0", epoch=7, prompt_tokens=len(prompt), **turn)
+        self.event(RequestEvent(admitted=admitted))
+        asked = Generate(request_id=request_id, session=session, parent=parent, owner=5, tenant=tenant)
+        asked.tokens.token_ids[:] = prompt
+        for event in session_events(asked):
+            self.event(event)
+
+    def event(self, event: RequestEvent) -> None:
+        event.sequence = len(self.items) + self.lost + 1
+        self._add(EVENT, write_frame(event))
+
+    def step(self, *rows: RowShape) -> None:
+        self.clock += 1
+        made = LogprobBatch.FromString(encode(batch(rows, step=self.clock)))
+        made.header.produced_at_ns = self.clock
+        self._add(BATCH, made.SerializeToString())
+
+    def _add(self, kind: PayloadKind, payload: bytes) -> None:
+        sequence = len(self.items) + self.lost + 1
+        self.items.append(StreamItem(self.hello, self.epoch, sequence, kind, payload))
+
+    def lose(self, count: int) -> None:
+        self.items = self.items[:-count]
+        self.lost += count
+
+    def answer(self, request_id: int, prompt: Sequence[int], tokens: int = 3, **asked: Any) -> list[int]:  # noqa: ANN401
+        """Run a request to its end; return the ids of its prompt and its output."""
+        self.admit(request_id, prompt, **asked)
+        self.step(RowShape(request_id, 0, tokens - 1))
+        self.step(RowShape(request_id, tokens - 1, 1, STOP))
+        return [*prompt, *written(request_id, tokens)]
+
+
+def written(request_id: int, tokens: int) -> list[int]:
+    return list(map(int, true_tokens(request_id, 0, tokens).ids))
+
+
+def assembled(*workers: Worker, label: str = "") -> list[Session]:
+    with TurnReader(label) as reader:
+        for worker in workers:
+            expected = 1
+            for item in worker.items:
+                item.missing_items, expected = item.sequence - expected, item.sequence + 1
+                reader.add(item)
+        return list(sessions_of(reader))
+
+
+def only(*workers: Worker) -> Session:
+    (session,) = assembled(*workers)
+    return session
+
+
+@pytest.mark.parametrize("buffered", [1, 1 << 16])
+def test_agents_turns_are_one_branch(monkeypatch: pytest.MonkeyPatch, buffered: int) -> None:
+    monkeypatch.setattr(session_turns, "_BUFFER_TOKENS", buffered)
+    worker = Worker()
+    first = worker.answer(1, [10, 11])
+    second = worker.answer(2, [*first, 12])
+    session = only(worker)
+    (branch,) = session.branches
+    assert session.is_complete
+    assert (session.name.owner, session.name.tenant, session.name.label) == (5, 0, "s")
+    assert branch.token_ids.tolist() == second
+    assert branch.is_output.tolist() == [False] * 2 + [True] * 3 + [False] + [True] * 3
+    true = np.concatenate([true_tokens(request_id, 0, 3).logprobs for request_id in (1, 2)])
+    assert np.array_equal(branch.logprobs[branch.is_output], true)
+    assert np.isnan(branch.logprobs[~branch.is_output]).all()
+    assert branch.requests == [1, 2]
+    assert [(each.branch, each.begin, each.output_tokens, each.status) for each in session.requests] == [
+        (0, 2, 3, "FINISHED_STOP"),
+        (0, 6, 3, "FINISHED_STOP"),
+    ]
+    data = np.array(second, "<u4").tobytes() + branch.logprobs.astype("<f4").tobytes()
+    assert branch.digest == hashlib.sha256(data).hexdigest()
+
+
+def test_edited_history_begins_a_branch_where_it_differs() -> None:
+    worker = Worker()
+    first = worker.answer(1, [10, 11])
+    edited = [*first[:3], 77, *first[4:], 12]
+    second = worker.answer(2, edited)
+    whole, other = only(worker).branches
+    assert (whole.token_ids.tolist(), other.token_ids.tolist()) == (first, second)
+    assert other.is_output.tolist() == [False] * 2 + [True] + [False] * 3 + [True] * 3
+    assert other.logprobs[2] == whole.logprobs[2]
+    assert other.divergence is not None
+    assert (other.divergence.branch, other.divergence.position) == (0, 3)
+    assert other.divergence.before == first[3:]
+    assert other.divergence.after == edited[3:]
+
+
+def test_samples_of_one_prompt_are_branches() -> None:
+    worker = Worker()
+    sequences = [worker.answer(request_id, [10, 11]) for request_id in (1, 2, 3)]
+    session = only(worker)
+    assert [branch.token_ids.tolist() for branch in session.branches] == sequences
+    assert [branch.divergence and branch.divergence.position for branch in session.branches] == [None, 2, 2]
+
+
+def test_sessions_of_others_never_merge() -> None:
+    worker = Worker()
+    others: list[dict[str, Any]] = [{}, {"tenant": 6}, {"session": "t"}]
+    for request_id, asked in enumerate(others, start=1):
+        worker.answer(request_id, [10], **asked)
+    assert [(each.name.tenant, each.name.label) for each in assembled(worker)] == [(0, "s"), (6, "s"), (0, "t")]
+    assert [each.name.label for each in assembled(worker, label="t")] == ["t"]
+
+
+def test_continued_request_has_each_position_from_its_last_turn() -> None:
+    """A lost worker wrote three tokens, of which the client had accepted two."""
+    lost, other = Worker("w0"), Worker("w1", epoch=8, clock=100)
+    lost.admit(1, [10, 11])
+    lost.step(RowShape(1, 0, 3))
+    other.admit(9, [10, 11], first_request_id=1, turn=1, first_position=2, reason=ErrorCode.ERROR_CODE_WORKER_LOST)
+    other.step(RowShape(9, 2, 2, STOP))
+    session = only(lost, other)
+    (request,) = session.requests
+    (branch,) = session.branches
+    assert session.is_complete
+    assert branch.token_ids.tolist() == [10, 11, *written(1, 2), *written(9, 4)[2:]]
+    assert branch.workers == [(2, "w0"), (4, "w1")]
+    assert [(each.request_id, each.status, each.reason) for each in request.attempts] == [
+        (1, "ACTIVE", ""),
+        (9, "FINISHED_STOP", "WORKER_LOST"),
+    ]
+
+
+def test_prefill_and_decode_are_two_parts_of_one_output() -> None:
+    prefill, decode = Worker("p"), Worker("d", epoch=8, clock=50)
+    prefill.admit(1, [10])
+    prefill.step(RowShape(1, 0, 1, RowStatus.HANDED_OFF))
+    decode.admit(1, [10], first_position=1)
+    decode.step(RowShape(1, 1, 2, STOP))
+    session = only(decode, prefill)
+    assert session.is_complete
+    assert session.branches[0].token_ids.tolist() == [10, *written(1, 3)]
+
+
+def test_parent_comes_first_although_its_clock_is_ahead() -> None:
+    ahead, behind = Worker("w0", clock=1000), Worker("w1", epoch=8)
+    first = ahead.answer(1, [10, 11])
+    second = behind.answer(2, [*first, 12], parent=1)
+    (branch,) = only(ahead, behind).branches
+    assert branch.token_ids.tolist() == second
+
+
+def unfinished(worker: Worker) -> None:
+    worker.admit(1, [10])
+    worker.step(RowShape(1, 0, 2))
+
+
+def aborted(worker: Worker) -> None:
+    unfinished(worker)
+    worker.step(RowShape(1, 2, 0, RowStatus.ABORTED))
+
+
+def failed(worker: Worker) -> None:
+    unfinished(worker)
+    worker.event(RequestEvent(error=RequestError(request_id=1, code=ErrorCode.ERROR_CODE_ENGINE, message="it broke")))
+
+
+def hole(worker: Worker) -> None:
+    unfinished(worker)
+    worker.lose(1)
+    worker.step(RowShape(1, 2, 1, STOP))
+
+
+def hidden(worker: Worker) -> None:
+    worker.answer(1, [10])
+    event = RequestEvent.FromString(worker.items[1].payload)
+    event.session_prompt.token_ids = b""
+    worker.items[1].payload = write_frame(event)
+
+
+def later_gap(worker: Worker) -> None:
+    worker.answer(1, [10])
+    worker.admit(2, [11], "other")
+    worker.lose(2)
+    worker.step(RowShape(3))
+
+
+def parent_elsewhere(worker: Worker) -> None:
+    worker.answer(2, [10], session="other")
+    worker.answer(1, [11], parent=2)
+
+
+def parent_unknown(worker: Worker) -> None:
+    worker.answer(1, [11], parent=2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "missing"),
+    [
+        (unfinished, ["request 0000000000000001: its end is not recorded"]),
+        (aborted, ["request 0000000000000001: it was aborted"]),
+        (failed, ["request 0000000000000001: it ended with ENGINE: it broke"]),
+        (
+            hole,
+            [
+                "request 0000000000000001: output tokens are missing before position 2",
+                "1 items of worker w0 are missing while the session ran",
+            ],
+        ),
+        (hidden, ["request 0000000000000001: its prompt has 1 tokens, and 0 are recorded"]),
+        (later_gap, ["2 items of worker w0 are missing while the session ran"]),
+        (
+            parent_elsewhere,
+            [_PARENT + "a request of session 'other'"],
+        ),
+        (
+            parent_unknown,
+            [_PARENT + "a request that is not recorded"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(fault: Callable[[Worker], None], missing: list[str]) -> None:
+    worker = Worker()
+    fault(worker)
+    (session,) = (each for each in assembled(worker) if each.name.label == "s")
+    assert session.missing == missing
+    assert not session.is_complete
+
+
+def test_tokens_wait_in_a_file_until_their_session_is_read(tmp_path: Path) -> None:
+    """Sessions that ran at once, with more tokens than the reader buffers; they come from two recordings."""
+    workers = [Worker("w0"), Worker("w1", epoch=8)]
+    expected: dict[str, list[int]] = {}
+    for worker, ids in zip(workers, (range(1, 41), range(41, 81)), strict=True):
+        for request_id in ids:
+            worker.admit(request_id, [request_id], f"s{request_id}")
+        for position in range(0, 2000, 8):
+            worker.step(*(RowShape(request_id, position, 8) for request_id in ids))
+        worker.step(*(RowShape(request_id, 2000, 1, STOP) for request_id in ids))
+        expected |= {f"s{request_id}": [request_id, *written(request_id, 2001)] for request_id in ids}
+    paths = [tmp_path / worker.hello.worker_id for worker in workers]
+    for path, worker in zip(paths, workers, strict=True):
+        recorder = Recorder(worker.epoch, worker.hello)
+        path.write_bytes(b"".join(map(recorder.add, worker.items)))
+    found = {each.name.label: each.branches[0].token_ids.tolist() for each in read_sessions(*paths)}
+    assert found == expected
+
+
+@asynccontextmanager
+async def recorded() -> AsyncIterator[tuple[Client, list[StreamItem]]]:
+    """Run a bus; its items are all there once it has ended."""
+    items: list[StreamItem] = []
+    async with tokenbus.testing.bus() as bus, bus.client.watch() as watched:
+
+        async def collect() -> None:
+            async for item in watched:
+                items.append(item)  # noqa: PERF401 - it is cancelled
+
+        collecting = asyncio.create_task(collect())
+        yield bus.client, items
+        await bus.settle()
+        collecting.cancel()
+
+
+async def test_everything_that_was_asked_for_is_there() -> None:
+    """Entropies, masks and the other distribution's logprobs come with the tokens of a real bus."""
+    async with recorded() as (client, items):
+        generation = client.generate(
+            [1, 2], max_tokens=6, top_logprobs=2, session="s", other_logprobs=True, entropies=True, mask_bound=4
+        )
+        tokens = [token async for token in generation]
+        plain = client.generate([1, 2], max_tokens=2, session="s")
+        assert len([token async for token in plain]) == 2
+    with TurnReader() as reader:
+        for item in items:
+            reader.add(item)
+        (session,) = sessions_of(reader)
+    branch, other = session.branches
+    assert session.is_complete
+    extras = [token.extras for token in tokens if token.extras is not None]
+    assert branch.token_ids[2:].tolist() == [token.id for token in tokens]
+    assert branch.logprobs[2:].tolist() == [token.logprob for token in tokens]
+    assert branch.ranks[2:].tolist() == [token.rank for token in tokens]
+    assert branch.other_logprobs[2:].tolist() == [each.other_logprob for each in extras]
+    assert branch.entropies[2:].tolist() == [each.entropy for each in extras]
+    assert branch.mask_sizes[2:].tolist() == [each.mask_size for each in extras]
+    assert [list(mask) for mask in branch.masks[2:]] == [list(each.mask or ()) for each in extras]
+    assert np.isnan(other.logprobs).all()
+    assert not other.ranks.any()
