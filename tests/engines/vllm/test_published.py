@@ -25,7 +25,7 @@ from tokenbus.engines.vllm.request_ids import ARGUMENT
 from tokenbus.engines.vllm.sessions import PARENT, SESSION, Sessions
 from tokenbus.engines.vllm.weight_versions import follow_weight_versions
 from tokenbus.processor import Processor
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import PromptScores, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, TokenPrompt
 
 TOP_K = 3
@@ -80,7 +80,8 @@ def configuration(**model: object) -> Any:  # noqa: ANN401 - as vLLM's VllmConfi
 
 
 def sampling(**given: object) -> SimpleNamespace:
-    made = {"logprobs": None, "logprob_token_ids": None, "stop": None, "extra_args": None, **given}
+    made: dict[str, Any] = {"logprobs": None, "logprob_token_ids": None, "stop": None, "extra_args": None}
+    made |= {"prompt_logprobs": None, "skip_reading_prefix_cache": None, **given}
     return SimpleNamespace(**made, num_logprobs=made["logprobs"])
 
 
@@ -91,6 +92,8 @@ class Core:
         self.requests: dict[str, Any] = {}
         self.given: list[Any] = []
         """What the model was given of each new request, in the last step."""
+        self.computed: dict[str, Any] = {}
+        """Further members of the model's outputs."""
         self.prefill_stats: Any = None
         """What the next output says of its prompt."""
         self.prompt: list[int] | None = [1]
@@ -150,7 +153,8 @@ class Core:
         names = list(scheduled.num_scheduled_tokens)
         scores = logprobs or lists(TOP_K + 2, max(1, len(names)), seed=len(names))
         indices = {name: place for place, name in enumerate(names)}
-        outputs = self.update_from_output(scheduled, SimpleNamespace(logprobs=scores, req_id_to_index=indices))
+        computed = {"logprobs": scores, "req_id_to_index": indices, "prompt_logprobs_dict": {}, **self.computed}
+        outputs = self.update_from_output(scheduled, SimpleNamespace(**computed))
         return scores, outputs[0].outputs
 
 
@@ -302,6 +306,38 @@ async def test_steps_have_the_version_of_their_weights(bus: Bus, caplog: pytest.
     lines = [line for line in caplog.messages if line.startswith("weight version")]
     assert [limit in line for line in lines] == [True, True]
     assert "step-8" in lines[0]
+
+
+async def test_prompt_scores_are_published(bus: Bus) -> None:
+    """The most probable tokens are cut to `limits.max_top_k`; a prompt that is partly cached has no scores."""
+    bus.core.add("every", prompt_logprobs=-1, skip_reading_prefix_cache=True, extra_args={ARGUMENT: 1})
+    bus.core.add("own", prompt_logprobs=0, skip_reading_prefix_cache=True, extra_args={ARGUMENT: 2})
+    bus.core.add("cached", prompt_logprobs=0, skip_reading_prefix_cache=False, extra_args={ARGUMENT: 3})
+    bus.core.add("unasked", extra_args={ARGUMENT: 4})
+    scores = {name: tensors(30, count) for count, name in enumerate(("every", "own", "cached"), 3)}
+    bus.core.computed["prompt_logprobs_dict"] = {**scores, "unasked": None}
+    bus.core.step()
+    every, own, batch = await items_of(bus, 3)
+    found = [PromptScores.of(item.prompt_scores) for item in (every, own)]
+    assert [(each.request_id, each.position, each.prompt_tokens) for each in found] == [(1, 1, 4), (2, 1, 5)]
+    for each, name in zip(found, ("every", "own"), strict=True):
+        assert each.token_ids.tolist() == scores[name].logprob_token_ids[:, 0].tolist()
+        assert each.logprobs.tolist() == scores[name].logprobs[:, 0].tolist()
+        assert each.ranks.tolist() == scores[name].selected_token_ranks.tolist()
+    most = bus.settings.limits.max_top_k
+    assert found[0].alternative_logprobs.tolist() == scores["every"].logprobs[:, 1 : 1 + most].tolist()
+    assert found[1].alternative_logprobs.size == 0
+    assert batch.positions.tolist() == [0, 0, 0, 0]
+
+
+def tensors(width: int, tokens: int) -> SimpleNamespace:
+    """Return scores of a prompt, as vLLM's LogprobsTensors."""
+    found = lists(width, tokens)
+    return SimpleNamespace(
+        logprob_token_ids=found.logprob_token_ids,
+        logprobs=found.logprobs,
+        selected_token_ranks=found.sampled_token_ranks,
+    )
 
 
 def test_vllm_without_weight_versions_stays_as_it_is() -> None:

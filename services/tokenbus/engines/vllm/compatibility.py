@@ -127,6 +127,7 @@ OF_SCHEDULER: tuple[Call | Members, ...] = (
     Call(_CORE, "EngineCore.step", 1),
     Members(_SCHEDULED, "NewRequestData", "req_id sampling_params prompt_token_ids prompt_embeds"),
     Members(_SAMPLING, "SamplingParams", "num_logprobs logprobs logprob_token_ids stop extra_args"),
+    Members(_SAMPLING, "SamplingParams", "skip_reading_prefix_cache prompt_logprobs"),
 )
 """Used by the scheduler plugin."""
 

@@ -31,7 +31,13 @@ from tokenbus.worker import NotRunningError
 from tokenbus.worker.engine import EngineDescription
 from tokenbus.worker.engine_output import session_events
 from tokenbus.worker.publishing import publishing
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
+from tokenbus_contracts.generated.request_pb2 import (
+    ErrorCode,
+    Generate,
+    PromptScoring,
+    RequestEvent,
+    SamplingParameters,
+)
 from tokenbus_contracts.schema import bounds_in
 
 _USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
@@ -103,7 +109,7 @@ class Published:
         model = config.model_config
         self._vllm = vllm
         self._tokenizer = tokenizer
-        self._top_k = settings.worker.top_logprobs
+        self._top_k, self._most_top_k = settings.worker.top_logprobs, settings.limits.max_top_k
         self._request_ids, self._sessions = RequestIds(), Sessions()
         self._requests = Requests(vllm, config)
         self._asked: dict[str, int] = {}
@@ -210,6 +216,12 @@ class Published:
             self._asked[name] = sampling.num_logprobs
         if sampling.logprob_token_ids:
             self._choosing.add(name)
+        # Without `skip_reading_prefix_cache`, vLLM does not score the cached part of a prompt.
+        if sampling.prompt_logprobs is not None and sampling.skip_reading_prefix_cache:
+            wanted = sampling.prompt_logprobs
+            most = self._most_top_k if wanted == _EVERY_TOKEN else min(wanted, self._most_top_k)
+            scoring = PromptScoring(top_logprobs=most)
+            self._requests.prompts.add(name, Generate(request_id=request_id, prompt_scoring=scoring))
         prompt = new.prompt_token_ids if new.prompt_embeds is None else None
         if session := self._sessions.of(request_id, sampling.extra_args, prompt):
             self._out.admitted(request_id, len(session.tokens.token_ids))
@@ -227,6 +239,9 @@ class Published:
         """Publish a step with all its logprobs, and cut the outputs to the front end's numbers."""
         unpublished = self._requests.names_of(self._client.take_aborts())
         last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), NO_ROWS
+        for scores in self._requests.prompts.taken(computed.prompt_logprobs_dict):
+            for chunk in scores.chunks():
+                self._out.publish_event(RequestEvent(prompt_scores=chunk))
         outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
         rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
         self._ended.update(stopped, unpublished)

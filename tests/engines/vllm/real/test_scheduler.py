@@ -29,7 +29,7 @@ from tokenbus.engines.vllm.published import own_class
 from tokenbus.engines.vllm.request_ids import ARGUMENT, request_id
 from tokenbus.engines.vllm.sessions import PARENT, SESSION
 from tokenbus.processor import Processor
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import PromptScores, RowStatus
 
 OURS = "tokenbus.engines.vllm.scheduler"
 TOP_K = 5
@@ -217,16 +217,16 @@ async def test_deployed_server(http: Http, deployment: Deployment) -> None:
 
 @pytest.mark.usefixtures("server")
 async def test_session_and_weight_versions_arrive(http: Http, deployment: Deployment) -> None:
-    """A reader has the ids of each prompt of a session before its tokens, and the weights that computed them."""
+    """A reader has the ids of each prompt of a session before its tokens, its scores, and the weights."""
     (first,) = await http.completion(max_tokens=5, vllm_xargs={ARGUMENT: 1, SESSION: "run 7"})
     answer = await http.client.post("/update_weight_version", json={"new_version": "3"})
     assert answer.status_code == 200, answer.text
     prompt = [*first["prompt_token_ids"], *first["token_ids"]]
     arguments = {ARGUMENT: 2, SESSION: "run 7", PARENT: f"{1:016x}"}
-    (second,) = await http.completion(prompt=prompt, max_tokens=6, vllm_xargs=arguments)
+    (second,) = await http.completion(prompt=prompt, max_tokens=6, prompt_logprobs=2, vllm_xargs=arguments)
     prompts: dict[int, list[int]] = {}
     tokens: dict[int, list[int]] = {1: [], 2: []}
-    versions = set()
+    versions, scores = set(), list[PromptScores]()
 
     async with Processor(deployment.settings()) as processor:
 
@@ -235,6 +235,8 @@ async def test_session_and_weight_versions_arrive(http: Http, deployment: Deploy
                 found = item.event.session_prompt
                 assert (found.session, found.parent) == ("run 7", found.request_id - 1)
                 prompts[found.request_id] = np.frombuffer(found.token_ids, "<u4").tolist()
+            elif item.event is not None and item.event.HasField("prompt_scores"):
+                scores.append(PromptScores.of(item.event.prompt_scores))
             elif item.batch is not None:
                 for row in item.batch.rows():
                     assert row.request_id in prompts
@@ -246,3 +248,11 @@ async def test_session_and_weight_versions_arrive(http: Http, deployment: Deploy
     assert prompts == {1: first["prompt_token_ids"], 2: prompt}
     assert tokens == {1: first["token_ids"], 2: second["token_ids"]}
     assert versions == {(1, 0), (2, 3)}
+    (scored,) = scores
+    assert (scored.request_id, scored.token_ids.tolist()) == (2, prompt[1:])
+    for place, (token_id, found) in enumerate(zip(prompt[1:], second["prompt_logprobs"][1:], strict=True)):
+        assert np.float32(found[str(token_id)]["logprob"]) == scored.logprobs[place]
+        assert found[str(token_id)]["rank"] == scored.ranks[place]
+        tops = zip(scored.alternative_token_ids[place], scored.alternative_logprobs[place], strict=True)
+        for top, value in tops:
+            assert np.float32(found[str(top)]["logprob"]) == value
