@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokenbus.engines.vllm.columns import UNSCORED, Rows, in_order, method_of, step_arrays
+from tokenbus.engines.vllm.columns import UNSCORED, Rows, add_masks, in_order, method_of, step_arrays
 from tokenbus.engines.vllm.configuration import check_token_scores
 from tokenbus.engines.vllm.token_scores import token_scores
 from tokenbus.worker import StepArrays, StepAssembler
@@ -20,6 +20,8 @@ from tokenbus_gpu_ops import token_logprobs
 VOCABULARY = 64
 Lists = namedtuple("Lists", "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens")  # noqa: PYI024
 """As vLLM's LogprobsLists."""
+MaskLists = namedtuple("MaskLists", "token_ids offsets cu_num_generated_tokens")  # noqa: PYI024
+"""As vLLM's SamplingMaskLists."""
 
 # Two lines of a batch whose neighbour wanted five, as vLLM 0.32 gave them in bfloat16: the sampled token, then the most
 # probable ones, whose ties are in any order.
@@ -83,6 +85,61 @@ def lists(width: int, tokens: int, starts: list[int] | None = None, seed: int = 
         values.append([every[sampled], *every[order[:width]]])
         ranks.append(int((every >= every[sampled]).sum()))
     return Lists(np.array(ids), np.array(values, np.float32), np.array(ranks), starts)
+
+
+def mask_lists(masks: list[list[int]], starts: list[int] | None = None) -> MaskLists:
+    """Return masks as vLLM has them: the ids of each in order, one after the other."""
+    ids = np.array([token_id for mask in masks for token_id in mask], np.int32)
+    return MaskLists(ids, np.cumsum([0, *map(len, masks)]), starts)
+
+
+def with_masks(rows: list[Row], logprobs: Any, masks: MaskLists) -> list[tuple[list[int], list[list[int] | None]]]:  # noqa: ANN401
+    """Return the sizes of each row's masks and the masks, as a reader of the messages has them."""
+    step = made(rows, logprobs)
+    add_masks(step, columns(rows), masks)
+    found = []
+    for batch in StepAssembler(Limits.default(), 2**20).assemble(step):
+        encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns), Limits.default())
+        for row in batch.rows():
+            sizes = [] if row.extras is None else row.extras.mask_sizes.tolist()
+            masks_of_row = [] if row.extras is None else row.extras.masks()
+            found.append((sizes, [None if mask is None else mask.tolist() for mask in masks_of_row]))
+    return found
+
+
+def test_masks_belong_to_their_tokens() -> None:
+    """Each request has a line in vLLM, even without a token; a mask above the bound has its size alone."""
+    scores = lists(2, 4)
+    tokens = scores.logprob_token_ids[:, 0].tolist()
+    rows = [
+        Row(1, 0, tokens[2:3], 0, 2),
+        Row(2, 0, (), 0, 1, RowStatus.PREFILLING),
+        Row(3, 5, tokens[:1], 2, 0),
+        Row(4, 0, tokens[3:], 0, 3),
+    ]
+    masks = mask_lists([[1, 5, 9], [], [7], list(range(1025))])
+    assert with_masks(rows, scores, masks) == [([1], [[7]]), ([], []), ([3], [[1, 5, 9]]), ([1025], [None])]
+
+
+def test_masks_of_verified_drafts() -> None:
+    """Of rejected drafts vLLM has logprobs but no masks; a stop string may keep fewer tokens than there are masks."""
+    scores = lists(2, 6, starts=[0, 3])
+    tokens = scores.logprob_token_ids[:, 0].tolist()
+    rows = [Row(1, 0, tokens[3:4], 0, 1), Row(2, 0, tokens[:2], 0, 0)]
+    masks = mask_lists([[1], [2, 3], [4, 5], [6]], starts=[0, 2, 4])
+    assert with_masks(rows, scores, masks) == [([2], [[4, 5]]), ([1, 2], [[1], [2, 3]])]
+
+
+def test_too_few_masks_are_refused() -> None:
+    scores = lists(2, 2)
+    rows = [Row(1, 0, scores.logprob_token_ids[1:, 0].tolist(), 0, 1)]
+    with pytest.raises(ValueError, match=r"^vLLM gave 1 sampling masks, but token 1 wants one$"):
+        with_masks(rows, scores, mask_lists([[1]]))
+
+
+def test_step_without_tokens_has_no_masks() -> None:
+    rows = [Row(2, 0, (), 0, 1, RowStatus.PREFILLING)]
+    assert with_masks(rows, None, mask_lists([])) == [([], [])]
 
 
 def test_ties_are_in_the_order_of_their_ids() -> None:

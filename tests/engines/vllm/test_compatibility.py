@@ -9,6 +9,7 @@ import pytest
 
 from tokenbus.engines.vllm.compatibility import (
     OF_ENGINE,
+    OF_MASKS,
     OF_SCHEDULER,
     Call,
     Members,
@@ -18,7 +19,7 @@ from tokenbus.engines.vllm.compatibility import (
     load_vllm,
 )
 
-USED = tuple(dict.fromkeys((*OF_ENGINE, *OF_SCHEDULER)))
+USED = tuple(dict.fromkeys((*OF_ENGINE, *OF_SCHEDULER, *OF_MASKS)))
 CALLS = [each for each in USED if isinstance(each, Call)]
 MEMBERS = [each for each in USED if isinstance(each, Members)]
 

@@ -3,23 +3,24 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from enum import IntEnum
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engines.vllm.test_columns import lists
+from tests.engines.vllm.test_columns import lists, mask_lists
 from tests.pages import blocks, module_of
 from tests.support.settings import publishing_in
 from tests.support.waiting import soon, until
 from tokenbus.delivery import Step
 from tokenbus.engines.vllm import published
+from tokenbus.engines.vllm.compatibility import OF_MASKS, VersionError
 from tokenbus.engines.vllm.published import Published, settings_for
 from tokenbus.engines.vllm.request_ids import ARGUMENT
 from tokenbus.engines.vllm.sessions import PARENT, SESSION, Sessions
@@ -172,11 +173,11 @@ class EngineCore:
 class Bus:
     """A folder's bus, and a scheduler's steps on it."""
 
-    def __init__(self, folder: Path, **overrides: object) -> None:
+    def __init__(self, folder: Path, model: Mapping[str, object] = MappingProxyType({}), **overrides: object) -> None:
         usual = {"worker.policy": "fail", "worker.top_logprobs": TOP_K}
         self.settings = publishing_in(folder, usual, overrides)
         self.core = Core()
-        self.published = Published(VLLM, configuration(), self.settings, None)
+        self.published = Published(VLLM, configuration(**model), self.settings, None)
         self.published.observe(self.core)
 
 
@@ -306,6 +307,36 @@ async def test_steps_have_the_version_of_their_weights(bus: Bus, caplog: pytest.
     lines = [line for line in caplog.messages if line.startswith("weight version")]
     assert [limit in line for line in lines] == [True, True]
     assert "step-8" in lines[0]
+
+
+async def test_sampling_masks_are_published_if_vllm_returns_them(folder: Path) -> None:
+    bus = Bus(folder, {"return_sampling_mask": True})
+    bus.core.add("first", extra_args={ARGUMENT: 1})
+    bus.core.add("second", extra_args={ARGUMENT: 2})
+    bus.core.computed["sampling_masks"] = mask_lists([[3, 9], [1]])
+    bus.core.step()
+    bus.core.computed["sampling_masks"] = None
+    bus.core.step()
+    bus.core.computed["sampling_masks"] = mask_lists([])
+    bus.core.step()
+    masked, plain, *ended = await items_of(bus, 4)
+    assert [[mask.tolist() for mask in row.extras.masks()] for row in masked.rows()] == [[[3, 9]], [[1]]]
+    assert not plain.has_extras
+    assert [each.error.message for each in ended] == ["vLLM gave 0 sampling masks, but token 1 wants one"] * 2
+    bus.core.shutdown()
+
+
+def test_masks_that_vllm_lacks_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(used: object) -> SimpleNamespace:
+        if used is OF_MASKS:
+            raise VersionError(
+                "vLLM 0.40.0 is not as expected of 0.26 to 0.33: ModelRunnerOutput has no sampling_masks"
+            )
+        return VLLM
+
+    monkeypatch.setattr(published, "load_vllm", load)
+    with pytest.raises(SystemExit, match=r"^tokenbus: vLLM 0\.40\.0 .* has no sampling_masks$"):
+        published.scheduler(vllm_config=configuration(return_sampling_mask=True))
 
 
 async def test_prompt_scores_are_published(bus: Bus) -> None:

@@ -15,6 +15,8 @@ from tokenbus.engines.engine import phase_of
 from tokenbus.engines.vllm.token_scores import add_extras
 from tokenbus.worker import StepArrays
 from tokenbus_contracts import RowStatus, SpeculativeMethod, ValueKind
+from tokenbus_contracts.generated.request_pb2 import TokenScoring
+from tokenbus_contracts.schema import bounds_in
 
 Lines = npt.NDArray[np.intp]
 Ids = npt.NDArray[np.integer]
@@ -31,6 +33,7 @@ _METHODS = {
 UNSCORED = -1
 """The top-k of a row without logprobs."""
 _ABORTED = int(RowStatus.ABORTED)  # in numpy, an enum member costs more time than 256 elements
+_MASK_BOUND = bounds_in(TokenScoring.DESCRIPTOR.fields_by_name["mask_bound"].GetOptions()).max
 _BEHIND = np.iinfo(np.int64).max
 _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -110,6 +113,23 @@ def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, va
     if scored.any():
         _score(made, rows, scored, logprobs)
     return made
+
+
+def add_masks(made: StepArrays, rows: Rows, masks: Any) -> None:  # noqa: ANN401 - vLLM's SamplingMaskLists
+    """Add the mask of each token to a step; raises ValueError if vLLM's masks do not match the rows."""
+    given = rows.token_counts > 0
+    if not given.any():
+        return
+    lines = _lines_of(rows.indices[given], rows.token_counts[given], masks.cu_num_generated_tokens)
+    if lines.max() >= masks.offsets.size - 1:
+        raise ValueError(f"vLLM gave {masks.offsets.size - 1} sampling masks, but token {lines.max()} wants one")
+    starts = masks.offsets[lines]
+    sizes = masks.offsets[lines + 1] - starts
+    listed = np.where(sizes <= _MASK_BOUND, sizes, 0)
+    ends = np.cumsum(listed)
+    made.mask_bounds = np.where(given, _MASK_BOUND, 0)
+    made.mask_sizes = sizes
+    made.mask_token_ids = masks.token_ids[np.repeat(starts - ends + listed, listed) + np.arange(ends[-1])]
 
 
 def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs: Logprobs) -> None:

@@ -130,6 +130,11 @@ OF_SCHEDULER: tuple[Call | Members, ...] = (
     Members(_SAMPLING, "SamplingParams", "skip_reading_prefix_cache prompt_logprobs"),
 )
 """Used by the scheduler plugin."""
+OF_MASKS: tuple[Call | Members, ...] = (
+    Members(_OUTPUTS, "ModelRunnerOutput", "sampling_masks"),
+    Members(_OUTPUTS, "SamplingMaskLists", "token_ids offsets cu_num_generated_tokens"),
+)
+"""Used by the scheduler plugin with `--return-sampling-mask`."""
 
 
 def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tokenbus.bus import AddressError
-from tokenbus.engines.vllm.columns import NO_ROWS, Rows
-from tokenbus.engines.vllm.compatibility import OF_SCHEDULER, check_members, load_vllm
+from tokenbus.engines.vllm.columns import NO_ROWS, Rows, add_masks
+from tokenbus.engines.vllm.compatibility import OF_MASKS, OF_SCHEDULER, check_members, load_vllm
 from tokenbus.engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
 from tokenbus.engines.vllm.request_ids import RequestIds
 from tokenbus.engines.vllm.requests import Request, Requests
@@ -52,6 +52,8 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
     config = given["vllm_config"]
     try:
         vllm = load_vllm(OF_SCHEDULER)
+        if has_masks(config):
+            load_vllm(OF_MASKS)
         settings = settings_for(config)
         tokenizer = None
         if not config.model_config.skip_tokenizer_init:
@@ -101,6 +103,11 @@ def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmC
     return own
 
 
+def has_masks(config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return whether vLLM returns the sampling mask of each token, which it can since 0.29."""
+    return bool(getattr(config.model_config, "return_sampling_mask", False))
+
+
 class Published:
     """Publishes a scheduler's steps from separate threads; retention bounds the data that waits for a processor."""
 
@@ -110,6 +117,7 @@ class Published:
         self._vllm = vllm
         self._tokenizer = tokenizer
         self._top_k, self._most_top_k = settings.worker.top_logprobs, settings.limits.max_top_k
+        self._has_masks = has_masks(config)
         self._request_ids, self._sessions = RequestIds(), Sessions()
         self._requests = Requests(vllm, config)
         self._asked: dict[str, int] = {}
@@ -248,17 +256,19 @@ class Published:
         for prompt in self._requests.cached_prompts:
             self._out.admitted(*prompt)
         if rows := last_rows + rows:
-            self._emit(rows, scheduled, logprobs)
+            self._emit(rows, scheduled, logprobs, computed.sampling_masks if self._has_masks else None)
         if len(set(self._asked.values())) > 1:
             for output in outputs:
                 if output.new_logprobs is not None:
                     output.new_logprobs = cut(output.new_logprobs, self._asked.get(output.request_id, _EVERY_TOKEN))
 
-    def _emit(self, rows: Rows, scheduled: Any, logprobs: Any) -> None:  # noqa: ANN401 - as above
+    def _emit(self, rows: Rows, scheduled: Any, logprobs: Any, masks: Any) -> None:  # noqa: ANN401
         if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):
             rows.top_ks[:] = 0  # in such a step the lines do not have the most probable tokens
         try:
             arrays = self._requests.arrays(rows, logprobs)
+            if masks is not None:
+                add_masks(arrays, rows, masks)
         except ValueError as error:  # vLLM's arrays do not match the rows
             request_ids = rows.request_ids.tolist()
             lost = self._requests.names_of(request_ids)
