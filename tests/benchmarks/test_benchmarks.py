@@ -43,6 +43,12 @@ def test_codec(run: Run) -> None:
     assert {row["peer"] for row in times} >= {"Tokenbus", "Tokenbus + ZeroMQ", "FastDeploy pickle", "protobuf classes"}
 
 
+def test_sessions(run: Run) -> None:
+    (rows,) = run("sessions").values()
+    assert [row["logprobs"] for row in rows] == ["none", "k = 0", "k = 20"]
+    assert all(row["tokens/s"] > 0 for row in rows)
+
+
 @pytest.mark.nightly
 def test_bus(run: Run) -> None:
     (rows,) = run("bus").values()

@@ -25,7 +25,7 @@ VALUES: dict[str, tuple[type[np.generic], float]] = {
     "entropy": (np.float32, np.nan),
     "mask_size": (np.uint32, 0),
 }
-"""The values of a token, each with its type and what stands for an unknown one."""
+"""The values of a token, each with its type and its placeholder for an unknown one."""
 MASK = "mask_token_ids"
 _ARRAYS = ("position", "token_id", "weight_version", *VALUES)
 Columns = dict[str, Any]

@@ -62,7 +62,7 @@ class SessionRequest:
 
 @dataclass(slots=True)
 class Divergence:
-    """Where a branch leaves the branch before it."""
+    """The place at which a branch leaves an earlier one."""
 
     branch: int
     position: int
@@ -180,7 +180,7 @@ async def _next(items: AsyncIterator[StreamItem]) -> StreamItem | None:
 
 
 def sessions_of(reader: TurnReader, faults: Sequence[str] = ()) -> Iterator[Session]:
-    """Yield the sessions of all items that a reader was given; each lacks what the faults say."""
+    """Yield the sessions of all items that a reader was given; each is also incomplete by the given faults."""
     for name, turns in reader.turns():
         session = _assembled(name, turns, reader.session_of, reader.gaps)
         session.missing += faults
@@ -324,7 +324,7 @@ def _outputs_of(turns: Sequence[Turn]) -> list[tuple[Turn, Columns]]:
 def _request_of(
     first_id: int, turns: Sequence[Turn], outputs: Sequence[tuple[Turn, Columns]]
 ) -> tuple[SessionRequest, Ids | None, list[str]]:
-    """Return a request, its prompt if it is known, and what is missing of it."""
+    """Return a request, its prompt if it is known, and its missing parts."""
     faults = []
     prompts = [np.frombuffer(b"".join(turn.prompt), "<u4") for turn in turns]
     longest = max(prompts, key=len)

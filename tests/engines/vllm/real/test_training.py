@@ -1,10 +1,11 @@
 """docs/training.md as it is: its loop, and TRL's asynchronous GRPO, whose weights go back after every step."""
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from io import StringIO
 from itertools import pairwise
@@ -22,9 +23,11 @@ from tests.engines.vllm.real.runs import SHARED, WHOLE, arguments
 from tests.engines.vllm.real.servers import deployed
 from tests.engines.vllm.tiny_model import make
 from tests.pages import blocks, module_of
+from tests.support.waiting import until
 from tests.system.deployment import COMMAND
 
-LOOP, TRANSFER, TRAINER = blocks("python", of="docs/training.md")
+LOOP, AGENT, TRANSFER, TRAINER = blocks("python", of="docs/training.md")
+RUNS = range(16)
 STEPS = 10
 CONTEXT = 512
 
@@ -56,6 +59,52 @@ def looped(model: Path, clients_address: str) -> str:
     loop.MODEL = model
     with redirect_stdout(StringIO()) as printed:
         loop.main()
+    return printed.getvalue()
+
+
+def test_agent_on_the_page_is_trained_from_its_sessions(model: Path, tmp_path: Path) -> None:
+    """Each session is one complete branch, and the trainer's logprobs are the recorded ones."""
+    assert sum(bool(line.strip()) for line in AGENT.text.splitlines()) <= 45
+    with deployed() as deployment:
+        deployment.start_processor()
+        command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--", *arguments(WHOLE)]
+        deployment.start("worker", command).wait_for('"connected"')
+        recording = tmp_path / "rollout.tokenbus"
+        address = str(deployment.overrides["bus.clients_address"])
+        recorder = deployment.start("record", [COMMAND, "record", str(recording), "--clients-address", address])
+        recorder.wait_for('"connected"')
+        rewards = apart(rolled_out, address)
+        asyncio.run(until(lambda: recording.exists() and is_whole(recording)))
+        recorder.terminate()
+        printed = apart(trained_from, model, recording, rewards, tmp_path)
+    lines = printed.splitlines()
+    assert sorted(lines[::2]) == sorted(f"run-{run} complete" for run in RUNS)
+    words = [line.split() for line in lines[1::2]]
+    assert [each[0] for each in words] == ["24"] * len(RUNS)
+    assert [float(value) for each in words for value in each[3:]] == pytest.approx([1.0] * 2 * len(RUNS), abs=1e-3)
+    assert (tmp_path / "next" / "config.json").is_file()
+
+
+def is_whole(recording: Path) -> bool:
+    with suppress(tokenbus.RecordingError):  # an item is only half written yet
+        return sum(session.is_complete for session in tokenbus.read_sessions(recording)) == len(RUNS)
+    return False
+
+
+def rolled_out(clients_address: str) -> dict[str, float]:
+    os.environ.pop("TOKENBUS_NEEDS_VLLM", None)
+    os.environ["TOKENBUS_BUS_CLIENTS_ADDRESS"] = clients_address
+    module: Any = module_of(AGENT, "agent")
+    return asyncio.run(module.roll_out())
+
+
+def trained_from(model: Path, recording: Path, rewards: dict[str, float], folder: Path) -> str:
+    os.environ.pop("TOKENBUS_NEEDS_VLLM", None)
+    os.chdir(folder)
+    module: Any = module_of(AGENT, "agent")
+    module.MODEL, module.RECORDING = model, recording
+    with redirect_stdout(StringIO()) as printed:
+        module.train(rewards)
     return printed.getvalue()
 
 
