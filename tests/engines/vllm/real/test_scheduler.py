@@ -29,6 +29,8 @@ from tokenbus.engines.vllm.published import own_class
 from tokenbus.engines.vllm.request_ids import ARGUMENT, request_id
 from tokenbus.engines.vllm.sessions import PARENT, SESSION
 from tokenbus.processor import Processor
+from tokenbus.recordings.session_turns import TurnReader
+from tokenbus.recordings.sessions import Span, sessions_of
 from tokenbus_contracts import PromptScores, RowStatus
 
 OURS = "tokenbus.engines.vllm.scheduler"
@@ -217,37 +219,34 @@ async def test_deployed_server(http: Http, deployment: Deployment) -> None:
 
 @pytest.mark.usefixtures("server")
 async def test_session_and_weight_versions_arrive(http: Http, deployment: Deployment) -> None:
-    """A reader has the ids of each prompt of a session before its tokens, its scores, and the weights."""
-    (first,) = await http.completion(max_tokens=5, vllm_xargs={ARGUMENT: 1, SESSION: "run 7"})
-    answer = await http.client.post("/update_weight_version", json={"new_version": "3"})
-    assert answer.status_code == 200, answer.text
-    prompt = [*first["prompt_token_ids"], *first["token_ids"]]
-    arguments = {ARGUMENT: 2, SESSION: "run 7", PARENT: f"{1:016x}"}
-    (second,) = await http.completion(prompt=prompt, max_tokens=6, prompt_logprobs=2, vllm_xargs=arguments)
-    prompts: dict[int, list[int]] = {}
-    tokens: dict[int, list[int]] = {1: [], 2: []}
-    versions, scores = set(), list[PromptScores]()
+    """An agent's turns are one sequence; readers have the scores of a prompt, and the weights of each token."""
+    deployment.start_processor()
+    scores: list[PromptScores] = []
+    with TurnReader("run 7") as reader:
+        async with Client(deployment.settings()) as client, client.watch() as items:
+            (first,) = await http.completion(max_tokens=5, vllm_xargs={ARGUMENT: 1, SESSION: "run 7"})
+            answer = await http.client.post("/update_weight_version", json={"new_version": "3"})
+            assert answer.status_code == 200, answer.text
+            prompt = [*first["prompt_token_ids"], *first["token_ids"]]
+            arguments = {ARGUMENT: 2, SESSION: "run 7", PARENT: f"{1:016x}"}
+            (second,) = await http.completion(prompt=prompt, max_tokens=6, prompt_logprobs=2, vllm_xargs=arguments)
+            last = RowStatus.ACTIVE
+            while last is RowStatus.ACTIVE:
+                item = await soon(anext(items))
+                reader.add(item)
+                if item.event is not None and item.event.HasField("prompt_scores"):
+                    scores.append(PromptScores.of(item.event.prompt_scores))
+                for row in item.batch.rows() if item.batch is not None else ():
+                    last = row.status if row.request_id == 2 else last
+        (session,) = sessions_of(reader)
+    assert session.is_complete, session.missing
+    (branch,) = session.branches
+    begin = len(first["prompt_token_ids"])
+    assert branch.token_ids.tolist() == [*prompt, *second["token_ids"]]
+    assert np.flatnonzero(branch.is_output).tolist() == list(range(begin, branch.token_ids.size))
+    assert branch.weight_versions == [Span(begin, 0), Span(len(prompt), 3)]
+    assert [(each.request_id, each.parent) for each in session.requests] == [(1, 0), (2, 1)]
 
-    async with Processor(deployment.settings()) as processor:
-
-        def note(item: Any, _ack: object) -> None:  # noqa: ANN401 - an item of the stream
-            if item.event is not None and item.event.HasField("session_prompt"):
-                found = item.event.session_prompt
-                assert (found.session, found.parent) == ("run 7", found.request_id - 1)
-                prompts[found.request_id] = np.frombuffer(found.token_ids, "<u4").tolist()
-            elif item.event is not None and item.event.HasField("prompt_scores"):
-                scores.append(PromptScores.of(item.event.prompt_scores))
-            elif item.batch is not None:
-                for row in item.batch.rows():
-                    assert row.request_id in prompts
-                    tokens[row.request_id] += row.token_ids.tolist()
-                    versions.add((row.request_id, item.batch.header.weight_version))
-
-        processor.intake.log_item = note
-        await until(lambda: len(tokens[2]) == len(second["token_ids"]))
-    assert prompts == {1: first["prompt_token_ids"], 2: prompt}
-    assert tokens == {1: first["token_ids"], 2: second["token_ids"]}
-    assert versions == {(1, 0), (2, 3)}
     (scored,) = scores
     assert (scored.request_id, scored.token_ids.tolist()) == (2, prompt[1:])
     for place, (token_id, found) in enumerate(zip(prompt[1:], second["prompt_logprobs"][1:], strict=True)):
