@@ -12,13 +12,13 @@ from tests.in_process.builders import generate_of
 from tests.processor.test_ownership import client_of
 from tests.worker.looped import Looped, events
 from tokenbus.bus import ANONYMOUS, Role
-from tokenbus.engines.synthetic import SyntheticEngine
+from tokenbus.engines.synthetic import SyntheticEngine, true_prompt_scores
 from tokenbus.processor.client_connections import owner_of
 from tokenbus.worker.engine_output import session_events
-from tokenbus_contracts import ContractError
+from tokenbus_contracts import ContractError, PromptScores
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
-from tokenbus_contracts.generated.request_pb2 import Generate, RequestEvent, SessionPrompt, TokenPrompt
+from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, RequestEvent, SessionPrompt, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 LONG = list(range(40_000))
@@ -95,6 +95,22 @@ def test_only_observers_with_the_role_see_prompts(*, may_see: bool) -> None:
     event.sequence = 1
     worker.item(write_frame(event), 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT)
     assert ids_seen(bench, watcher) == ([7, 8] if may_see else [])
+
+
+@pytest.mark.parametrize("may_see", [True, False])
+def test_scores_of_prompts_are_hidden_as_prompts_are(*, may_see: bool) -> None:
+    bench = Bench()
+    worker = bench.worker()
+    roles = {Role.OBSERVER, Role.PROMPTS} if may_see else {Role.OBSERVER}
+    watcher = client_of(bench, 5, "grafana", roles=frozenset(roles))
+    watcher.say(ClientFrame(watch=Watch()))
+    (chunk,) = true_prompt_scores(1, [7, 8, 9], PromptScoring(top_logprobs=2), 1).chunks()
+    event = RequestEvent(sequence=1, prompt_scores=chunk)
+    worker.item(write_frame(event), 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT)
+    (payload,) = [parts[1] for parts in bench.sent[watcher.peer] if len(parts) == 2]
+    shown = PromptScores.of(read_frame(RequestEvent, payload).prompt_scores)
+    assert shown.token_ids.tolist() == ([8, 9] if may_see else [])
+    assert shown.prompt_tokens == 3
 
 
 def ids_seen(bench: Bench, watcher: BenchClient) -> list[int]:

@@ -37,7 +37,7 @@ class Role(str, Enum):
     OPERATOR = "operator"
     """Send commands to workers' engines: pause, change weights, and others."""
     PROMPTS = "prompts"
-    """See the prompts of sessions in the streams that it watches."""
+    """See the prompts of sessions, and scores of prompts, in the streams that it watches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ such as keys/worker-0.key, or the key's 40 characters.
   --role worker    publish tokens, as a worker whose id matches the patterns
   --role client    send requests, as a client whose name matches the patterns
   --role observer  watch the workers' streams (tap, record, the inspector)
-  --role prompts   as an observer, see the prompts of sessions
+  --role prompts   as an observer, see the prompts of sessions and scores of prompts
   --role operator  pause engines, change their weights and adapters
 
 To rotate a key, add a second key under the same name, restart the process with it, and revoke the first by its PUBLIC.

@@ -11,8 +11,11 @@ from tokenbus.processor.workers import Worker
 from tokenbus.recordings.items import public_hello
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
-from tokenbus_contracts.generated.request_pb2 import RequestEvent
+from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Item
+
+_WITH_PROMPTS = frozenset({"session_prompt", "prompt_scores"})
+"""The events with the ids of prompts."""
 
 
 class Watchers:
@@ -55,7 +58,7 @@ class Watchers:
             return
         whole = _frame_of(entry, entry.payload)
         without_prompt = whole
-        if isinstance(entry.contents, RequestEvent) and entry.contents.HasField("session_prompt"):
+        if isinstance(entry.contents, RequestEvent) and entry.contents.WhichOneof("event") in _WITH_PROMPTS:
             without_prompt = _frame_of(entry, _without_prompt(entry.contents))
         for session in self._watching(worker):
             if not session.send_queue.has_room_in_window:
@@ -85,7 +88,15 @@ def _frame_of(entry: ReceivedItem, payload: bytes) -> Frame:
 
 
 def _without_prompt(event: RequestEvent) -> bytes:
+    """Return an event without a prompt's ids, or without the scores that belong to them."""
     shown = RequestEvent()
     shown.CopyFrom(event)
-    shown.session_prompt.ClearField("token_ids")
+    if shown.HasField("session_prompt"):
+        shown.session_prompt.ClearField("token_ids")
+    else:
+        chunk = event.prompt_scores
+        shown.prompt_scores.Clear()
+        shown.prompt_scores.MergeFrom(
+            PromptScoresChunk(request_id=chunk.request_id, position=chunk.position, prompt_tokens=chunk.prompt_tokens)
+        )
     return write_frame(shown)
