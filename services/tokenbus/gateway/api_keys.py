@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,10 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _tenant_of(key_id: str) -> int:
+    return int.from_bytes(blake2b(key_id.encode(), digest_size=8).digest(), "little") or 1
+
+
 class Caller:
     """The client with one key, or all clients without a key: the open requests, and a token bucket for new ones."""
 
@@ -160,6 +164,8 @@ class Caller:
         settings = self._settings
         self.key = key
         self.name = "" if key is None else key.id
+        self.tenant = 0 if key is None else _tenant_of(key.id)
+        """The key's number on the bus; 0: no key. Sessions of different tenants are different."""
         self._most = settings.max_requests
         self.per_minute = settings.key_requests_per_minute
         if self._has_others:

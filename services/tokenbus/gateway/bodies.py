@@ -138,6 +138,7 @@ LogprobsOf = Annotated[list[int] | None, says("Adds token_extras, with these tok
 MaskBound = Annotated[
     int | None, says("Adds token_extras, with up to this many of the tokens that could have been sampled.")
 ]
+SessionId = Annotated[str | None, says("The label of the session, at most 128 bytes of printable text.")]
 _Special = Annotated[bool | None, says("Whether the model's special tokens are added.")]
 _DocumentList = Annotated[list[dict[str, str]], Meta(max_length=256)]
 _Documents = Annotated[_DocumentList | None, says("Documents, for templates that show them.")]
@@ -231,6 +232,7 @@ class FullSampling(EngineSampling, kw_only=True):
     priority: Annotated[Int64 | None, says("The priority: the lowest comes first; absent: 0.")] = None
     vllm_xargs: Annotated[EngineArguments | None, says("Arguments of the engine's extensions.")] = None
     cache_salt: Annotated[Word | None, says("Prompts with the same salt share cached states.")] = None
+    session_id: SessionId = None
 
 
 class Generation(FullSampling, kw_only=True):
@@ -318,6 +320,7 @@ class Inspection(Sampling, kw_only=True):
     top_logprobs: Annotated[int | None, says("The number of alternatives of each token.")] = 10
     drafts: Annotated[bool | None, says("Whether rows have the draft model's proposals.")] = True
     return_entropies: Annotated[bool | None, says("Whether each token has its entropy; an engine may refuse.")] = False
+    session_id: SessionId = None
 
 
 class Tokenization(Body, kw_only=True):

@@ -21,9 +21,10 @@ from tokenbus.gateway.prompts import Cut, Prompt, PromptEncoder, echoed_text
 from tokenbus.gateway.request_body import RequestTypes, check_texts
 from tokenbus.gateway.stop_strings import Stopping
 from tokenbus.gateway.tool_parsers import PARSERS
-from tokenbus.gateway.validation import invalid, json_text
+from tokenbus.gateway.validation import checked_session, invalid, json_text
 from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus.settings import Settings
+from tokenbus.settings.errors import shown
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
@@ -92,6 +93,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether only the first choice's prompt is scored, for an answer that shows the scores beside its choices."""
     name: str = ""
     """The client's part of the answer's id; empty: the id of the first choice's request."""
+    session: str = ""
     is_chat: bool = False
     wants_text: bool = True
     forced: output_form.ForcedCall | None = None
@@ -146,11 +148,16 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompts = [array(_IDS, each).tobytes() for each in self.prompts]
         return msgspec.msgpack.encode((replace(self, prompts=()), prompts))
 
-    def generates(self) -> Iterator[Generate]:
-        """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message."""
+    def generates(self, tenant: int = 0) -> Iterator[Generate]:
+        """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message.
+
+        A session's requests have the tenant, which is the key that asks.
+        """
         seed = self.sampling.get("seed")
         for index in range(0, self.choices, self.n):
             first = self.generate(index)
+            if self.session:
+                first.session, first.tenant = self.session, tenant
             yield first
             for number in range(1, self.n):
                 generate = Generate()
@@ -194,6 +201,8 @@ class BodyHeaders(NamedTuple):
     """The header `x-request-id`, which names the answer."""
     adapter: str = ""
     """The model of an invocation, if a header names it."""
+    session: str = ""
+    """The header `x-session-id`."""
 
 
 class Reader:
@@ -324,6 +333,7 @@ class Reader:
                     "stream_options": options,
                     "cache_salt": body.cache_salt,
                     "priority": body.priority or 0,
+                    **({"session_id": request.session} if request.session else {}),
                     **{name: value for name in TOKEN_SCORING if (value := getattr(body, name))},
                     "features": None,
                     "content_parts": None,
@@ -427,6 +437,7 @@ class Reader:
             token_scoring={"entropies": True} if body.return_entropies else {},
             wants_drafts=bool(body.drafts),
             is_streamed=True,
+            session=self._session(body.session_id),
         )
 
     def tokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
@@ -477,11 +488,21 @@ class Reader:
             "wants_running_usage": forces_usage or bool(options.include_usage and options.continuous_usage_stats),
             "names_ids": self._settings.return_tokens_as_token_ids if names_ids is None else names_ids,
             "name": self.headers.name or body.request_id or "",
+            "session": self._session(body.session_id),
             "prompt_scoring": _prompt_scoring(body),
             "token_scoring": _token_scoring(body),
             "names_alternatives": body.logprob_token_ids is not None,
             "wants_prompt_logprobs": body.prompt_logprobs is not None or body.prompt_logprob_token_ids is not None,
         }
+
+    def _session(self, given: str | None) -> str:
+        """Return the session's label, which the header or the body has; empty: none."""
+        header = self.headers.session
+        if not given:
+            return header
+        if header and given != header:
+            raise invalid("session_id", f"the same as x-session-id, {shown(header)}, or absent, got {shown(given)}")
+        return checked_session("session_id", given)
 
     def _bounded(self, request: CompletionRequest, tokens_field: str = "max_tokens") -> CompletionRequest:
         most, count = self._settings.max_choices, request.choices

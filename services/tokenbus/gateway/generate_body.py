@@ -37,6 +37,7 @@ class Generate(Body, kw_only=True):
     return_mask: bodies.MaskBound = None
     cache_salt: Annotated[Word | None, says("Only prompts with the same salt share cached states.")] = None
     priority: Annotated[Int64 | None, says("The priority: the lowest comes first; absent: 0.")] = None
+    session_id: bodies.SessionId = None
 
 
 FIELDS: Mapping[str, str] = {
@@ -46,7 +47,7 @@ FIELDS: Mapping[str, str] = {
     "vllm_xargs": "sampling_params.extra_args",
 }
 """The name of this body's field for each field of a completion with another name."""
-_BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", *TOKEN_SCORING)
+_BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "session_id", "request_id", *TOKEN_SCORING)
 _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 
 

@@ -141,6 +141,7 @@ class Messages(TokenCount, kw_only=True):
     top_p: Annotated[bodies.TopP | None, says("The probability mass that is kept.")] = None
     vllm_xargs: Annotated[bodies.EngineArguments | None, says("Arguments of the engine's extensions.")] = None
     cache_salt: Annotated[bodies.Word | None, says("Only prompts with the same salt share cached states.")] = None
+    session_id: bodies.SessionId = None
 
 
 _BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
@@ -148,7 +149,7 @@ _BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
     "assistant": (TextBlock, ToolUse, Thinking, RedactedThinking),
     "system": (TextBlock,),
 }
-_SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", "cache_salt")
+_SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", "cache_salt", "session_id")
 
 
 def chat_of(body: TokenCount) -> bodies.Chat:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from tokenbus.gateway.request_body import RequestTypes
+from tokenbus.gateway.validation import MOST_SESSION_BYTES
 
 _Schema = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
@@ -42,6 +43,13 @@ _WHOLE = {
     "/v1/responses/render": ("Return the same chat as a body of /inference/v1/generate.", "Responses", "Generate"),
     "/tokenize": ("Encode a text or a chat.", "Tokenization", "TokenizationAnswer"),
     "/detokenize": ("Decode token ids.", "Detokenization", "DetokenizationAnswer"),
+}
+_MAKES_TOKENS = frozenset((*_STREAMED, "/v1/chat/completions/batch"))
+_SESSION = {
+    "name": "X-Session-Id",
+    "in": "header",
+    "description": "The label of the session that the request belongs to, as session_id in the body.",
+    "schema": {"type": "string", "maxLength": MOST_SESSION_BYTES},
 }
 _TEXT, _OBJECT, _NULL = {"type": "string"}, {"type": "object"}, {"type": "null"}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -187,7 +195,12 @@ def _post(path: str, summary: str, body: str, answer: str | None, *, is_streamed
         responses[str(status)] = {"description": meaning, "content": errors}
     body_schema = {"application/json": {"schema": {"$ref": _SCHEMAS + body}}}
     return {
-        "post": {"summary": summary, "requestBody": {"required": True, "content": body_schema}, "responses": responses}
+        "post": {
+            "summary": summary,
+            **({"parameters": [_SESSION]} if path in _MAKES_TOKENS else {}),
+            "requestBody": {"required": True, "content": body_schema},
+            "responses": responses,
+        }
     }
 
 

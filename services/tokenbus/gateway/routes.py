@@ -37,7 +37,7 @@ from tokenbus.gateway.request_body import read_body
 from tokenbus.gateway.response import NO_STORE, AnswerResponse, LongResponse, error_response, json_response
 from tokenbus.gateway.responses_format import ResponsesFormat
 from tokenbus.gateway.sse import InspectorFormat, StreamedAnswer
-from tokenbus.gateway.validation import invalid, parse_json
+from tokenbus.gateway.validation import checked_session, invalid, parse_json
 from tokenbus.logs import logger
 
 T = TypeVar("T")
@@ -211,7 +211,7 @@ class Routes:
         try:
             # Connections bound the memory of short bodies.
             reserved = asked.scored_bytes + (kept_bytes if kept_bytes > SHORT_BYTES else 0)
-            await dispatcher.open(request_ids, asked.generates(), answer, caller, reserved)
+            await dispatcher.open(request_ids, asked.generates(caller.tenant), answer, caller, reserved)
         except BaseException as error:
             close()
             answer.queue.drop()
@@ -332,7 +332,11 @@ def _headers_of(request: Request, kind: str) -> BodyHeaders:
     name = given.get(b"x-request-id", b"").decode("latin-1")
     if len(name) > _MOST_NAME:
         raise invalid("x-request-id", f"at most {_MOST_NAME} characters, got {len(name)}")
-    return BodyHeaders(name, given.get(_ADAPTER, b"").decode("latin-1") if kind == "invocation" else "")
+    adapter = given.get(_ADAPTER, b"").decode("latin-1") if kind == "invocation" else ""
+    session = given.get(b"x-session-id")
+    if not session:
+        return BodyHeaders(name, adapter)
+    return BodyHeaders(name, adapter, checked_session("x-session-id", session.decode("utf-8", "surrogateescape")))
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:

@@ -11,6 +11,8 @@ import orjson
 from tokenbus.gateway.errors import ApiError
 from tokenbus.settings.errors import shown
 
+MOST_SESSION_BYTES = 128
+"""The contract's bound of a session's label."""
 _MAX_DEPTH = 128
 """The maximum depth of lists and objects in a field: far below the limit of any library that reads them."""
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
@@ -27,6 +29,15 @@ def check(holds: object, name: str, limit: str, value: object) -> None:
     """Raise an ApiError that names the field, the limit and the value, unless the limit holds."""
     if not holds:
         raise invalid(name, f"{limit}, got {shown(value)}")
+
+
+def checked_session(name: str, label: str) -> str:
+    """Return a session's label; raises an ApiError that names the field, the limit and the value."""
+    size = len(label.encode("utf-8", "surrogateescape"))
+    if size > MOST_SESSION_BYTES:
+        raise invalid(name, f"at most {MOST_SESSION_BYTES} bytes, got {size}: {shown(label)}")
+    check(label.isprintable(), name, "printable text", label)
+    return label
 
 
 def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401

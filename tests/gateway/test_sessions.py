@@ -1,0 +1,150 @@
+"""The label of a session, from a request's header or body to the request on the bus."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+
+from tests.gateway.answering import App, answering
+from tests.gateway.reading import VALID, read, reading
+from tests.system.serving import error_of
+from tokenbus.engines.ngram import NgramEngine
+from tokenbus.gateway.api_keys import made, write_keys
+from tokenbus.gateway.completion_request import BodyHeaders, Reader, unpacked
+from tokenbus.gateway.encoder_process import RESULT, Job, Reply, answer
+from tokenbus.gateway.errors import ApiError
+from tokenbus_contracts.generated.request_pb2 import Generate
+
+ROUTES = ("completion", "chat", "chat_batch", "messages", "responses", "generation", "inspection")
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/completions": VALID["completion"],
+    "/v1/chat/completions": VALID["chat"],
+    "/v1/chat/completions/batch": VALID["chat_batch"],
+    "/invocations": VALID["chat"],
+    "/v1/messages": VALID["messages"],
+    "/v1/responses": VALID["responses"],
+    "/inference/v1/generate": VALID["generation"],
+    "/inspect": VALID["inspection"],
+}
+COMPLETION: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1}
+LONGEST = "é" * 64
+
+
+def _with_header(session: str) -> Reader:
+    reader = reading()
+    reader.headers = BodyHeaders(session=session)
+    return reader
+
+
+def _sent(app: App, monkeypatch: pytest.MonkeyPatch) -> list[Generate]:
+    """Return the list to which all requests on the bus are added."""
+    sent, submit = [], app.gateway.client.submit
+
+    def submitting(generate: Generate) -> int:
+        sent.append(generate)
+        return submit(generate)
+
+    monkeypatch.setattr(app.gateway.client, "submit", submitting)
+    return sent
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_label_comes_from_the_body_or_the_header(route: str) -> None:
+    for request in (
+        read(reading(), route, session_id="run 1"),
+        read(_with_header("run 1"), route),
+        read(_with_header("run 1"), route, session_id="run 1"),
+        read(_with_header("run 1"), route, session_id=""),
+    ):
+        assert [(each.session, each.tenant) for each in request.generates(7)] == [("run 1", 7)]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_requests_without_a_label_do_not_change(route: str) -> None:
+    plain = [each.SerializeToString() for each in read(reading(), route).generates()]
+    for fields in ({}, {"session_id": None}, {"session_id": ""}):
+        assert [each.SerializeToString() for each in read(reading(), route, **fields).generates(7)] == plain
+
+
+def test_each_choice_has_the_label() -> None:
+    request = read(reading(), "completion", prompt=["a", "b"], n=2, session_id=LONGEST)
+    assert [(each.session, each.tenant) for each in request.generates(7)] == [(LONGEST, 7)] * 4
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        (LONGEST + "a", "session_id: at most 128 bytes, got 129: 'éé"),
+        ("a\nb", "session_id: printable text, got 'a\\nb'"),
+        ("\x00", "session_id: printable text, got '\\x00'"),
+        (7, "session_id: expected str | null, got 7"),
+    ],
+)
+def test_wrong_label_is_refused(route: str, label: object, line: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(reading(), route, session_id=label)
+    assert raised.value.message.startswith(line)
+    assert (raised.value.status, raised.value.param) == (400, "session_id")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_header_and_body_must_agree(route: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read(_with_header("a"), route, session_id="b")
+    assert raised.value.message == "session_id: the same as x-session-id, 'a', or absent, got 'b'"
+
+
+def test_label_of_a_long_body_passes_through_an_encoder() -> None:
+    job = Job("completion", {"m": 0}, {}, BodyHeaders(session=LONGEST))
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=Job)
+    data = answer(reading(), told, orjson.dumps(VALID["completion"]))
+    reply = msgspec.msgpack.decode(data[len(RESULT) :], type=Reply)
+    assert unpacked(reply.data).session == LONGEST
+
+
+def test_rendered_body_keeps_the_label() -> None:
+    body = VALID["completion"] | {"session_id": "a"}
+    assert b'"session_id":"a"' in reading().completion_rendering(body)
+    assert b"session_id" not in reading().completion_rendering(VALID["completion"])
+
+
+async def test_every_route_takes_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answering(NgramEngine(), gateway__tokenizer="ngram") as app, app.client() as client:
+        sent = _sent(app, monkeypatch)
+        for path, body in PATHS.items():
+            asked = {name: value for name, value in body.items() if name != "model"}
+            await client.post(path, json=asked, headers={b"x-session-id": "é".encode()})
+            assert [(each.session, each.tenant) for each in sent] == [("é", 0)], path
+            sent.clear()
+
+
+async def test_wrong_header_is_refused() -> None:
+    async with answering(workers=0) as app, app.client() as client:
+        for label, line in (
+            (b"a" * 129, "x-session-id: at most 128 bytes, got 129: 'aaa"),
+            (b"a\tb", "x-session-id: printable text, got 'a\\tb'"),
+            (b"\xff", "x-session-id: printable text, got '\\udcff'"),
+        ):
+            refused = await client.post("/v1/completions", json=COMPLETION, headers={b"x-session-id": label})
+            assert refused.status_code == 400
+            error = error_of(refused.text)
+            assert error["message"].startswith(line)
+            assert error["param"] == "x-session-id"
+
+
+async def test_keys_are_different_tenants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clear, keys = zip(*map(made, ("alice", "bob")), strict=True)
+    write_keys(tmp_path / "keys.json", keys)
+    async with answering(gateway__keys_file=str(tmp_path / "keys.json")) as app, app.client() as client:
+        sent = _sent(app, monkeypatch)
+        for key in clear:
+            headers = {"authorization": f"Bearer {key}", "x-session-id": "run"}
+            for _ in range(2):
+                await client.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert [each.session for each in sent] == ["run"] * 4
+    tenants = [each.tenant for each in sent]
+    assert tenants[:1] * 2 + tenants[2:3] * 2 == tenants
+    assert len({0, *tenants}) == 3
