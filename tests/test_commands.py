@@ -33,6 +33,9 @@ NOT_RUN = {
     "tests/cli/test_inspect.py runs such lines": (
         *("tokenbus export rollout.tokenbus", "tokenbus export trainer.tokenbus"),
     ),
+    "tests/recordings/test_session_table.py exports sessions, and test_sessions.py reads several recordings": (
+        "tokenbus export w0.tokenbus w1.tokenbus",
+    ),
     "tests/system/test_routers.py puts each router in front of a gateway": ("smg launch",),
     "it takes minutes; tests/engines/paddle runs something smaller": (
         "OMP_NUM_THREADS=2 .venv/bin/python -m tests.engines.paddle.training",
@@ -47,7 +50,7 @@ NOT_RUN = {
         *("tokenbus record --to", "tokenbus tap --from", "nats stream"),
     ),
     "it needs a model's engine; tests/engines/vllm/real and tests/gateway/test_models.py have such gateways": (
-        *("tokenbus up --engine vllm", "tokenbus worker --engine vllm"),
+        *("tokenbus up --engine vllm", "tokenbus worker --engine vllm", "tokenbus record rollout.tokenbus"),
         *("tokenbus worker --id rank-1", "tokenbus gateway --tokenizer", "vllm serve", "export TOKENBUS_BUS_WORKERS"),
         "lm_eval run",
     ),
