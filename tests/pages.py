@@ -16,8 +16,6 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """One block of code on a page."""
-
     page: str
     """The page, as its path from the root."""
     text: str

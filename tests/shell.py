@@ -79,6 +79,5 @@ class Shell(Program):
             missing = [text for text in missing if text not in found]
 
     def signal(self, number: int) -> None:
-        """Send all of it a signal, as a terminal does for Ctrl-C."""
         with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self.pid, number)

@@ -19,7 +19,6 @@ GROUPED = "import pytest\n@pytest.mark.xdist_group('one')" + FLAKY
 
 
 def test_what_fails_is_run_once_more(tmp_path: Path) -> None:
-    """A test that passes when it runs again is named, and one that fails twice fails the run, under xdist, too."""
     (tmp_path / "test_it.py").write_text("def test_fails(): assert False\n" + GROUPED)
     flaky, twice = again(tmp_path, 1, "-n", "1", "--dist", "loadgroup", "-p", "xdist")
     assert flaky.startswith("FLAKY test_it.py::test_flaky")

@@ -40,7 +40,6 @@ def folder() -> Iterator[str]:
 
 @pytest.mark.parametrize("each", EXAMPLES, ids=lambda each: each.name)
 async def test_example_runs_as_it_is_written(each: Documented, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example in a public name's docstring runs; one with an address finds a worker there."""
     for key, value in _own(folder).items():
         monkeypatch.setenv(key, value)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -57,7 +56,6 @@ def test_page_is_what_the_docstrings_say() -> None:
 
 
 def test_every_public_name_is_on_the_page_and_documented() -> None:
-    """The page has each name of the package once; each function and class has an example, each argument a line."""
     tops = [each.name for each in NAMES if "." not in each.name]
     assert sorted(tops) == sorted(tokenbus.__all__)
     for each in NAMES:

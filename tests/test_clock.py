@@ -13,7 +13,6 @@ both = pytest.mark.parametrize("clock", [SystemClock(), ManualClock()], ids=["sy
 
 @both
 async def test_wait_ends_with_the_event(clock: Clock) -> None:
-    """A wait ends when its event is set, long before its time, and says so; one that is set needs no wait."""
     event = asyncio.Event()
     waiting = asyncio.create_task(clock.wait(event, 3600))
     await turns()
@@ -45,7 +44,6 @@ async def test_wait_of_no_time_lets_others_run() -> None:
 
 
 async def test_tests_clock_stands_until_it_is_moved() -> None:
-    """Waits on the tests' clock end exactly when so much time was let pass, also by two moves in one turn."""
     clock = ManualClock(start=5.0)
     waits = [asyncio.create_task(clock.wait(asyncio.Event(), seconds)) for seconds in (1.0, 2.0, 3.0)]
     await turns()

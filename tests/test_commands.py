@@ -143,7 +143,6 @@ def test_every_example_is_run() -> None:
 
 
 def test_targets_of_make_that_are_named_are_there() -> None:
-    """Every `make TARGET` in the documents is one of the Makefile's."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         named = re.findall(r"(?:`|^    |^\$ )make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE)
@@ -167,7 +166,6 @@ def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
 def test_check_of_the_contract(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`tokenbus check` says of a message with NaN exactly what docs/contract.md shows, and its status is 1."""
     shown = line("docs/contract.md", "tokenbus check")
     shutil.copy(ROOT / "contracts/vectors/v1/invalid/nan_logprob.binpb", tmp_path / "step-41.binpb")
     monkeypatch.chdir(tmp_path)
@@ -199,7 +197,6 @@ def test_keys_of_the_security_page(
 
 
 def test_scaling_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's lines make the keys, and its settings and variables are valid."""
     page = "docs/scaling.md"
     lines = [each.command for each in command_lines(page) if each.command.startswith(tuple(SCENARIOS[page]))]
     run_here(lines, tmp_path, monkeypatch)
@@ -241,7 +238,6 @@ def test_gateway_page(folder: Path) -> None:
 def test_keys_of_the_gateway_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page's keys are made, listed and revoked as it is written, and the file is one that a gateway takes."""
     commands = [each.command for each in command_lines() if each.command.startswith("tokenbus api-keys")]
     run_here(commands, tmp_path, monkeypatch)
     assert '"id": "batch"' in capsys.readouterr().out
@@ -276,10 +272,7 @@ def test_recording_of_a_whole_system(folder: Path, monkeypatch: pytest.MonkeyPat
         export = line(page, "export TOKENBUS").command.replace("/tmp/tokenbus-...", private)  # noqa: S108 - the page's
         assert export.count(private) == 1
         tapping, record_it = (f"{export}\n{line(page, f'tokenbus {name}').command}" for name in ("tap", "record steps"))
-        with (
-            Shell(tapping, folder, variables(folder)) as tap,
-            Shell(record_it, folder, variables(folder)) as record,
-        ):
+        with Shell(tapping, folder, variables(folder)) as tap, Shell(record_it, folder, variables(folder)) as record:
             tap.line('"connected"')
             record.line('"connected"')
             while record.is_running:

@@ -31,7 +31,6 @@ def test_page_names_files_that_exist(page: str, files: int) -> None:
 
 
 def test_architecture_has_a_row_for_every_package() -> None:
-    """Every package has a row in the table of docs/architecture.md, and the files to begin reading at are there."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `([\w/.]+)` \|.*\| ([^|]*) \|$", text, re.MULTILINE)
     packages = {f"services/tokenbus/{path.parent.name}/" for path in TOKENBUS.glob("*/__init__.py")}
@@ -43,7 +42,6 @@ def test_architecture_has_a_row_for_every_package() -> None:
 
 
 def test_members_that_pages_name_exist() -> None:
-    """Every Class.member on any page is one of that class, or of one that it derives from."""
     classes: dict[str, str] = {}
     for path in (path for folder in ("services", "contracts", "gpu_ops") for path in (ROOT / folder).rglob("*.py")):
         for name, bases, body in _CLASS.findall(path.read_text()):
@@ -74,7 +72,6 @@ def _anchors(text: str) -> set[str]:
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    """Every link to a file or to a heading, on its own page or on another, names one that is there."""
     for page in {*PAGES, *(ROOT / "docs").rglob("*.md")}:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
             other = page.parent / target if target else page
@@ -83,7 +80,6 @@ def test_links_in_the_documents_lead_somewhere() -> None:
 
 
 def test_attacks_that_security_names_are_tests() -> None:
-    """Every test that docs/security.md names is there."""
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
     assert len(named) > 20
     for file, test in named:
@@ -91,7 +87,6 @@ def test_attacks_that_security_names_are_tests() -> None:
 
 
 def test_page_of_testing_has_every_name() -> None:
-    """docs/testing.md shows each name of tokenbus.testing, and each method of a bus and a line that a test calls."""
     page = (ROOT / "docs" / "testing.md").read_text()
     methods = [name for kind in (testing.Bus, testing.Line) for name in vars(kind) if not name.startswith("_")]
     internal = {

@@ -118,7 +118,6 @@ def test_no_value_breaks_the_line(text: str) -> None:
 
 
 def test_traceback_cannot_pass_for_a_line() -> None:
-    """An error's traceback follows its line, indented, also where the error's own text has line breaks."""
     stream = configured(format="console")
     try:
         int("x\n2026-01-01T00:00:00Z [info] forged\x1b[0m")
@@ -191,7 +190,6 @@ def deduplicated(most: int = 4) -> tuple[ManualClock, Heard, DeduplicatedLog]:
 
 
 def test_episode_is_logged_once() -> None:
-    """The first of a kind is logged, the rest is counted, and the end says how many and for how long."""
     clock, heard, episodes = deduplicated()
     logged = []
     for moment in range(5):
@@ -228,7 +226,6 @@ def test_episode_ends_in_quiet() -> None:
 
 
 def test_keys_are_bounded() -> None:
-    """Keys beyond the most are counted together, so that made-up keys fill neither memory nor the log."""
     clock, heard, episodes = deduplicated(most=2)
     for key in range(100):
         episodes.begin(key, heard, "refused", client=key)

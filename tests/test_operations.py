@@ -73,14 +73,12 @@ def events() -> dict[str, bool]:
 
 
 def test_metrics_that_it_names_are_measured() -> None:
-    """Every metric on the page is one that some process serves."""
     named = {name for name in quoted(PAGE) if name.startswith("tokenbus_")}
     assert len(named) >= 5
     assert named <= METRICS
 
 
 def test_settings_that_it_names_can_be_set() -> None:
-    """Every key on the page is a setting, and every variable one's name in the environment."""
     named = {name for name in quoted(PAGE) if re.fullmatch(rf"(?:{'|'.join(SECTIONS)})\.\w+", name)}
     assert len(named) > 30
     assert named <= ENTRIES.keys()
@@ -89,7 +87,6 @@ def test_settings_that_it_names_can_be_set() -> None:
 
 
 def test_runbook_names_what_is_there() -> None:
-    """In the runbook the log's column has events, and the client's error codes."""
     table = rows("Runbook")
     assert len(table) > 25
     for log, _, client, _ in table:
@@ -98,7 +95,6 @@ def test_runbook_names_what_is_there() -> None:
 
 
 def test_every_failure_that_can_be_seen_is_explained() -> None:
-    """Every error code but those for a client's own mistakes is in the table, and every warning is on the page."""
     assert {name for row in rows("Runbook") for name in quoted(row[2])} >= CODES - THEIR_OWN
     assert {event for event, is_worse in events().items() if is_worse} - set(quoted(PAGE)) == set()
 

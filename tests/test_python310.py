@@ -86,7 +86,6 @@ def _run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_needs_a_newer_python_says_so_in_one_line(python: str) -> None:
-    """Each package that needs 3.11 names itself and both versions, and the others are imported."""
     program = (
         "import sys, importlib, tokenbus\n"
         "tokenbus.Publisher, tokenbus.run_engine, tokenbus.StepArrays, tokenbus.encode, tokenbus.token_logprobs\n"
@@ -117,7 +116,6 @@ def test_command_that_needs_a_newer_python_says_so_in_one_line(python: str) -> N
 
 @pytest.mark.nightly
 def test_broken_package_is_not_taken_for_an_old_python(python: str) -> None:
-    """A command that lacks a package of someone else's says which, on 3.10 too."""
     hidden = "import sys; sys.modules['numpy'] = None; from tokenbus.cli import main; main(['worker'])"
     run = _run(python, "-c", hidden)
     assert run.returncode

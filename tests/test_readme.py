@@ -53,7 +53,6 @@ def _beside_a_processor(command: list[str], environment: dict[str, str]) -> Iter
 
 
 def test_batch_example() -> None:
-    """The contract's example prints both rows in batch order."""
     run = subprocess.run([sys.executable, "-c", BATCH], check=True, capture_output=True, text=True)
     assert run.stdout == "11 0 [0] [-0.01]\n10 7 [11 12] [-0.25 -1.5 ]\n"
 
@@ -120,7 +119,6 @@ async def test_embedded_example(environment: dict[str, str], capsys: pytest.Capt
 
 
 def test_readme_shows_the_measured_figures() -> None:
-    """The README compares two systems with their queues, by the figures of docs/benchmarks/codec.md."""
     page = (ROOT / "docs" / "benchmarks" / "codec.md").read_text()
     found = re.findall(r"^\| ([^|]+?) +((?:\| +[\d,.]+ +){3})\|", page.partition("times Tokenbus")[0], re.MULTILINE)
     us = {peer: [float(cell.replace(",", "")) for cell in cells.split("|")[1:]] for peer, cells in found}

@@ -113,7 +113,6 @@ def test_no_file_is_dead() -> None:
 
 
 def test_no_setting_is_dead() -> None:
-    """Every setting is read outside the settings themselves."""
     read = {
         attribute
         for path in _TOKENBUS.rglob("*.py")
@@ -163,7 +162,6 @@ def test_every_test_asserts_something(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.stem)
 def test_locks_have_hashes_and_no_addresses(path: Path) -> None:
-    """Every locked requirement is one version with hashes, and no line names where it comes from."""
     text = path.read_text()
     requirements = [block for block in re.split(r"\n(?=\S)", text) if not block.startswith("#")]
     assert requirements

@@ -50,7 +50,6 @@ def test_what_could_run_code_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_sbom_lists_what_the_locks_hold() -> None:
-    """Each lock has a document with every package of it, its version and its hashes, the same each time."""
     said = []
     for _ in range(2):
         command = [sys.executable, str(ROOT / "requirements" / "supply.py"), "sbom"]
@@ -67,7 +66,6 @@ def test_sbom_lists_what_the_locks_hold() -> None:
 
 
 def test_audit_that_cannot_ask_says_so_and_fails() -> None:
-    """An index that does not answer about vulnerabilities is one line and a status that is no success."""
     command = [sys.executable, str(ROOT / "requirements" / "supply.py"), "audit"]
     run = subprocess.run(
         command, check=False, capture_output=True, text=True, env={"TOKENBUS_AUDIT_INDEX": "http://127.0.0.1:1"}

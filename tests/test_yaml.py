@@ -35,7 +35,6 @@ def test_go_reads_the_same(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_difference_and_a_refusal_are_found(tmp_path: Path) -> None:
-    """What the two libraries read differently is seen by this comparison, and what one refuses, in Go's words."""
     path = tmp_path / "some.yml"
     path.write_text("a: yes")
     assert read_by_go(path) != YAML(typ="safe").load(path.read_text())

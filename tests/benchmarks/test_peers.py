@@ -19,7 +19,6 @@ SIZES = [Case(1, 1, 0), Case(16, 1, None), Case(99, 3, 20), Case(256, 3, None)]
 
 @pytest.mark.parametrize("case", SIZES, ids=str)
 def test_every_codec_delivers_what_the_engine_emitted(case: Case) -> None:
-    """Each request gets the engine's own tokens, logprobs, ranks and alternatives, whichever peer carries them."""
     steps = make_steps(case, 2, seed=7)
     with lineup() as (peers, absent):
         assert {peer.label for peer in peers} | absent.keys() == {kind.label for kind in PEERS}

@@ -151,12 +151,7 @@ class Victim:
 
     async def __aenter__(self) -> "Victim":
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            _VICTIM,
-            *self._arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            sys.executable, "-c", _VICTIM, *self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdout is not None
         self.address = (await soon(self._process.stdout.readline())).decode().strip()

@@ -27,7 +27,6 @@ def line(name: str = "w0", **fields: object) -> str:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Names, keys, roles, patterns and times come back as they were given, revoked or not."""
     file = tmp_path / "allowed.toml"
     first = new_key("w0", public(), ["worker", "observer"], ["w-*", 'odd "\\ é', "[ab]?"])
     second = replace(new_key("g", public(), ["client"], ["g"]), revoked=datetime(2026, 1, 2, tzinfo=timezone.utc))
@@ -69,7 +68,6 @@ def test_role_that_is_not_listed_is_not_had() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, reason: str) -> None:
-    """A file with anything unknown or out of its bounds is refused whole, in one line with the place and the value."""
     file = tmp_path / "allowed.toml"
     file.write_text(text)
     with pytest.raises(AllowListError) as refused:
@@ -101,7 +99,6 @@ def test_missing_and_too_large_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_it_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> None:
-    """A change is seen at the next look, by whichever way the file was replaced; without one, nothing is read."""
     file = tmp_path / "allowed.toml"
     key = new_key("w0", public(), ["worker"], ["*"])
     write_keys(file, [])
@@ -120,7 +117,6 @@ def test_it_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> None:
 
 
 def test_writers_take_turns_and_readers_see_whole_files(tmp_path: Path) -> None:
-    """Of many keys that are added at once none is lost, and a concurrent reader always reads a valid file."""
     file = tmp_path / "allowed.toml"
     write_keys(file, [])
 

@@ -46,7 +46,6 @@ def fill(connection: Connection) -> int:
 
 
 async def test_parts_stay_together(bus: Bus) -> None:
-    """Messages of any number of parts, from several connections at once, arrive as they were sent."""
     listener = await bus.listen()
     names = [b"a", b"b", b"c"]
     for name in names:
@@ -278,7 +277,6 @@ async def test_receiver_hears_before_others_run(bus: Bus) -> None:
 
 @pytest.mark.parametrize("bus", KINDS[1:], indirect=True)  # the first counts messages alone: tests run alike
 async def test_receiving_what_takes_long_lets_others_run(bus: Bus) -> None:
-    """A few messages on which much time is spent do not keep others waiting."""
     listener, connection, _ = await bus.pair()
     for number in range(11):
         assert connection.send(numbered(number))

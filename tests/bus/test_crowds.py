@@ -49,7 +49,6 @@ async def _admit(listener: Listener, count: int) -> None:
 
 
 async def test_crowd_with_keys_is_admitted_whole(make: Make, tmp_path: Path) -> None:
-    """500 peers that connect before the listener answers the first are all admitted, and none is cut off."""
     assert room_for(4 * _CROWD) == 4 * _CROWD  # both sides are this process: two files each, and one for their threads
     keyring = Keyring(tmp_path)
     keyring.make("peer")

@@ -81,7 +81,6 @@ async def test_allowed_key_is_its_owner(meeting: Meeting, role: Role) -> None:
 async def test_key_that_is_not_allowed_is_refused(
     meeting: Meeting, keyring: Keyring, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key that is not listed is not let in; both sides say so once, and the listener's line has the key."""
     caplog.set_level(logging.WARNING)
     public = keyring.make("other")
     connection = await meeting.joined("other")
@@ -97,10 +96,7 @@ async def test_key_that_is_not_allowed_is_refused(
 async def test_key_for_another_listener_and_no_key_are_refused(meeting: Meeting, keyring: Keyring, make: Make) -> None:
     for connection, reason in (
         (await meeting.joined("witness", server_key=keyring.make("other")), "another key than this listener's"),
-        (
-            await make("zeromq-tcp", QUICK).connect(meeting.listener.address),
-            "uses another mechanism",
-        ),
+        (await make("zeromq-tcp", QUICK).connect(meeting.listener.address), "uses another mechanism"),
     ):
         connection.send([b"let me in"])
         await meeting.refuses(reason)
@@ -311,7 +307,6 @@ async def test_keys_that_are_half_set_are_refused(keyring: Keyring) -> None:
 
 
 async def test_files_that_cannot_be_used_are_refused(keyring: Keyring, folder: Path) -> None:
-    """A file that is not there, is no key, or may be read by others is refused by its path; no secret is shown."""
     keyring.make("w0")
     secret = keyring.folder / "w0.key_secret"
     text = secret.read_text().split('secret-key = "')[1].split('"')[0]

@@ -121,7 +121,6 @@ async def test_address_where_no_processor_answers_is_told(caplog: pytest.LogCapt
 
 
 async def test_messages_go_out_in_order_and_come_in() -> None:
-    """What the session says arrives in order, and what comes is heard at the clock's time."""
     line = await Line().start()
     for word in (b"one", b"two"):
         line.say(word, b"part")
@@ -269,7 +268,6 @@ async def test_what_was_not_answered_is_logged(
 
 
 async def test_states_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """That a processor refused, or was connected, or asks for a new handshake, can be read in the log."""
     caplog.set_level("INFO")
     line = await Line().start()
     line.script.refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_LIMITS, message="too wide")

@@ -47,7 +47,6 @@ def test_file_whose_reading_failed_once_is_read_later_though_it_has_not_changed_
 
 
 def test_file_that_is_mended_is_read_at_once(tmp_path: Path) -> None:
-    """A change is seen at the next look, however short a time ago reading failed."""
     path, clock = tmp_path / "file", ManualClock()
     path.write_text("first")
     file, watched = _File(path), WatchedFiles([path], clock.now)

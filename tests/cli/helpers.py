@@ -113,7 +113,6 @@ def recording(
     first: int = 1,
     worker_id: str = WORKER,
 ) -> bytes:
-    """Return the recording of some items, with a gap in the place of those that are missing."""
     data = [hello_entry(EPOCH, hello(worker_id), first)]
     for sequence, kind, payload in items or payloads(first=first, worker_id=worker_id):
         if sequence not in without:
@@ -161,8 +160,6 @@ def after_hello(data: bytes) -> bytes:
 
 
 class Service(Program):
-    """A subcommand whose log can be waited for."""
-
     def __init__(self, *arguments: str, **values: object) -> None:
         variables = environment_of({key.replace("__", "."): values[key] for key in values})
         super().__init__(arguments[0], start([str(COMMAND), *arguments], {**os.environ, **variables}))

@@ -127,7 +127,6 @@ def test_each_file_is_reported_when_it_is_read() -> None:
 
 
 def test_what_comes_from_outside_is_printed_escaped(tokenbus: Tokenbus) -> None:
-    """A worker's name, a file's, even one that is no UTF-8, and what was typed write nothing else to a terminal."""
     (line,) = tokenbus("check", "-", stdin=message("w\nok       x\x1b[2J\r\x9b\u202e")).out.split("\n")[:-1]
     assert line.startswith(r"ok       -: w\nok       x\x1b[2J\r\x9b\u202e/1 sequence 1 ")
     run = tokenbus("check", "a\nok\x1b[31m\udcff")

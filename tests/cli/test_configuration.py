@@ -24,7 +24,6 @@ def loaded(*arguments: str) -> Settings:
 def test_options_count_more_than_variables_and_those_more_than_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """An option of its own counts most, then --set, then the environment, then the file."""
     file = tmp_path / "tokenbus.toml"
     file.write_text('[worker]\nid = "file"\nmodel = "file"\ntop_logprobs = 1\nmax_requests = 1\n')
     for name in ("ID", "MODEL", "MAX_REQUESTS"):
@@ -46,7 +45,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.parametrize("command", SERVICES)
 def test_setting_that_cannot_be_used_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each service names the key, what is valid and what it got, with status 2."""
     file = ["steps.tokenbus"] if command == "record" else []
     line = refusal(capsys, command, *file, "--set", "processor.max_workers=many")
     assert line == "tokenbus: processor.max_workers: 1 to 65536 workers, got 'many'"
@@ -82,6 +80,5 @@ def test_what_is_no_pair_is_a_wrong_use(pair: str, capsys: pytest.CaptureFixture
 def test_address_that_cannot_be_used_is_one_line(
     arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An address that no socket can have is named with the reason, with status 2."""
     monkeypatch.chdir(tmp_path)
     assert refusal(capsys, *arguments, "--log-level", "error").startswith(f"tokenbus: {line}")

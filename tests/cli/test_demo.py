@@ -61,7 +61,6 @@ def test_one_value_that_differs_is_found(changed: dict[str, Any], answers: list[
 
 
 def test_lost_and_repeated_tokens_are_told(answers: list[Answer], truth: list[Answer]) -> None:
-    """A token that did not come, and one that came twice, are reported."""
     tokens = answers[0].tokens
     for wrong in ([*tokens[:3], *tokens[4:]], [tokens[0], *tokens]):
         answers[0].tokens = wrong

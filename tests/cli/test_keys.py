@@ -44,7 +44,6 @@ def test_key_is_made_for_its_owner_alone(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_key_is_never_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that has a file already, either one, is refused, and what was there stays."""
     said(capsys, "keys", "make", "w0")
     before = Path("keys/w0.key_secret").read_text()
     assert said(capsys, "keys", "make", "w0") == (
@@ -60,7 +59,6 @@ def test_key_is_never_replaced(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", "-x", "x" * 65, "new\nline"])
 def test_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """A name that would be another path, or no file's, is refused before anything is made."""
     status, out, err = said(capsys, "keys", "make", "--", name)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "make: name: 1 to 64 letters" in err
@@ -129,7 +127,6 @@ def test_file_is_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: p
     ],
 )
 def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str) -> None:
-    """Wrong use and broken files are status 2 and one line with what is wrong; no file is changed."""
     said(capsys, "keys", "make", "w0")
     Path("broken.toml").write_text("[[key]")
     status, out, err = said(capsys, "keys", *arguments)

@@ -152,7 +152,6 @@ def test_runtime_folder_is_private_and_made_where_it_can_be(folder: Path, monkey
 
 
 async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
-    """A service that stays silent for too long ends the start, and the line names the option that allows more."""
     services = plan(folder, {"processor.metrics_address": ""}).services
     system = Supervisor(services, folder, lambda _: None, start_seconds=0)
     with pytest.raises(CommandError, match=r"^processor: not ready after 0 s.* \(up --start-seconds\)"):
@@ -161,8 +160,6 @@ async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
 
 
 async def test_reader_that_goes_away_stops_the_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once nothing can be printed any more, everything is stopped, and the error is the command's."""
-
     def fail(*_: object, **__: object) -> None:
         raise BrokenPipeError
 

@@ -13,7 +13,6 @@ class Terminal(io.StringIO):
 
 
 def test_terminal_shows_progress_now_and_then() -> None:
-    """On a terminal one line is written over, ten times a second at most, and taken away at the end."""
     stream, time = Terminal(), [0.0]
     progress = Progress(stream, lambda: time[0])
     for number in range(8, 12):
@@ -25,7 +24,6 @@ def test_terminal_shows_progress_now_and_then() -> None:
 
 
 def test_nothing_is_shown_elsewhere() -> None:
-    """In a file or a pipe there is no progress."""
     stream = io.StringIO()
     progress = Progress(stream)
     progress.show("8 items")
@@ -34,7 +32,6 @@ def test_nothing_is_shown_elsewhere() -> None:
 
 
 def test_line_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that would go on in the next row, where nothing can write over it, is cut off."""
     monkeypatch.setenv("COLUMNS", "20")
     stream = Terminal()
     Progress(stream).show("0123456789" * 3)

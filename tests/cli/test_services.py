@@ -22,7 +22,6 @@ QUIET = ["--metrics-address", ""]
 
 
 async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """A second signal ends a service that drains for a request which takes hours, as the signal alone would have."""
     with (
         Service("processor", *addresses(tmp_path), *QUIET, processor__drain_timeout_ms=3_600_000) as processor,
         Service("worker", *addresses(tmp_path)[:2], "--steps-per-second", "20", "--engine", "synthetic") as worker,

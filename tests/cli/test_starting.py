@@ -11,7 +11,6 @@ from tokenbus.cli.supervisor import Child, ServiceEvent
 
 
 async def test_last_output_is_shown() -> None:
-    """The last hundred lines are shown, whatever came before them."""
     lines = [f"line {number}" for number in range(300)]
     child, events = await read("\n".join(lines).encode())
     child.status = 1

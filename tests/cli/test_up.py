@@ -147,7 +147,6 @@ def test_death_is_told_and_without_a_processor_all_ends(folder: Path) -> None:
 
 
 def test_children_end_with_a_killed_parent(folder: Path) -> None:
-    """No child lives on when the command itself is killed, and its children remove the folder that it left."""
     with Command(["up", *FEW, "--gateways", "0", "--json"], environment(folder)) as command:
         processes = pids(command.event("up"))
         command.signal(SIGKILL)
@@ -224,7 +223,6 @@ def test_wrong_use(arguments: list[str], why: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.nightly
 def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
-    """A signal that comes before everything is ready leaves nothing behind, and is no failure."""
     with Command(["up", *FEW, "--json"], environment(folder)) as command:
         first = command.event("started")
         command.signal(SIGTERM)
@@ -237,8 +235,6 @@ def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
 def test_file_that_fails_is_not_taken_for_the_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A disk that is full is told with the file's name, not as a failure of standard output."""
-
     def fill(*_: object) -> int:
         raise OSError(28, "No space left on device", "/somewhere/lock")
 

@@ -118,7 +118,6 @@ async def test_open_requests_are_bounded() -> None:
 
 
 async def test_requests_are_given_up_when_there_is_no_processor_for_too_long() -> None:
-    """Without a processor requests wait for their time, and then end with an error that says so; new ones wait anew."""
     _, client, clock = await meeting({"client.resume_timeout_ms": 5000, "client.drain_timeout_ms": 0})
     async with client:
         tokens = client.generate(generate_of(5))
@@ -136,7 +135,6 @@ async def test_requests_are_given_up_when_there_is_no_processor_for_too_long() -
 
 
 async def test_leaving_has_an_end_and_so_has_every_request() -> None:
-    """A request that does not end within the drain's time ends with an error: no caller waits forever."""
     processor, client, clock = await meeting({"client.drain_timeout_ms": 2000})
     async with client:
         tokens = client.generate(generate_of(5))
@@ -153,7 +151,6 @@ async def test_leaving_has_an_end_and_so_has_every_request() -> None:
 
 
 async def test_requests_end_when_the_connection_fails_for_good() -> None:
-    """When the connection itself breaks down, closing the client raises the error, and every request ends."""
     chosen = settings({"bus.clients_address": ADDRESS})
     client = Client(chosen, transport=BreakingTransport(chosen.bus), clock=ManualClock())
     await client.__aenter__()

@@ -44,7 +44,6 @@ class Line:
 
 
 async def test_drain_that_is_cancelled_leaves_nothing() -> None:
-    """A client whose drain is interrupted ends its requests and all of its tasks."""
     before = asyncio.all_tasks()
     line = await Line(HERE, THERE).open()
     tokens = line.requests.open(generate_of(7))

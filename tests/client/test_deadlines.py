@@ -51,7 +51,6 @@ async def test_moment_survives_a_processors_restart() -> None:
 
 
 async def test_request_whose_end_is_not_heard_ends_here() -> None:
-    """With the processor gone, a request ends at its deadline and a grace, and says how many tokens came."""
     async with met() as (processor, client, clock):
         tokens = client.generate(generate_of(5, deadline_ms=6000))
         await processor.body("generate")

@@ -254,7 +254,6 @@ async def test_generation_that_ended_needs_no_abort() -> None:
 
 
 def test_rows_of_a_closed_request_are_dropped_until_the_processor_ended_it() -> None:
-    """Late rows of a closed request cause no second abort; its last row ends it, and its id is free again."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
@@ -345,7 +344,6 @@ def test_scores_whose_chunks_do_not_agree_end_their_request_alone(
 
 
 def test_each_end_comes_once_after_the_rows_before_it() -> None:
-    """Last rows, errors of the processor, gaps, deadlines, closing and giving up all end in the one ordered stream."""
     peer = opened()
     outputs: list[StepRows | RequestEnd] = []
     peer.requests.open_stream(outputs.append)
@@ -432,7 +430,6 @@ async def test_generation_beside_steps_has_its_end() -> None:
     ],
 )
 async def test_stop_that_ended_a_request_is_named(status: RowStatus, stop: int, expected: int | str | None) -> None:
-    """A generation tells the stop token or the stop text that ended it; neither did where the model's end did."""
     async with met() as (processor, client, _):
         generation = client.generate([1], request_id=5, stop=["a", "b"], stop_token_ids=[7])
         await processor.body("generate")

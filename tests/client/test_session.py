@@ -126,7 +126,6 @@ def test_frames_are_acked_together(window: dict[str, int], count: int) -> None:
 
 
 def test_few_frames_are_acked_after_a_while() -> None:
-    """What came waits for its ack no longer than said, and the link is told when to ask for it."""
     peer = opened()
     peer.requests.open(generate_of(5))
     list(peer.says_all())

@@ -9,8 +9,6 @@ from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 
 
 def test_hello_is_said_more_rarely_and_at_random_times() -> None:
-    """Hellos that are not answered come apart: each waits for a random time, up to twice as long, and no longer."""
-
     def pauses() -> list[float]:
         peer, found = Peer(), []
         for _ in range(8):

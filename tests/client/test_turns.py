@@ -14,11 +14,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Outputs
 from tokenbus_contracts.generated.request_pb2 import Admitted, ContinuationPolicy, ErrorCode, Generate, RequestError
 
 ANY = 0
-LOST, ENGINE, GAP = (
-    ErrorCode.ERROR_CODE_WORKER_LOST,
-    ErrorCode.ERROR_CODE_ENGINE,
-    ErrorCode.ERROR_CODE_GAP,
-)
+LOST, ENGINE, GAP = ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_ENGINE, ErrorCode.ERROR_CODE_GAP
 NO_WORKER, INVALID = ErrorCode.ERROR_CODE_NO_WORKER, ErrorCode.ERROR_CODE_INVALID_REQUEST
 
 

@@ -34,8 +34,6 @@ async def rounds(waiter: Waiter, seen: list[int], number: int, most: int = 3) ->
 
 @pytest.mark.parametrize("new_loop", LOOPS)
 def test_all_that_are_woken_go_on_in_one_callback(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """However many tasks wait, the loop runs one callback for all, in the order in which they began to wait."""
-
     async def run() -> None:
         made, seen = waiters(100), list[int]()
         tasks = [asyncio.create_task(rounds(waiter, seen, number)) for number, waiter in enumerate(made)]
@@ -59,8 +57,6 @@ def test_all_that_are_woken_go_on_in_one_callback(new_loop: Callable[[], asyncio
 
 @pytest.mark.parametrize("new_loop", LOOPS)
 def test_only_those_go_on_that_have_something_to_take(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """One look wakes each whose items have come; the others wait on, and go on at a later look."""
-
     async def run() -> None:
         wake_ups, seen = WakeUps(), list[int]()
         items: list[list[int]] = [[] for _ in range(9)]
@@ -86,8 +82,6 @@ def test_only_those_go_on_that_have_something_to_take(new_loop: Callable[[], asy
 
 @pytest.mark.parametrize("new_loop", LOOPS)
 def test_task_that_waits_can_be_cancelled(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Cancelling ends the wait with the message that was given, also where a wake-up is on its way; others go on."""
-
     async def run() -> None:
         made, seen = waiters(3), list[int]()
         tasks = [asyncio.create_task(rounds(waiter, seen, number, 1)) for number, waiter in enumerate(made)]

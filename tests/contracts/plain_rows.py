@@ -48,7 +48,6 @@ def plain_extras(extras: Extras | None) -> PlainExtras | None:
 
 
 def between(row: Row, begin: int, end: int) -> Row:
-    """Return a plain row with its tokens from one place to another alone."""
     plain: Any = row
     scored = slice(begin, end) if plain.logprobs else slice(0)
     return row._replace(

@@ -11,7 +11,6 @@ from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStat
 
 @pytest.mark.parametrize("name", ["header", "token_ids", "_layout", "anything"])
 def test_batch_does_not_change(name: str) -> None:
-    """Neither header nor columns can be put or taken away once the batch is made."""
     made = batch()
     with pytest.raises(AttributeError, match="a batch is immutable"):
         setattr(made, name, None)
@@ -49,7 +48,6 @@ def test_row_that_is_not_there(index: int) -> None:
 
 @pytest.mark.parametrize("rows", [[True, False], [0.9], [[0]], "0", [-1], [0, 2], [1, 1]])
 def test_selection_of_what_are_no_places(rows: Any) -> None:  # noqa: ANN401
-    """A mask, fractions, a matrix, text, places beyond the batch and places named twice are refused."""
     with pytest.raises(ContractError, match=r"^rows: "):
         batch().select(rows)
 
@@ -122,7 +120,6 @@ def test_size_of_a_buffer_is_its_bytes() -> None:
 
 
 def test_error_is_one_short_line_whatever_came() -> None:
-    """Neither a number of thousands of digits nor text with line breaks spoils the error's line."""
     for value in (10**5000, "x\ny\x1b[31m", "y" * 10_000):
         with pytest.raises(ContractError) as refused:
             encode(LogprobBatch(HEADER._replace(epoch=value), **TWO_ROWS))  # type: ignore[arg-type]
@@ -133,7 +130,6 @@ def test_error_is_one_short_line_whatever_came() -> None:
 
 @pytest.mark.parametrize(("begins", "ends"), [([0], [0]), ([1, 1], [0, 1]), ([-1, 0], [1, 1]), ([0, 0], [2, 2])])
 def test_tokens_between_places_that_are_not_there(begins: list[int], ends: list[int]) -> None:
-    """Places that miss a row, run backwards or lie beyond a row's tokens are refused."""
     with pytest.raises(ContractError, match=r"^begins: "):
         batch().between(begins, ends)
 
@@ -180,7 +176,6 @@ def test_joined_batch_has_the_header_of_its_last_part() -> None:
 
 
 def test_a_row_is_a_view_each_time() -> None:
-    """A batch keeps no row: each that is asked for has views of its columns, and each iterator begins anew."""
     made = decode(encode(batch()))
     first, again = made.row(1), made.row(1)
     assert np.shares_memory(first.token_ids, again.token_ids)

@@ -41,7 +41,6 @@ def refusal(**changed: Any) -> ContractError:  # noqa: ANN401
 
 
 def test_lists_and_arrays_encode_alike() -> None:
-    """Columns may be lists, tuples, or arrays of any integer or float type that fits, in any layout."""
     plain = encode(batch())
     arrays = {name: np.array(values) for name, values in TWO_ROWS.items()}
     assert encode(LogprobBatch(HEADER, **arrays)) == plain
@@ -75,7 +74,6 @@ def test_integer_column_refuses_what_it_cannot_hold(name: str, value: object, ru
     ],
 )  # fmt: skip
 def test_value_column_refuses_what_is_no_logprob(name: str, value: object, rule: Rule) -> None:
-    """NaN, infinities, what is infinite as float32, positive values and no numbers at all are refused by name."""
     error = refusal(**{name: [*TWO_ROWS[name][:-1], value]})
     assert error.field.startswith(name)
     assert error.rule == rule
@@ -108,7 +106,6 @@ def test_column_of_another_length_is_refused(name: str) -> None:
     ],
 )  # fmt: skip
 def test_header_value_of_another_type_is_refused(name: str, value: object) -> None:
-    """A header value that its field cannot hold is a ContractError that names it, never a TypeError."""
     header = HEADER._replace(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(ContractError) as refused:
         encode(LogprobBatch(header, **TWO_ROWS))
@@ -140,7 +137,6 @@ def test_message_over_its_bound_is_refused_before_it_is_written() -> None:
 
 
 def test_message_is_as_long_as_what_it_holds() -> None:
-    """Twice the rows have no more than twice the bytes: nothing has a fixed size."""
     sizes = []
     for rows in (128, 256):
         columns = {name: np.tile(values, rows // 2) for name, values in TWO_ROWS.items()}

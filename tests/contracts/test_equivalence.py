@@ -93,7 +93,6 @@ def test_broken_messages_are_read_alike(make: Callable[[Random], bytes]) -> None
 
 
 def test_what_keeps_the_contract_is_read_and_written_alike() -> None:
-    """In any encoding the codec reads what the generated classes read, and it writes their bytes."""
     for seed in range(many(2000, 150)):
         rng = seeded(seed)
         message = valid_message(rng)
@@ -144,7 +143,6 @@ def test_row_holds_its_slices_of_the_columns() -> None:
 
 
 def test_rows_move_with_all_their_columns() -> None:
-    """In batch order, selected, or taken apart at random and joined again, a row keeps all that belongs to it."""
     for rng, batch, rows in batches():
         in_order = sorted(rows, key=lambda row: row.batch_index)
         places = rng.sample(range(batch.row_count), rng.randint(0, batch.row_count))
@@ -188,7 +186,6 @@ def test_large_message_gets_the_same_treatment() -> None:
 
 @pytest.mark.parametrize("part", ["header's key", "header's length", "column's key", "column's length", "field's key"])
 def test_readers_stop_at_the_same_padding(part: str) -> None:
-    """A key or a length that is padded is read as far as the generated classes read it, and no further."""
     whose, what = part.split("'s ")
     message = pb.LogprobBatch.FromString(vector("valid", "two_rows_with_alternatives")[0])
     major, *others = message.header.SerializeToString()
@@ -207,7 +204,6 @@ def test_readers_stop_at_the_same_padding(part: str) -> None:
 
 @pytest.mark.parametrize("within", ["header", "message"])
 def test_readers_stop_at_the_same_depth(within: str) -> None:
-    """Unknown groups within each other are read as deep as the generated classes read them, and no deeper."""
     message = pb.LogprobBatch.FromString(vector("valid", "one_row")[0])
     header = message.header.SerializeToString()
     message.ClearField("header")

@@ -166,7 +166,6 @@ def test_every_frame_has_a_size() -> None:
 
 
 def _padding(size: int) -> bytes:
-    """Return a field that no frame knows, of so many bytes in all."""
     return varint(PADDING_FIELD << 3 | 2, 2) + varint(size - 6, 4) + bytes(size - 6)
 
 
@@ -228,7 +227,6 @@ def test_nested_choice_is_not_ignored() -> None:
 
 
 def test_newer_fields_and_names_pass() -> None:
-    """What a minor 1 adds to an answer or to a request passes through a peer of minor 0."""
     newer = varint(31 << 3 | 2, 2) + b"\x02hi"
     answer = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
     answer.refusal.MergeFromString(newer)
@@ -249,7 +247,6 @@ def test_cut_frames() -> None:
 
 
 def test_malformed_frame_is_explained() -> None:
-    """The error of bytes that are no frame names the place, in nested messages too."""
     data = WorkerFrame(
         epoch=1, goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, message="ab")
     ).SerializeToString()

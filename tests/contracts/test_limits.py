@@ -15,7 +15,6 @@ NAMES = [field.name for field in fields(Limits)]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_limit_wider_than_the_schema_is_refused(name: str) -> None:
-    """No limit may be raised above the schema's own; the error names it with the limit and the value."""
     most = getattr(Limits.schema(), name)
     with pytest.raises(ContractError, match=rf"limits\.{name}: at most {most}, got {most + 1}") as refused:
         replace(Limits.schema(), **{name: most + 1})

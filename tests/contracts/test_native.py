@@ -102,7 +102,6 @@ def _read_twice() -> Iterator[tuple[Random, LogprobBatch, LogprobBatch]]:
 
 @installed
 def test_it_selects_rows_as_numpy_does() -> None:
-    """Rows that are selected by the compiled code, once or twice, are written as those that Python selects."""
     for rng, read, arrays in _read_twice():
         for _ in range(5):
             rows = rng.sample(range(read.row_count), rng.randint(0, read.row_count))
@@ -121,7 +120,6 @@ def test_it_selects_rows_as_numpy_does() -> None:
     ],
 )
 def test_it_takes_no_row_twice(name: str, rows: list[int]) -> None:
-    """A place that is no row's, or is named twice, is refused by C and numpy in the same words."""
     read, arrays = _read(MESSAGES[name]), wire.read(MESSAGES[name])
     assert read is not None
     assert arrays is not None

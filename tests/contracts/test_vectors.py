@@ -26,7 +26,6 @@ def vector(kind: str, name: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def test_there_are_vectors_of_both_kinds() -> None:
-    """The folder holds at least the promised number of messages, and each kind of rule is broken by one."""
     assert len(VALID) >= 20
     assert len(INVALID) >= 40
     broken = {vector("invalid", name)[1]["rule"] for name in INVALID}
@@ -52,7 +51,6 @@ def test_valid_vector_decodes_to_what_its_json_says() -> None:
 
 
 def test_invalid_vector_is_refused_for_its_reason() -> None:
-    """An invalid message is refused in one line, for the field, the rule, the limit and the value written beside it."""
     for name in INVALID:
         data, expected = vector("invalid", name)
         with pytest.raises(ContractError) as refused:
@@ -67,7 +65,6 @@ def test_invalid_vector_is_refused_for_its_reason() -> None:
 
 
 def test_batches_are_compared_bit_by_bit() -> None:
-    """Two batches are equal only if header and columns are; another type of object never is."""
     batch = decode(vector("valid", "mixed_counts")[0])
     other = decode(vector("valid", "mixed_scoring")[0])
     assert batch == decode(encode(batch))

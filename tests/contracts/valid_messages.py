@@ -39,7 +39,6 @@ _MAY_PROPOSE = (pb.ROW_STATUS_ACTIVE, pb.ROW_STATUS_HANDED_OFF)
 
 
 def canonical(message: pb.LogprobBatch) -> bytes:
-    """Return the encoding that the codec must write."""
     return message.SerializeToString(deterministic=True)
 
 

@@ -106,7 +106,6 @@ def _outcome(data: bytes) -> tuple[str, str]:
 
 
 def test_damaged_request_is_read_and_refused_or_taken() -> None:
-    """A request with every parameter and one wrong byte is a ContractError, refused in one line, or taken as it is."""
     full = SamplingParameters(seed=7)
     for name in OFFERED:
         full.MergeFrom(effective(name))

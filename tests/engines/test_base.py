@@ -77,7 +77,6 @@ def test_a_prompt_is_scored() -> None:
 
 
 def test_logits_may_change_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call has its own lists, and at most `max_running` of them, those of a prompt to score included."""
     sizes: list[int] = []
 
     def padded(self: Table, sequences: Sequence[list[int]]) -> npt.NDArray[np.float32]:

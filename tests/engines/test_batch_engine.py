@@ -34,7 +34,6 @@ def running(name: str, steps: int, role: str) -> Run:
 def test_step_that_fails_is_computed_again(
     name: str, method: str, steps: int, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever a step fails, the next one, and all after it, give what it would have given, an abort before it too."""
     calm, run = running(name, steps, role).to_the_end(), running(name, steps, role)
 
     with monkeypatch.context() as patch:

@@ -71,7 +71,6 @@ def test_rows_have_their_own_params() -> None:
 
 
 def test_what_is_impossible_is_never_drawn() -> None:
-    """A token of no probability does not come, not even at the ends of chance."""
     distribution = np.array([[0.0, 0.25, 0.0, 0.75, 0.0]])
     almost_one = np.nextafter(1.0, 0.0)
     drawn_tokens = [int(drawn(distribution, np.array([chance]))[0]) for chance in (0.0, 0.2499, 0.25, almost_one)]
@@ -79,7 +78,6 @@ def test_what_is_impossible_is_never_drawn() -> None:
 
 
 def test_chance_is_even_and_its_own() -> None:
-    """Random numbers cover 0 to 1 evenly, and those of two purposes, positions or seeds have nothing in common."""
     seeds = np.arange(4000, dtype=np.uint64)
     position = np.full(4000, 7)
     columns = [

@@ -80,7 +80,6 @@ async def test_consumer_is_heard_while_it_waits() -> None:
 
 
 async def test_consumer_says_why_its_request_is_refused() -> None:
-    """A consumer whose request is refused ends with status 1, and prints the processor's reason and no token."""
     async with system(SyntheticEngine()) as processor:
         consumer = await start(processor.clients_address, tokens=0)
         printed, logged = await soon(consumer.communicate())

@@ -44,7 +44,6 @@ def same(name: str, elements: list[Any], wanted: Any) -> bool:  # noqa: ANN401 -
 
 
 def test_reader_finds_what_the_json_says() -> None:
-    """The reader finds in every valid message the header and the columns that its JSON has, and no others."""
     found = findings("valid")
     assert len(found) >= 20
     for message, (said, wanted) in found.items():
@@ -55,7 +54,6 @@ def test_reader_finds_what_the_json_says() -> None:
 
 
 def test_reader_refuses_for_the_rule_that_the_json_names() -> None:
-    """The reader refuses every invalid message for its rule, and names the field where the bytes are a message."""
     found = findings("invalid")
     assert len(found) >= 40
     for message, (said, wanted) in found.items():

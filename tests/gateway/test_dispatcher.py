@@ -107,7 +107,6 @@ async def test_error_comes_after_the_rows_before_it_without_a_task_or_a_timer() 
 
 
 async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it() -> None:
-    """A caller's room is free again when the processor has ended a request, not when the gateway gave it up."""
     async with _running() as (processor, dispatcher, caller):
         await dispatcher.open([5], [generate_of(5)], _answer(_Choice()), caller)
         await processor.body("generate")
@@ -224,7 +223,6 @@ class _Slow:
 
 
 async def test_rows_of_one_answer_wait_for_no_backlog_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While rows of an answer with many choices wait, other tasks run, and another's row is next."""
     slow = _Slow(monkeypatch)
     async with _running() as (processor, dispatcher, caller):
         many, one = [slow.choice("a") for _ in range(100)], slow.choice("b")

@@ -35,7 +35,6 @@ async def test_clients_have_one_turn_after_the_other() -> None:
 
 
 async def test_turn_of_a_client_that_left_goes_to_the_next() -> None:
-    """A turn that is cancelled while it waits, or as it comes, is not lost."""
     asking = Asking()
     async with asking.turns.of("first"):
         left, comes_and_leaves, stays = (asyncio.create_task(asking.ask(who)) for who in "abc")

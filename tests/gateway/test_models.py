@@ -162,7 +162,6 @@ async def _add_worker(app: App, model: str) -> None:
 
 
 async def test_models_are_those_of_the_workers() -> None:
-    """A worker that comes is found by the request for its model; without a worker there is the default's name."""
     async with answering(workers=0) as app, app.client() as client:
         body: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
         assert (await _said(app, "/v1/completions", 404, model="qwen", **body))["message"] == (

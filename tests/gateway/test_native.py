@@ -147,7 +147,6 @@ async def test_streams_are_the_same_without_it(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Streams of every form are the same bytes, their characters split over rows or not, scored or not."""
     monkeypatch.setattr(time, "time", lambda: 1000.5)
     random = np.random.default_rng(seed)
     steps = [
@@ -198,7 +197,6 @@ def _number(value: float) -> bytes:
 
 
 def test_numbers_are_those_of_orjson() -> None:
-    """Float32 numbers of all sizes are written as orjson writes them, or left to it where they are out of range."""
     random = np.random.default_rng(7)
     values = np.concatenate([
         -random.exponential(3, 20_000).astype("f4"),

@@ -103,10 +103,7 @@ def test_first_positions_that_are_not_scored_are_null() -> None:
 
 LONG = [place % 256 for place in range(2000)]
 """A prompt whose scores take several turns of the event loop."""
-OF_LONG = {
-    "prompt_logprobs": {"wants_prompt_logprobs": True},
-    "echo": {"echoes": ["hi"], "top_logprobs": 20},
-}
+OF_LONG = {"prompt_logprobs": {"wants_prompt_logprobs": True}, "echo": {"echoes": ["hi"], "top_logprobs": 20}}
 
 
 def begun(**asked: Any) -> tuple[WholeAnswer, RenderedStep]:  # noqa: ANN401 - fields of a CompletionRequest

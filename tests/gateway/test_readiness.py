@@ -43,7 +43,6 @@ def test_it_is_ready_when_a_request_would_come_to_its_end(
 
 
 async def test_callers_share_an_answer_until_one_wants_a_new_one() -> None:
-    """For half a second callers share an answer; who wants a new one gets one, and so do those after it."""
     chosen = settings(QUICK)
     transport = MemoryTransport(chosen.bus)
     async with Processor(chosen, transport=transport), Client(chosen, transport=transport) as client:

@@ -316,7 +316,6 @@ async def test_stop_token_ends_the_text_before_it(
 async def test_special_tokens_are_in_the_text_where_they_are_wanted(
     tmp_path: Path, others: dict[str, Any], stop: int, text: str, reason: str | None
 ) -> None:
-    """Special tokens' names are in the text if it is to have them; the token that ends it is left out as a stop is."""
     model = ModelTokenizer(write_model(tmp_path, byte_level()))
     ids = model.encode(f"{END}ab{END}")
     made = batch([RowShape(3, 0, len(ids), RowStatus.FINISHED_STOP, stop=stop)], step=1)
@@ -348,7 +347,6 @@ async def test_end_whose_stop_is_not_in_the_text_cuts_nothing(
 
 
 async def test_inspector_tells_parts_of_characters_apart() -> None:
-    """Halves of a character have their bytes as a name beside the text they bring, and so have alternatives."""
     first, second = "\u00e9".encode()
     ids, others = [ord("a"), first, second, tokenizer.END], [0xC4, second, ord("b"), tokenizer.END]
     made = batch([RowShape(3, 0, 4, RowStatus.FINISHED_LENGTH, top_k=1)], step=1)

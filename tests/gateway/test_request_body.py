@@ -50,7 +50,6 @@ FIELDS = [(route, name) for route, kind in TYPE_OF.items() for name in (*kind.__
 
 @given(st.sampled_from(FIELDS), JSON)
 def test_what_is_accepted_is_what_the_schema_says(field: tuple[str, str], value: Any) -> None:  # noqa: ANN401 - JSON
-    """A field's value is refused if and only if the type's JSON Schema refuses it."""
     route, name = field
     kind, body = TYPE_OF[route], VALID[route] | {name: value}
     is_left_out = name == "unknown" and value is None
@@ -377,7 +376,6 @@ NESTED = (
 
 @pytest.mark.parametrize(("route", "place"), NESTED)
 def test_body_nested_too_deep_is_refused_with_its_depth(route: str, place: str) -> None:
-    """Lists or objects nested too deep are refused with the field and the depth, on every route and in every field."""
     names = place.split(".")
     body = {name: value for name, value in VALID[route].items() if name != names[0]}
     for opening, closing in (("[", "]"), ('{"a":', "}")):

@@ -179,10 +179,7 @@ async def test_text_that_a_stream_keeps_for_its_end_is_bounded() -> None:
 
 async def test_end_that_has_the_text_again_is_no_overflow() -> None:
     """A client that reads gets all events, although the last ones alone are more than may wait for it."""
-    answer, steps = (
-        begun(ASKED, ResponsesFormat, {"gateway.stream_buffer_bytes": 8000}),
-        three_steps(),
-    )
+    answer, steps = begun(ASKED, ResponsesFormat, {"gateway.stream_buffer_bytes": 8000}), three_steps()
     vocabulary = spelled("\u00e9" * 6000, steps)
     size = 0
     for step, _ in steps:

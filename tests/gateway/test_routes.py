@@ -210,7 +210,6 @@ async def test_alternatives_are_the_given_tokens(path: str) -> None:
 
 
 async def test_rendered_request_generates_what_it_asked_for() -> None:
-    """The bodies that /render answers are those of /inference/v1/generate, and have the same tokens."""
     asked = {"temperature": 0.0, "logit_bias": {}, "stop": ["qq"], "max_tokens": 8, "return_token_ids": True}
     async with answering(NgramEngine(), **TEXT) as app:
         bodies: list[Any] = [
@@ -640,7 +639,6 @@ async def test_over_capacity_is_429() -> None:
 
 
 async def test_answers_and_prompts_are_bounded() -> None:
-    """All prompts of an answer are bounded together, each with its choices, and what is collected in memory."""
     bounds: dict[str, Any] = {"gateway__max_prompt_tokens": 100, "gateway__answer_bytes": 20_000}
     async with answering(**bounds) as app, app.client() as client:
         for prompt, n, status in (([1] * 100, 4, 200), ([1] * 100, 5, 400), (["a" * 81] * 5, 1, 400)):

@@ -63,11 +63,7 @@ def test_stop_may_belong_to_the_text() -> None:
 
 
 def test_of_several_stops_the_one_that_ends_first_counts() -> None:
-    for stops, found in (
-        (("stop", "to"), "to"),
-        (("top", "op", "p n"), "top"),
-        (("op", "top"), "op"),
-    ):
+    for stops, found in ((("stop", "to"), "to"), (("top", "op", "p n"), "top"), (("op", "top"), "op")):
         text = RunningText(Stopping(stops))
         assert text.add_until_stop([b"go s", b"top now"]) == ("go stop"[: -len(found) - (found == "to")], 2)
         assert text.stop == found

@@ -220,7 +220,6 @@ async def test_answer_has_the_calls_that_are_in_its_text(
     calls: list[tuple[str, str]],
     reason: str,
 ) -> None:
-    """An answer has the calls, and the rest of the text as its content, at once as in a stream."""
     status = RowStatus.FINISHED_LENGTH if reason == "length" else RowStatus.FINISHED_STOP
     asked = replace(AUTO, auto=AutoCalls("hermes", is_one))
     whole, streamed = await answered(asked, *written(text, status))
@@ -239,7 +238,6 @@ async def test_spaces_before_calls_are_no_content_of_a_whole_answer() -> None:
 
 
 async def test_tokens_beside_calls_are_those_beside_a_text() -> None:
-    """Logprobs and ids are the model's, whatever its text becomes."""
     found = replace(AUTO, top_logprobs=2, wants_ids=True)
     told = written(FOUND, top_k=2)
     (plain, chunked), (whole, streamed) = [await answered(asked, *told) for asked in (replace(found, auto=None), found)]

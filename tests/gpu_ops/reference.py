@@ -18,7 +18,6 @@ Doubles = npt.NDArray[np.float64]
 
 
 def logs_of_sums(logits: Doubles) -> Doubles:
-    """Return the logarithm of each row's sum of exponentials."""
     largest = logits.max(axis=1, keepdims=True)
     sums: Doubles = largest[:, 0] + np.log(np.exp(logits - largest).sum(axis=1))
     return sums

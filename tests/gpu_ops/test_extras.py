@@ -68,7 +68,6 @@ def test_any_logits(values: list[float], bound: int) -> None:
 
 
 def test_one_argument_for_all_requests() -> None:
-    """A flag, a bound or a list of ids without counts is every request's."""
     rng = np.random.default_rng(4)
     logits, other, ids = random(rng, 4, 300), masked(rng, 4, 300), [1, 2, 3, 4]
     result = token_logprobs(logits, ids, other_logits=other, entropies=True, given_token_ids=[7, 7, 9], mask_bounds=40)

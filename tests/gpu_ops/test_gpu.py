@@ -347,7 +347,6 @@ def test_extras_of_rows_that_lie_anywhere(torch: Any) -> None:  # noqa: ANN401
 
 
 def test_faults_of_either_tensor(torch: Any) -> None:  # noqa: ANN401
-    """What is wrong with one tensor's row is said of that one, entropy asked or not, and all else is right."""
     rng = np.random.default_rng(25)
     logits, other = random(rng, 40, 3000), random(rng, 40, 3000)
     bad, worse = logits.copy(), other.copy()

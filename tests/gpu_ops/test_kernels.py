@@ -96,7 +96,6 @@ def test_a_card_too_old_is_named() -> None:
 
 
 def test_kept_kernels_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was kept is found again, byte for byte; a damaged file is as good as none, and so is a full disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(compiling.VARIABLE, raising=False)
     assert compiling.load("kernel") is None

@@ -12,8 +12,6 @@ class Breaking(MemoryConnection):
 
 
 class BreakingTransport(MemoryTransport):
-    """A transport whose connections fail."""
-
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> MemoryConnection:
         return Breaking(self._meeting(address), self._settings, lost)
 

@@ -11,13 +11,7 @@ from tokenbus.engines import synthetic
 from tokenbus.settings import Settings
 from tokenbus.testing import RowShape, batch, batches
 from tokenbus.worker import StepArrays
-from tokenbus_contracts import (
-    LogprobBatch,
-    Row,
-    Scoring,
-    SpeculativeMethod,
-    encode,
-)
+from tokenbus_contracts import LogprobBatch, Row, Scoring, SpeculativeMethod, encode
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole

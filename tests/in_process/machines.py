@@ -5,13 +5,7 @@ from math import inf
 
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.in_process.faults import damaged, flipped
 from tests.in_process.nodes import Asked, Node
@@ -340,7 +334,6 @@ class FaultyBus(LosslessBus):
 
     @rule(client=_PLACES, is_reading=st.booleans())
     def stop_reading(self, client: int, *, is_reading: bool) -> None:
-        """Let a client take nothing, or something again."""
         self.world.clients[client % len(self.world.clients)].is_reading = is_reading
 
     @rule(client=_PLACES, is_paused=st.booleans())
@@ -368,7 +361,6 @@ class FaultyBus(LosslessBus):
     @precondition(lambda self: len(self.world.clients) > 1)
     @rule(client=_PLACES)
     def say_goodbye(self, client: int) -> None:
-        """Let a client leave in good order; its requests have no consumer any more."""
         self.world.close_client(client % len(self.world.clients))
 
     def check_at_end(self) -> None:

@@ -165,7 +165,6 @@ class WorkerNode(Node):
             super().pump()
 
     def has_room(self) -> bool:
-        """Return whether nothing that a turn publishes would have to wait."""
         retention, worker = self.publisher.retention, self.settings.worker
         is_held = self.publisher.held is not None
         messages = self.publisher.waiting_generates + self._messages_per_step + is_held
@@ -173,7 +172,6 @@ class WorkerNode(Node):
         return len(retention) + messages < worker.most_items and retention.bytes + size <= worker.retention_bytes
 
     def turn(self) -> None:
-        """Let the engine take its requests and compute one step."""
         held = self.publisher.held
         self.publisher.turn_over.clear()
         self._loop.serve(self.publisher.turn_over)

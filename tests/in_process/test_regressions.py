@@ -26,7 +26,6 @@ def assert_all_well(world: World) -> None:
 
 
 def test_a_worker_forgets_a_request_that_ended_for_want_of_room() -> None:
-    """A request whose last row found no room is not in the hello ever after."""
     world = world_of(worker__policy="fail", worker__retention_items=3)
     world.ask(Wish(client=0, max_tokens=3, top_logprobs=None, drafts=False))
     world.ask(Wish(client=0, max_tokens=9, top_logprobs=None, drafts=False))
@@ -46,7 +45,6 @@ def test_a_request_that_waits_for_a_worker_gets_the_first_free_place() -> None:
 
 
 def test_a_request_that_was_asked_for_before_a_restart_goes_to_one_worker() -> None:
-    """Whichever worker comes back first, a request is not handed to a second worker while another has it."""
     world = world_of(Shape(workers=2))
     world.ask(_WISH)
     world.flush()
@@ -60,7 +58,6 @@ def test_a_request_that_was_asked_for_before_a_restart_goes_to_one_worker() -> N
 
 
 def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
-    """Rows of a request that has ended, and that no client has claimed yet, are acknowledged."""
     world = world_of(processor__pending_items=6)
     world.ask(Wish(client=0, max_tokens=40, top_logprobs=None, drafts=False))
     world.flush()
@@ -77,7 +74,6 @@ def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
 
 
 def test_credit_and_acknowledgements_that_were_lost_come_again() -> None:
-    """A worker whose last grant was lost goes on after the next heartbeat, though nothing else would be granted."""
     world = world_of(processor__credit_items=4, worker__retention_items=6, bus__heartbeat_timeout_ms=60_000)
     world.ask(Wish(client=0, max_tokens=30, top_logprobs=None, drafts=False))
     world.flush()

@@ -25,8 +25,6 @@ _SETTLE_SECONDS = 100
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a world is, and how tight."""
-
     settings: dict[str, object] = field(default_factory=dict)
     workers: int = 1
     pairs: int = 0
@@ -44,8 +42,6 @@ class Shape:
 
 
 class Wish(NamedTuple):
-    """What a client may ask for."""
-
     client: int
     max_tokens: int
     top_logprobs: int | None
@@ -279,7 +275,6 @@ class World:
     # What must hold.
 
     def heal(self) -> None:
-        """End every trouble that lasts, but that some processors are away."""
         self.is_patient = True
         for site in self.sites:
             if not self.cores or (site.core is not None and site.core.clients.is_draining):

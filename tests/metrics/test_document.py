@@ -35,7 +35,6 @@ def test_page_is_what_the_code_says() -> None:
 
 
 def test_alerts_name_metrics_that_are_told() -> None:
-    """Every alert is about one metric, whose name and meaning it has, or about one value of a label of it."""
     given = YAML(typ="safe").load((ROOT / "deploy" / "alerts.yml").read_text())
     (group,) = given["groups"]
     assert (list(given), set(group)) == (["groups"], {"name", "rules"})
@@ -57,7 +56,6 @@ def test_alerts_name_metrics_that_are_told() -> None:
 
 
 def test_queries_of_the_dashboard_fit_their_metrics() -> None:
-    """Each query names metrics that are told, and rates those that count; each metric has a query."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     queries = [target["expr"] for panel in panels if panel["type"] != "row" for target in panel["targets"]]
     for query in queries:

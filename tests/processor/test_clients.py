@@ -30,7 +30,6 @@ def test_one_too_many_is_refused_unless_another_is_idle() -> None:
 
 
 def test_request_that_an_earlier_processor_had_handed_out_is_taken_up() -> None:
-    """A request that a worker has already, from before a restart, goes to the client that asks for it again."""
     bench, worker, client = serving()
     worker.say_hello(request_ids=[9], next_sequence=2)
     worker.sequence = 0
@@ -44,7 +43,6 @@ def test_request_that_an_earlier_processor_had_handed_out_is_taken_up() -> None:
 
 
 def test_refused_request_is_answered() -> None:
-    """A request that cannot be taken ends with its reason; the key is free for another try."""
     bench, worker, client = serving()
     client.ask(generate_of(1, sampling=SamplingParameters(top_p=0.0)))
     assert client.errors() == {1: ErrorCode.ERROR_CODE_INVALID_REQUEST}
@@ -76,7 +74,6 @@ def test_frame_that_breaks_its_bounds_is_answered_and_ends_nothing_else(frame: C
 
 @pytest.mark.parametrize("parts", [[], [b"\xff"], [b"", b""]])
 def test_nonsense_is_refused(parts: list[bytes]) -> None:
-    """A message that is not a frame is refused and ends no request, from a client as from an unknown peer."""
     bench, _, client = serving(1)
     client.heard()
     for peer in (client.peer, b"stranger"):

@@ -18,7 +18,6 @@ SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 
 
 def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
-    """Resumed requests get the rows that waited for them, one frame a step, and everything after them."""
     bench = Bench()
     worker, client = bench.worker(request_ids=[1, 2], first_sequence=5, next_sequence=7), bench.client()
     worker.sequence = 4
@@ -187,7 +186,6 @@ def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
 
 
 def test_welcome_that_finds_no_room_begins_no_connection() -> None:
-    """A client whose welcome is lost, as it reads nothing, is asked for a hello, and then has every frame once."""
     bench, worker, client = serving(1)
     worker.publish(row_shapes([1]))
     assert places(client) == [(1, 0, 1)]
@@ -206,7 +204,6 @@ def test_welcome_that_finds_no_room_begins_no_connection() -> None:
 
 
 def test_client_whose_first_welcome_was_lost_is_new() -> None:
-    """A client that comes back after it was given up asks for its requests again, though a welcome of it was lost."""
     bench = Bench()
     bench.outcomes[b"client-5"] = Outcome.FULL
     client = bench.client(5)

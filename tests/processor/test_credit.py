@@ -49,7 +49,6 @@ def test_grants_are_made_when_they_are_worth_a_message() -> None:
 
 
 def test_bytes_that_were_taken_are_granted_again() -> None:
-    """Bytes come back as items come out, whether they were taken or refused: a total cannot leak."""
     chosen = settings({"limits.max_message_bytes": 2000, "processor.credit_bytes": 2000})
     made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
     made.open_connection()

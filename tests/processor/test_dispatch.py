@@ -95,7 +95,6 @@ def test_requests_of_one_client_go_to_few_workers() -> None:
 
 
 def test_worker_that_leaves_is_given_nothing_more() -> None:
-    """A leaving worker's requests go on and new ones go to other workers; without one they are refused or wait."""
     bench = Bench()
     leaving, staying = bench.worker("a"), bench.worker("b", max_requests=2)
     submit(bench, generate_of(1))
@@ -110,7 +109,6 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
 
 
 def test_begun_requests_of_a_worker_that_leaves_are_continued_where_others_like_it_have_room() -> None:
-    """Those that no engine may be able to continue finish where they are, and so do those without another worker."""
     bench = Bench()
     leaving, client = bench.worker("a", weight_version=5, continues_requests=True), bench.client()
     client.ask(generate_of(1, continuation_policy=ANY, sampling=SamplingParameters(presence_penalty=0.5)))
@@ -156,7 +154,6 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
 
 
 def test_request_that_the_last_worker_refuses_ends() -> None:
-    """Without another worker the request ends at the next tick, with the error that lets its client try again."""
     bench, worker, client = serving(1)
     worker.fail(RequestError(request_id=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
     bench.advance(0.1)
@@ -164,7 +161,6 @@ def test_request_that_the_last_worker_refuses_ends() -> None:
 
 
 def test_worker_takes_exactly_as_many_as_it_says() -> None:
-    """A worker is given as many requests as it takes, and the next one is refused with a time to try again."""
     bench = Bench()
     worker = bench.worker(max_requests=2)
     assert [submit(bench, generate_of(key)) for key in (1, 2)] == [None, None]
@@ -227,7 +223,6 @@ def test_full_table_refuses() -> None:
     ],
 )
 def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, Any], *, is_taken: bool) -> None:
-    """Values that the frames' bounds let pass, but not this deployment, are refused with field, limit and value."""
     bench = Bench()
     bench.worker()
     error = submit(bench, generate_of(1, **request_fields))
@@ -338,7 +333,6 @@ def test_requests_wait_for_workers_after_a_start() -> None:
 
 
 def test_own_standstill_is_no_time_in_which_a_worker_could_come() -> None:
-    """A processor that stood still after its start lets requests wait as long as one that did not."""
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})
     bench.core.begin(bench.clock.now())
     client = bench.client()

@@ -34,7 +34,6 @@ def granted(worker: BenchWorker) -> int:
 
 
 def test_client_that_acknowledges_nothing_makes_no_other_wait() -> None:
-    """A hoarder's frames pile up until its requests end; the worker has credit throughout, others every token."""
     bench, worker, hoarder, victim = hoarding(32)
     for position in range(200):
         assert granted(worker) > worker.sequence, "the worker waits"
@@ -107,7 +106,6 @@ def test_all_clients_together_are_bounded() -> None:
 
 
 def test_requests_that_fill_a_clients_queue_end_alone() -> None:
-    """A gateway is one client: what waits for one of its users ends that user's requests, and no other's."""
     bench, worker, client = serving(1, 2, 3, clients__send_queue_bytes=2**18)
     client.reconnect(window_frames=4)
     client.heard()
@@ -166,7 +164,6 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("begin", [BenchClient.ask, lambda client, generate: resume(client, generate.request_id, 0)])
 def test_requests_of_one_client_are_bounded(begin: Callable[[BenchClient, Generate], None]) -> None:
-    """Whether it asks, or resumes requests that never were, a client has its share alone; others find room at once."""
     bench, _, client = serving(processor__requests_per_peer=2)
     for key in (1, 2, 3):
         begin(client, generate_of(key))
@@ -180,7 +177,6 @@ def test_requests_of_one_client_are_bounded(begin: Callable[[BenchClient, Genera
 
 
 def test_resume_decodes_the_frames_that_have_its_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all that waits for the life before, a resume costs the work of its own request's frames, and no more."""
     bench, worker, client = serving(1, 2)
     for position in range(50):
         worker.publish(row_shapes([2], position=position))
@@ -200,7 +196,6 @@ def test_resume_decodes_the_frames_that_have_its_rows_alone(monkeypatch: pytest.
 
 
 def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:
-    """A worker that invents requests has its share of the table, and loses them where clients need the room."""
     bench, worker, client = serving(processor__max_requests=4, processor__requests_per_peer=3)
     liar = bench.worker("liar")
     liar.publish(row_shapes(range(100, 110)))
@@ -251,7 +246,6 @@ def test_workers_with_one_key_wait_for_room_after_a_restart(monkeypatch: pytest.
 
 
 def test_invented_requests_are_dropped_a_few_at_a_time() -> None:
-    """However many requests no client claimed in time, one tick drops some, and keeps no other request waiting."""
     bench, _, client = serving(1, processor__unclaimed_timeout_ms=1000)
     liar = bench.worker("liar")
     for _ in range(2):
@@ -266,7 +260,6 @@ def test_invented_requests_are_dropped_a_few_at_a_time() -> None:
 
 
 def test_hello_opens_no_requests() -> None:
-    """A hello may name as many requests as it likes: those that no client asks for take no room and cost no answer."""
     bench = Bench()
     worker = bench.worker(request_ids=list(range(1, 1001)))
     assert len(bench.core.registry.table) == 0
@@ -326,7 +319,6 @@ def test_handshakes_are_bounded() -> None:
 
 
 def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
-    """A defect in looking at one worker or client is logged; a silent neighbour is found all the same."""
     bench = Bench()
     bench.worker("a")
     bench.worker("b")

@@ -19,7 +19,6 @@ def gathering(**overrides: object) -> tuple[Bench, BenchWorker, BenchClient, Ben
 
 
 def test_frames_of_several_steps_leave_together() -> None:
-    """Nothing is sent before the last step is taken; then each client has its rows of all, in order."""
     bench, worker, client, other = gathering()
     for position in range(3):
         worker.publish(row_shapes([1, 2], position=position))
@@ -44,7 +43,6 @@ def test_frames_are_gathered_for_a_millisecond() -> None:
 
 
 def test_too_much_is_seen_at_once() -> None:
-    """A client whose frames are more than may wait loses its requests with the first that is too much, not later."""
     bench, worker, client, _ = gathering(clients__send_queue_frames=16)
     for position in range(17):
         assert not bench.core.clients.evicted

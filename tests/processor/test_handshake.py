@@ -155,7 +155,6 @@ def test_live_workers_id_cannot_be_taken() -> None:
 
 
 def test_new_life_takes_over_at_once_where_the_old_one_is_gone() -> None:
-    """A worker that was restarted need not wait for its old life's silence, where the transport knows it is gone."""
     bench = Bench()
     worker, client = bench.worker(epoch=7), bench.client()
     client.ask(generate_of(1))
@@ -187,7 +186,6 @@ def test_live_workers_stream_cannot_be_fed_by_another_connection(proof: bytes) -
 
 
 def test_no_epoch_locks_a_name_out_for_good() -> None:
-    """After a life of the largest epoch has left or was lost, an ordinary one is taken as soon as its time is over."""
     bench = Bench()
     for leaves in (True, False):
         forged = bench.worker(epoch=2**64 - 1)

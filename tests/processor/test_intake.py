@@ -73,7 +73,6 @@ def test_gap_that_names_nobody_ends_every_request_of_its_stream() -> None:
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_part_that_is_known_to_be_lost_ends_its_own_requests_alone(lost: int) -> None:
-    """A gap that names the rows of a step's missing part ends their requests and no others, of any step."""
     bench, worker, client = asked(1, 2, 3, 4, step_timeout_ms=1000)
     for part in range(3):
         if part == lost:
@@ -91,7 +90,6 @@ def test_part_that_is_known_to_be_lost_ends_its_own_requests_alone(lost: int) ->
 
 @pytest.mark.parametrize("whole", [1, 3])
 def test_gap_of_earlier_steps_explains_no_later_one(whole: int) -> None:
-    """What was lost long before says nothing of a part that is missing now: its rows are unknown."""
     bench, worker, client = asked(1, 2, 3, step_timeout_ms=1000)
     worker.sequence = 1
     gap(worker, 1, 1, 3)
@@ -103,7 +101,6 @@ def test_gap_of_earlier_steps_explains_no_later_one(whole: int) -> None:
 
 
 def test_own_standstill_does_not_count_against_a_step() -> None:
-    """While the processor stood still no part could come: an open step is given its time anew."""
     bench, worker, client = asked(1, 2, step_timeout_ms=2000)
     worker.publish(row_shapes([1]), step=1, part=(0, 2), step_rows=2)
     bench.clock.advance(60.0)
@@ -114,7 +111,6 @@ def test_own_standstill_does_not_count_against_a_step() -> None:
 
 
 def test_time_without_credit_does_not_count_against_a_step() -> None:
-    """A worker that gets no credit, as consumers do not keep up, cannot send the rest of its step, alive as it is."""
     bench, worker, client = asked(1, 2, step_timeout_ms=2000, step_queue=1)
     steps = bench.core.intake.step_queue = asyncio.Queue()
     worker.publish(row_shapes([1, 2]), step=1)
@@ -153,7 +149,6 @@ def test_other_ranks_batches_are_dropped(differs: bool, counted: tuple[int, int]
 
 
 def test_worker_tells_of_its_requests() -> None:
-    """An admission reaches the client, with the prompt's length; an error ends the request without an abort."""
     bench, worker, client = asked(1, 2)
     worker.admit(1, prompt_tokens=7)
     worker.fail(RequestError(request_id=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
@@ -209,7 +204,6 @@ def test_reconciling_spares_what_has_its_last_row_in_a_step_that_waits_for_its_d
 
 
 def test_reconciling_comes_after_the_steps_that_arrive_at_once_with_what_is_younger() -> None:
-    """What was sent again and what is younger may be in order in one moment: the older rows count first."""
     _, worker, client = asked(1, 2)
     for key in (1, 2):
         worker.admit(key)
@@ -247,7 +241,6 @@ def test_what_is_left_of_a_stream_is_handed_out_when_it_ends() -> None:
 
 
 def test_defect_in_handing_out_ends_the_requests_it_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where handing a step out fails, its requests end with an internal error; the stream goes on, held by nothing."""
     bench, worker, client = asked(1, 2)
 
     def broken(*_: object) -> None:

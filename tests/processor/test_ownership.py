@@ -29,7 +29,6 @@ def client_of(bench: Bench, session: int, key: str, name: str = "client", roles:
 
 @pytest.mark.parametrize("name", ["client", "other"])
 def test_request_of_a_live_client_cannot_be_taken_without_a_key(name: str) -> None:
-    """Another connection's resume of a live client's request is answered as unknown, whatever name it gives."""
     bench, worker, client = serving(1)
     thief = bench.client(6, name=name)
     resume(thief, 1, 0)
@@ -57,7 +56,6 @@ def test_next_life_takes_up_what_a_silent_one_left() -> None:
 
 
 def test_request_that_ends_while_its_next_life_waits_is_given_once() -> None:
-    """A resume that waits for an earlier life's silence is answered once, though its request ends meanwhile."""
     bench, worker, client = serving(1)
     again = bench.client(6)
     resume(again, 1, 0)
@@ -193,7 +191,6 @@ def test_request_that_no_worker_has_is_unknown_once_all_are_back() -> None:
 
 
 def test_resumed_request_whose_last_row_waits_for_its_draft_is_not_unknown() -> None:
-    """Nor when its worker sends something younger meanwhile, and a client has nothing else to say."""
     bench = Bench({"processor.replay_timeout_ms": 60_000, "processor.step_timeout_ms": 60_000})
     worker, client = bench.worker(next_sequence=2), bench.client()
     worker.sequence = 0
@@ -217,7 +214,6 @@ def test_workers_are_given_the_owner() -> None:
 
 @pytest.mark.parametrize("proof", [b"", b"guessed"])
 def test_session_number_is_no_credential(proof: bytes) -> None:
-    """A hello with a session's number alone does not take it over, whether its client is there or away."""
     bench, worker, client = serving(1)
     for is_away in (False, True):
         if is_away:
@@ -253,7 +249,6 @@ def test_roles_are_asked_for() -> None:
 
 
 def test_observer_may_have_any_name() -> None:
-    """A key's names are those of workers and of clients that ask; a key that may watch does so under any."""
     bench = Bench()
     client = BenchClient(bench, 5)
     bench.peers.identities[client.peer] = Identity("grafana", frozenset({Role.OBSERVER}), ("grafana",))
@@ -273,7 +268,6 @@ def test_connection_is_one_session() -> None:
 
 
 def test_deadline_survives_a_restart() -> None:
-    """A moment that was settled holds in the next life of the processor: no more time is granted than is left."""
     bench = Bench()
     worker = bench.worker(request_ids=[1], request_owners=[owner_of(UNPROVEN, "client")])
     client = bench.client()
@@ -286,7 +280,6 @@ def test_deadline_survives_a_restart() -> None:
 
 @pytest.mark.parametrize("later", [0, 60_000])
 def test_resume_moves_no_deadline(later: int) -> None:
-    """A client that resumes its request with a later moment, or with none, has no more time than the first one gave."""
     bench, worker, client = serving()
     client.ask(generate_of(1, deadline_unix_ms=bench.clock.unix_ms() + 2000))
     bench.outcomes[client.peer] = Outcome.GONE
@@ -299,7 +292,6 @@ def test_resume_moves_no_deadline(later: int) -> None:
 
 
 def test_admission_tells_the_deadline() -> None:
-    """A client learns the moment that the processor settled on, which is never later than what it allows."""
     bench, worker, client = serving(processor__request_timeout_ms=5000)
     client.ask(generate_of(1, deadline_unix_ms=2**64 - 1))
     worker.admit(1)
@@ -343,7 +335,6 @@ def test_how_a_request_ended_is_its_owners_alone(*, is_error: bool) -> None:
 
 
 def test_worker_spoils_no_request_of_another_worker() -> None:
-    """Rows, the end and an error of a request come from the worker that has it: another one's reach no client."""
     bench, worker, client = serving(1)
     client.heard()
     assert [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")] == [1]

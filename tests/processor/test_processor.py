@@ -26,7 +26,6 @@ async def test_standstill_of_the_process_loses_nobody() -> None:
 async def test_defect_in_one_message_or_tick_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of our own while a message or the time is looked at is logged; what comes next is handled."""
     async with running() as made:
 
         def fail(*_: object) -> None:
@@ -59,7 +58,6 @@ async def test_leaving_waits_for_open_requests() -> None:
 
 
 async def test_leaving_has_an_end() -> None:
-    """A processor closes while requests are still open; its worker is asked to wait for the next one."""
     made = await started(drain_timeout_ms=1000)
     made.processor.dispatch.submit(generate_of(5), 1, 1)
     leaving = asyncio.create_task(made.processor.__aexit__(None, None, None))

@@ -45,7 +45,6 @@ def lines() -> Lines:
     ids=["a bad value", "a part of another step", "another rank's values", "a draft of other rows", "prompt scores"],
 )  # fmt: skip
 def test_refused_item(first: dict[str, Any], payload: bytes, rule: str, reason: str, lines: Lines) -> None:
-    """Whatever an item is refused for, its line names the worker, the sequence, the reason and the first bytes."""
     bench = Bench()
     worker = bench.worker()
     worker.publish([RowShape(1)], step=1, **first)
@@ -62,7 +61,6 @@ def test_refused_item(first: dict[str, Any], payload: bytes, rule: str, reason: 
 
 
 def test_refused_frame(lines: Lines) -> None:
-    """A frame that breaks the protocol has a line with its sender, if that said hello."""
     bench, worker, client = serving()
     for connections, peer in (
         (bench.core.worker_connections, worker.peer),
@@ -87,7 +85,6 @@ def test_proof_of_a_refused_hello_is_not_shown(lines: Lines) -> None:
 
 
 def test_flood_is_one_line_and_a_count(lines: Lines) -> None:
-    """Messages of one sender that break the same rule are one line and, once they stopped, one with their count."""
     clock = ManualClock()
     repeated_log = DeduplicatedLog(now=clock.now)
     messages = RefusedMessages(repeated_log)

@@ -63,7 +63,6 @@ def come(
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_middle_of_a_request_is_kept_only_where_its_beginning_may_have_been_elsewhere(*, is_resumed: bool) -> None:
-    """Rows of a request that began before this processor did wait for its client; of others they are dropped."""
     table = Table({})
     (step,) = come(table, 9, 6, resumed=is_resumed)
     assert step.pending_ack.count == 1 + is_resumed
@@ -121,7 +120,6 @@ def test_deadline(asked_ms: int, seconds: float) -> None:
 
 
 def test_aborted_request_is_waited_for_and_then_given_up() -> None:
-    """An abort is sent to the worker once; if no final row comes in time, the request ends without it."""
     table = Table({1: 0}, abort_timeout_ms=5000)
     table.registry.abort(1)
     table.clock.advance(1.0)
@@ -135,7 +133,6 @@ def test_aborted_request_is_waited_for_and_then_given_up() -> None:
 
 
 def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
-    """An unclaimed request is kept for its timeout; then its rows are released and its worker is sent an abort."""
     table = Table({}, unclaimed_timeout_ms=10_000)
     first, second = come(table, 9, 0), come(table, 8, 6)
     pass_time(table, 9.99)
@@ -151,7 +148,6 @@ def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
 
 
 def test_ends_are_counted_by_their_name() -> None:
-    """Failed requests are counted by error code; unknown codes are counted together."""
     table = Table({1: 0, 2: 0, 3: 0, 4: 0})
     table.route(batch([RowShape(4, 0, 1, FINISHED)]), 0)
     for key, code in ((1, ErrorCode.ERROR_CODE_GAP), (2, 98), (3, 99)):

@@ -21,7 +21,6 @@ def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 
 def test_end_is_remembered_for_a_while() -> None:
-    """As many ended requests as the bound says are known by how and where they ended, the oldest forgotten first."""
     made = table(ended=2)
     error = RequestError(code=ErrorCode.ERROR_CODE_GAP, message="lost")
     for key in (1, 2, 3):
@@ -45,7 +44,6 @@ def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:
 
 @given(st.lists(st.integers(1, 12), max_size=60))
 def test_table_agrees_with_a_dict(keys: list[int]) -> None:
-    """Whatever is opened and closed, in whatever order, each open key leads to its own request and values."""
     made, plain = table(), dict[int, int]()
     for place, key in enumerate(keys):
         request = made.get(key)

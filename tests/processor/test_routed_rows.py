@@ -48,7 +48,6 @@ def written(made: LogprobBatch, part: RoutedRows, limits: Limits) -> list[tuple[
 @pytest.mark.parametrize("as_message", [True, False])
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_have_each_row_once(seed: int, as_message: bool) -> None:  # noqa: FBT001
-    """Each part has the rows of its route in batch order, as places and as messages that say they are selections."""
     random_ = random.Random(seed)  # noqa: S311 - it picks test data
     count = random_.randint(1, 20)
     indices = random_.sample(range(count), count) if seed % 2 else range(count)

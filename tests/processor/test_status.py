@@ -51,7 +51,6 @@ def test_status_says_how_full_caches_are() -> None:
 
 
 def test_status_names_the_adapters_of_workers_as_far_as_there_is_room() -> None:
-    """Each worker's LoRA adapters are named, and of very many the first, so that the frame keeps its bound."""
     bench = Bench()
     bench.worker("a", lora_adapters=["x", "y"])
     client = bench.client()
@@ -78,7 +77,6 @@ def test_status_has_the_probes_of_each_tokenizer_once() -> None:
 
 
 def test_requests_that_come_too_soon_share_the_next_answer() -> None:
-    """A client that asks all the time is answered ten times a second, and its last request is answered."""
     bench = Bench()
     client = bench.client()
     for _ in range(1000):
@@ -91,7 +89,6 @@ def test_requests_that_come_too_soon_share_the_next_answer() -> None:
 
 
 def test_client_that_asks_now_and_then_does_not_wait() -> None:
-    """Commands ask who is there: two that follow each other within a tenth of a second are both answered at once."""
     bench = Bench()
     client = bench.client()
     for _ in range(5):
@@ -113,7 +110,6 @@ def test_adapters_are_named_as_soon_as_a_worker_has_them() -> None:
 
 
 def test_clients_share_one_report() -> None:
-    """A report is made at most ten times a second, however many clients ask; a later one is new."""
     bench = Bench()
     first, second = bench.client(5), bench.client(6)
     first.say(ASK)

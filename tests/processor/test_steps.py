@@ -15,7 +15,6 @@ FINISHED = RowStatus.FINISHED_LENGTH
 
 
 async def test_no_step_is_missed_before_the_first_is_asked_for() -> None:
-    """The iterator yields every step since it was made, even before the first await; a second iterator is refused."""
     async with running() as made:
         steps = made.processor.steps()
         await made.worker.publish(row_shapes([1]))
@@ -69,7 +68,6 @@ async def test_steps_that_are_not_taken_slow_their_workers() -> None:
 
 
 async def test_who_leaves_the_iteration_holds_nothing_back() -> None:
-    """Steps that wait when an iteration ends are let go, and requests after it wait for the next consumer."""
     async with running() as made:
         steps = made.processor.steps()
         first = asyncio.ensure_future(anext(steps))

@@ -144,7 +144,6 @@ def test_gap_over_waiting_items_swallows_them() -> None:
 
 
 def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> None:
-    """A refused batch that can be read names the requests that lost rows; a part of a step, or rubbish, names none."""
     whole: dict[str, Any] = {"epoch": 8}
     for header, keys in ((whole, {5, 6}), (whole | {"part": (0, 2), "step_rows": 3}, set())):
         made = stream()

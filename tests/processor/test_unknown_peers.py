@@ -11,7 +11,6 @@ LARGE = 5000
 
 
 def test_unknown_peers_are_bounded() -> None:
-    """However many peers say nonsense, only so many are remembered, those that spoke last."""
     bench, frame = Bench(), ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)).SerializeToString()
 
     def is_asked(peer: bytes) -> bool:

@@ -40,7 +40,6 @@ def test_item_beyond_the_credit_ends_the_connection() -> None:
     "message", ["no parts", "no payload", "two payloads", "epoch", "length", "gap backwards", "vast gap"]
 )
 def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> None:
-    """A frame with the wrong parts, epoch or lengths is dropped and counted, and the stream goes on."""
     bench = Bench()
     worker = bench.worker()
     data = encoded(row_shapes([1]), 1)
@@ -66,7 +65,6 @@ def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> No
 
 @pytest.mark.parametrize("claimed", [2, 101, 2**62])
 def test_lost_last_item_is_found_by_the_heartbeat(claimed: int) -> None:
-    """What a heartbeat claims to have been sent is asked for, as far as it was granted."""
     bench = Bench({"processor.credit_items": 100})
     worker = bench.worker()
     worker.heard()
@@ -93,7 +91,6 @@ def test_recovery_ends() -> None:
 
 
 def test_acknowledgements_are_few_and_complete() -> None:
-    """An acknowledgement goes out once an eighth of the credit is behind, and for the rest when time passes."""
     bench = Bench({"processor.credit_items": 16})
     worker = bench.worker()
     worker.heard()

@@ -256,7 +256,6 @@ def test_stream_without_tokens_is_a_table_without_rows(tmp_path: Path) -> None:
 
 
 def test_requests_come_in_the_order_in_which_they_end(tmp_path: Path) -> None:
-    """Each end is told, and what did not end is last."""
     admitted = Admitted(request_id=9, worker_id=WORKER, epoch=EPOCH, prompt_tokens=7, cached_tokens=5)
     admitted.first_request_id, admitted.turn, admitted.first_position = 3, 1, 4
     admitted.reason = ErrorCode.ERROR_CODE_WORKER_LOST
@@ -308,7 +307,6 @@ def test_key_that_is_used_again_is_another_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [1, 7, 40])
 def test_row_groups_are_bounded(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row group has at most the tokens it may and one item or request more, and the file is the same."""
     items = list(read_items(BytesIO(recording(payloads(requests=9, tokens=40, drafts=True)))))
     expected = written(items, tmp_path / "one", RequestFile)[0]
     monkeypatch.setattr(parquet, "_GROUP_TOKENS", most)

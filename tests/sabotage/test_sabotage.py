@@ -23,7 +23,6 @@ _INVALID = _KILLED.replace("return (", "return role of self.roles and (")
 
 @pytest.mark.parametrize(("table", "least"), [(TABLE, 40), (ROOT / "tests/mutants/mutants.toml", 250)])
 def test_table_fits_the_page_the_sources_and_the_tests(table: Path, least: int) -> None:
-    """Each line's claim is on the page, its text is in its source exactly once, and its test exists."""
     found = lines(table)
     assert len(found) >= least
     assert [fault for line in found for fault in faults(line)] == []
@@ -31,7 +30,6 @@ def test_table_fits_the_page_the_sources_and_the_tests(table: Path, least: int) 
 
 
 def test_line_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    """A claim that the page lost, a source that has changed and a test that is gone are faults, each in one line."""
     table = tmp_path / "lines.toml"
     table.write_text(
         _KILLED.replace("no other.", "all others.").replace("in self.roles", "of").replace("::test", "::x")
@@ -52,7 +50,6 @@ def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.nightly
 @pytest.mark.process
 def test_broken_line_is_killed_by_a_test_that_fails(tmp_path: Path) -> None:
-    """A line is killed where its test fails; one that changes nothing survives, and one that cannot start is none."""
     table, results = tmp_path / "lines.toml", tmp_path / "results.json"
     table.write_text(_KILLED + _SURVIVES + _INVALID)
     run = _run("--table", table, "--json", results)

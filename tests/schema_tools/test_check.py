@@ -101,7 +101,6 @@ def test_each_change_is_found(released: Copy) -> None:
 
 
 def test_released_schema_can_only_grow(released: Copy) -> None:
-    """A new field with a bound breaks nothing; once it is released, it is kept like the others."""
     released.replace(STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{LOAD} [(bounds) = {{max: 9}}];\n")
     write_generated(released.tree)
     assert list(faults(released.tree)) == []
@@ -117,7 +116,6 @@ def test_released_schema_can_only_grow(released: Copy) -> None:
 
 
 def test_what_does_not_belong_among_generated_code_is_found(copy: Copy) -> None:
-    """What is edited, added, or a folder in a file's place is stale, and written anew; Python's cache is not."""
     generated = copy.root / GENERATED
     copy.replace(f"{GENERATED}/enums.py", "TARGET = 1", "TARGET = 7")
     for name in ("__pycache__/enums.cpython-311.pyc", "code/module.py", "notes.txt"):
@@ -134,7 +132,6 @@ def test_what_does_not_belong_among_generated_code_is_found(copy: Copy) -> None:
 
 
 def test_golden_bytes_stay(copy: Copy) -> None:
-    """Golden bytes that were edited, or removed with their JSON, are named, and `vectors` does not hide that."""
     valid, invalid = (copy.root / VECTORS / name for name in ("valid/one_row", "invalid/empty"))
     written = valid.with_suffix(".binpb").read_bytes()
     valid.with_suffix(".binpb").write_bytes(b"")
@@ -150,7 +147,6 @@ def test_golden_bytes_stay(copy: Copy) -> None:
 
 
 def test_what_follows_from_golden_bytes_is_written_again(copy: Copy) -> None:
-    """A valid message's JSON, and a message's bytes, are written from one another; what is neither is named."""
     json_file, bytes_file = (copy.root / VECTORS / f"valid/one_row{suffix}" for suffix in (".json", ".binpb"))
     written = json_file.read_text(), bytes_file.read_bytes()
     json_file.write_text(written[0].replace('"step": "40"', '"step": "41"'))
@@ -163,7 +159,6 @@ def test_what_follows_from_golden_bytes_is_written_again(copy: Copy) -> None:
 
 
 def test_new_golden_message_is_written_from_its_json(copy: Copy) -> None:
-    """A message is added as JSON with its header and columns; JSON that no message can have is one line."""
     given = (copy.root / VECTORS / "valid/one_row.json").read_text()
     (copy.root / VECTORS / "valid/new.json").write_text(given.replace('"step": "40"', '"step": "41"'))
     assert copy.run("vectors") == (0, "SHA256SUMS\nvalid/new.binpb\n")

@@ -41,12 +41,10 @@ def cluster(folder: Path, size: int = 3, limit: str = "", disk_bytes: int = 0) -
 
 
 async def until_ready(settings: Settings) -> None:
-    """Wait until the cluster has made the stream of a log, as the settings want it."""
     stream = LogStream(settings)
     connection = await stream.connect()
 
     async def is_ready() -> bool:
-        """Tell whether the cluster has a leader."""
         try:
             await stream.info(connection, make=True)
         except LogError:

@@ -20,7 +20,6 @@ STARTS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("way", STARTS)
 def test_unit_test_is_refused_a_process(way: str, refused: list[str]) -> None:
-    """Whichever way a unit test starts a process, it is refused, and the refusal is kept where the test catches it."""
     with pytest.raises(ProcessStartedError, match="mark the test `process`"):
         STARTS[way]()
     assert len(refused) == 1

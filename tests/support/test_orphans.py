@@ -50,7 +50,6 @@ def test_no_temporary_file_lies_elsewhere() -> None:
 
 
 def test_busy_loops_end_with_their_command() -> None:
-    """Each of the loops runs as long as a command beside them, whose status is the whole's."""
     count = "import os; print(*open(f'/proc/{os.getppid()}/task/{os.getppid()}/children').read().split()); exit(3)"
     command = [sys.executable, "-m", "tests.support.busy", "2", "--", sys.executable, "-c", count]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)

@@ -48,6 +48,5 @@ def wait_until(condition: Callable[[], object], most: float = MOST) -> None:
 
 
 async def turns(count: int = 50) -> None:
-    """Let every coroutine that is ready run, so many times over."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -59,7 +59,6 @@ class Deployment:
         return self.start(module, [sys.executable, "-m", f"tests.system.{module}", *arguments], **overrides)
 
     def start(self, name: str, command: Sequence[str], **overrides: object) -> Program:
-        """Start any command with the settings; it ends with the deployment."""
         program = Program(name, start(command, self.environment(**overrides), is_merged=True), self._patience)
         self._programs.append(program)
         return program

@@ -56,10 +56,7 @@ async def processing(deployment: Deployment, **overrides: object) -> AsyncIterat
     async with Processor(settings) as processor:
         yield (
             processor,
-            {
-                "bus__workers_address": processor.workers_address,
-                "bus__clients_address": processor.clients_address,
-            },
+            {"bus__workers_address": processor.workers_address, "bus__clients_address": processor.clients_address},
         )
 
 

@@ -118,7 +118,6 @@ class Program:
         return self._next(self._complaints, text)
 
     def signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
         self.process.send_signal(number)
 
     def kill(self) -> None:

@@ -33,10 +33,7 @@ class Several:
     def start(self, place: int) -> Program:
         workers, clients = self._places[place]
         program = self._deployment.start_processor(
-            processor__id=f"processor-{place}",
-            bus__workers_address=workers,
-            bus__clients_address=clients,
-            **SHORT,
+            processor__id=f"processor-{place}", bus__workers_address=workers, bus__clients_address=clients, **SHORT
         )
         self.processors[place] = program
         return program
@@ -79,7 +76,6 @@ class Several:
         return sessions()
 
     async def ready(self, client: Client) -> list[ClientSession]:
-        """Wait until a client also knows which processors have workers; before that one may get all requests."""
         sessions = await self.connected(client)
         serving = {worker.processor_id for worker in (await client.status(timeout_seconds=30)).workers}
         await until(lambda: all(each.room_for("") > 0 for each in sessions if each.processor_id in serving))

@@ -108,7 +108,6 @@ async def test_answers_are_compressed_for_clients_that_accept_it(
 
 
 async def test_empty_line_behind_a_request_disturbs_no_stream(deployment: Deployment) -> None:
-    """A line's end behind a body, as some clients send it, is no request that is late."""
     async with serving(deployment, gateway__request_timeout_ms=50) as served:
         reader, writer = await connected(served.address)
         writer.write(asked(max_tokens=300, stream=True))

@@ -190,7 +190,6 @@ BEYOND = (
 
 
 async def test_text_beyond_a_bound_is_400(deployment: Deployment, folder: str) -> None:
-    """What a template may make, and what its text may take to encode, are bounds that the error names."""
     bounds = {"gateway__encoding_time_ms": 500, "gateway__encoding_memory_bytes": 16 * _MEBIBYTE}
     given = {**_PATIENCE, **bounds, "gateway__tokenizer": folder}
     async with alone(deployment, **given) as served, plainly(served.url) as client:
@@ -206,7 +205,6 @@ async def test_text_beyond_a_bound_is_400(deployment: Deployment, folder: str) -
 
 
 async def test_memory_of_all_texts_is_bounded(deployment: Deployment, folder: str) -> None:
-    """However many texts come at once, the gateway holds few of them, and its processes can take no more."""
     given = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": folder, **_PATIENCE}
     program = deployment.start("gateway", [COMMAND, "gateway"], **given)
     (url,) = re.findall(r"http://[^\"]+", await asyncio.to_thread(program.wait_for, '"listening"'))
@@ -245,7 +243,6 @@ def _peak_bytes(process: int) -> int:
 
 
 async def test_bodies_that_never_end_leave_room(deployment: Deployment) -> None:
-    """Of bodies that are too many together the newest are 429 while their clients still send, and none later."""
     async with alone(deployment, **_BODIES) as served:
         async with _unfinished(served, 24, {}) as answers:
             # So much of each is counted: 9 of them have room.
@@ -256,7 +253,6 @@ async def test_bodies_that_never_end_leave_room(deployment: Deployment) -> None:
 
 
 async def test_client_that_does_not_read_its_tokens_is_cut_off(deployment: Deployment) -> None:
-    """An answer of /tokenize that its client does not read waits as long as a write may take, and is gone then."""
     body = b'{"prompt": "%b", "return_token_strs": true}' % (b"a" * 100_000)
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     async with alone(deployment, gateway__write_timeout_ms=100) as served:

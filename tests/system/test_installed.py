@@ -34,7 +34,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
-    """The wheel has the three import packages, typed, with the generated code, and no generic name beside them."""
     names = zipfile.ZipFile(wheel).namelist()
     packages = {"tokenbus", "tokenbus_contracts", "tokenbus_gpu_ops"}
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
@@ -45,7 +44,6 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
 
 
 def test_wheel_has_the_compiled_check_for_its_platform(wheel: Path) -> None:
-    """With a compiler, the wheel has the library and is for this platform, and for every Python 3."""
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{platform}.whl")
     contents = zipfile.ZipFile(wheel)

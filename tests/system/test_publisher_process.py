@@ -83,7 +83,6 @@ def test_it_lives_and_ends_with_its_owner(deployment: Deployment) -> None:
 
 
 async def test_engine_that_is_stopped_is_lost_until_it_goes_on(deployment: Deployment) -> None:
-    """Its publisher lives, and says that the engine makes no progress."""
     times: Overrides = {
         "bus__heartbeat_timeout_ms": 2000,
         "worker__longest_step_ms": 1000,

@@ -19,7 +19,6 @@ def has_connected(processor: Program, worker_id: str) -> bool:
 
 
 async def test_requests_go_on_at_another_processor(deployment: Deployment) -> None:
-    """A processor is killed, and stays away: its workers and requests go on at the other one, and no token is lost."""
     several = Several(deployment)
     await asyncio.to_thread(several.start_all)
     for name in ("worker-0", "worker-1"):
@@ -38,7 +37,6 @@ async def test_requests_go_on_at_another_processor(deployment: Deployment) -> No
 
 
 async def test_status_tap_and_gateway_show_the_workers_of_all(deployment: Deployment) -> None:
-    """Each worker is there once, with the processor that has it, its model and what it publishes."""
     several = Several(deployment)
     await asyncio.to_thread(several.start_all)
     models = ("small", "large")

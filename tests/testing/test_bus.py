@@ -23,7 +23,6 @@ def truth(key: int, size: int) -> list[int]:
 
 
 async def test_code_that_connects_by_itself_finds_it() -> None:
-    """`tokenbus.connect` and `Publisher` find a bus by its address and settings, and no longer once it is closed."""
     async with testing.bus(workers=0) as bus:
         publisher = tokenbus.Publisher(bus.settings, vocabulary_size=50_000)
         async with publisher, tokenbus.connect(bus.address) as client:
@@ -94,7 +93,6 @@ async def test_lost_worker_ends_its_requests() -> None:
 
 @pytest.mark.parametrize("place", [0, 1])
 async def test_requests_go_on_after_a_processor_was_lost(place: int) -> None:
-    """With another one or after a restart, each request has its tokens once and in order."""
     async with testing.bus(testing.SyntheticEngine, workers=3, processors=2, step_seconds=0.1) as bus:
         asked = [bus.client.generate([1], max_tokens=30, request_id=key) for key in range(1, 9)]
         tokens = asyncio.gather(*map(ids_of, asked))
@@ -142,7 +140,6 @@ async def test_code_that_still_waits_when_the_bus_ends_goes_on() -> None:
 
 class Stuck(testing.SyntheticEngine):
     def close(self) -> None:
-        """Raise."""
         raise OSError("it cannot be closed")
 
 
@@ -211,7 +208,6 @@ async def test_processor_that_is_not_there_is_told() -> None:
 
 
 async def test_bus_ends_with_open_requests_and_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is open when a test ends, its bus ends at once, with no task left and no line logged as an error."""
     before = asyncio.all_tasks()
     async with testing.bus(testing.SyntheticEngine, workers=2, step_seconds=0.5) as bus:
         generations = [bus.client.generate([1]) for _ in range(20)]

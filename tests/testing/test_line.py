@@ -89,7 +89,6 @@ async def test_what_is_held_arrives_later_in_order() -> None:
 
 
 async def test_what_is_held_is_bounded_and_not_lost() -> None:
-    """Beyond the high-water mark a held line takes no more; a released one passes what there is room for, in order."""
     line, connection, listener = await connected(high_water_mark=4)
     line.hold()
     assert [connection.send([b"%d" % number]) for number in range(5)] == [True] * 4 + [False]

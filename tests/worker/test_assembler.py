@@ -78,7 +78,6 @@ def test_every_method_takes_the_same_path(method: SpeculativeMethod) -> None:
 
 
 def test_lines_and_flat_arrays_say_the_same() -> None:
-    """Tokens may come in one line or in a line for each row; what lies behind a row's tokens is not looked at."""
     lines: dict[str, Any] = {
         name: lined(getattr(SCORED, name), [2, 1], 4)
         for name in ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")

@@ -89,7 +89,6 @@ class Calling(Noting):
 
 
 def test_engine_or_a_function_that_makes_one() -> None:
-    """An engine that can be called is an engine, its class makes one, and a line says what anything else lacks."""
     calling = Calling()
     assert engine_of(calling) is calling
     assert isinstance(engine_of(Calling), Calling)

@@ -31,7 +31,6 @@ def finished(engine: Timed, seconds: float = 100) -> int:
 
 
 def test_nothing_new_is_taken() -> None:
-    """A request that comes now ends with an error that says why, and an abort still ends another."""
     publisher = running(requests=[generate_of(7), Abort(request_id=8)])
     engine = Timed(publisher, is_asked=True)
     assert finished(engine) == 0

@@ -101,7 +101,6 @@ def test_request_that_fails_late_and_is_not_named_ends_the_engines_requests_and_
 
 @pytest.mark.parametrize("error", [EngineStepError("bad"), OSError("bad"), ZeroDivisionError("bad")])
 def test_requests_that_fail_each_step_never_end_the_worker(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """However many poisonous requests come one after the other, each ends, and the worker serves the next good one."""
     made = Looped(PoisonedEngine(lambda: error))
     for _ in range(20):
         made.turn(generate_of(POISON))
@@ -113,7 +112,6 @@ def test_requests_that_fail_each_step_never_end_the_worker(error: Exception, cap
 
 
 def test_engine_that_fails_whatever_it_has_is_broken() -> None:
-    """Where the newest requests have ended and steps fail all the same, so many in a row are the engine's end."""
     made = Looped(PoisonedEngine(lambda: OSError("bad")))
     made.engine.abort = lambda key: None  # type: ignore[method-assign]  # noqa: ARG005 - it ends nothing
     made.turn(generate_of(POISON))
@@ -137,7 +135,6 @@ def test_engine_that_fails_whatever_it_has_is_broken() -> None:
 def test_request_that_cannot_be_admitted_ends_alone(
     caplog: pytest.LogCaptureFixture, error: Exception, code: ErrorCode, text: str
 ) -> None:
-    """Each exception of admit ends its request: a ValueError as the caller's fault, others as the engine's."""
     made = worker(lambda: EngineStepError("never"))
     made.engine.refusal = error
     made.engine.fails_from = 1000

@@ -71,7 +71,6 @@ def until_it_waits(publisher: Bare) -> None:
 
 
 def test_batch_is_published_under_this_stream() -> None:
-    """Worker, epoch, sequence and ranks are the publisher's own, whatever the header said; the rest is as it was."""
     publisher = Bare(id="mine", dp_rank=3)
     made = batch(row_shapes([5, 3], tokens=2), step=9, sequence=77, worker_id="other", epoch=1)
     assert publisher.publish(made) == 1
@@ -209,7 +208,6 @@ def test_policy_shed_drops_alternatives_from_the_share_on() -> None:
 
 
 def test_many_threads_leave_no_hole() -> None:
-    """Published from several threads, sequences have no hole, each thread's keep its order, and headers agree."""
     publisher, each, threads = Bare(retention_items=10_000), 40, 4
 
     def publish(key: int) -> list[int]:
@@ -324,7 +322,6 @@ def test_batch_that_waits_for_room_while_its_processor_is_abandoned_is_not_publi
 
 
 def test_worker_that_takes_no_requests_goes_on_with_its_own() -> None:
-    """Those of a scheduler that is tapped are not the processors' to end."""
     publisher = Bare(addresses="memory://a,memory://b", max_requests=0)
     publisher.connect()
     publisher.publish(batch(row_shapes([1])))

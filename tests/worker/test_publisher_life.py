@@ -59,7 +59,6 @@ async def meeting(chosen: Settings) -> tuple[Processor, Publisher, ManualClock]:
 
 
 async def test_hello_says_what_the_worker_is() -> None:
-    """Role, limits and ranks in the hello are those of the settings; the model is what was given."""
     chosen = settings(
         {
             "bus.workers_address": ADDRESS,
@@ -121,7 +120,6 @@ async def test_nothing_is_taken_before_it_starts_and_after_it_closed() -> None:
 
 
 async def test_leaving_waits_for_acknowledgements() -> None:
-    """Closing goes on sending until all is acknowledged, and says goodbye then: time does not come into it."""
     processor, publisher, _ = await meeting(at_memory())
     async with publisher:
         for place in range(3):
@@ -150,7 +148,6 @@ async def test_leaving_after_an_error_is_at_once() -> None:
 
 
 async def test_requests_reach_the_engine() -> None:
-    """Requests and aborts come out in the order in which they came, each once; waiting for them ends when they come."""
     processor, publisher, _ = await meeting(at_memory())
     async with publisher:
         await processor.welcome()
@@ -165,7 +162,6 @@ async def test_requests_reach_the_engine() -> None:
 
 
 def test_requests_that_wait_are_bounded() -> None:
-    """Twice as many requests as the worker takes may wait for the engine, as each may be aborted; more are an error."""
     publisher = Publisher(at_memory(max_requests=2))
     for key in range(1, 5):
         publisher.incoming.put(generate_of(key))
@@ -175,7 +171,6 @@ def test_requests_that_wait_are_bounded() -> None:
 
 
 def test_aborts_of_what_is_only_shown_are_left() -> None:
-    """A worker that takes no requests shows those that came elsewhere: they are not the processor's to end."""
     publisher = Publisher(at_memory(max_requests=0))
     publisher.incoming.put(Abort(request_id=1))
     assert publisher.take_requests() == []
@@ -184,7 +179,6 @@ def test_aborts_of_what_is_only_shown_are_left() -> None:
 
 
 def test_thread_of_its_own() -> None:
-    """`with` runs the connection in a thread that is named and that is gone afterwards; several threads publish."""
     chosen = at_memory(drain_timeout_ms=0)
     with Publisher(chosen, epoch=EPOCH, transport=MemoryTransport(chosen.bus)) as publisher:
         names = {thread.name for thread in threading.enumerate()}

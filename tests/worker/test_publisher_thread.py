@@ -103,7 +103,6 @@ def test_engine_waits_when_too_much_is_not_published() -> None:
 
 @pytest.mark.parametrize("error", [NotRunningError("closed"), OSError("a defect")])
 def test_engine_learns_that_nothing_is_published_any_more(error: Exception) -> None:
-    """After an error that ends the stream every call of the engine raises that error, and none waits for room."""
     gated = Gated()
     gated.errors.append(error)
     says: list[Callable[[], None]] = [

@@ -70,7 +70,6 @@ def test_run_on_its_way_out_does_not_change() -> None:
 
 
 def test_too_many_keys_become_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the bound a run names its requests; beyond it, and ever after, it names none, which means all."""
     monkeypatch.setattr(module, "_MAX_REQUEST_IDS", 3)
     retention = made()
     retention.drop([1, 2])
@@ -83,7 +82,6 @@ def test_too_many_keys_become_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loss_of_unknown_requests_after_a_named_one_names_none() -> None:
-    """A run that once named no request means all requests of the stream, whatever else it covers."""
     retention = made()
     retention.drop([5])
     retention.drop(())
@@ -113,7 +111,6 @@ def test_share_used_is_the_fuller_of_the_two() -> None:
 
 @given(st.lists(st.sampled_from(["keep", "drop", "acknowledge"]), max_size=40), st.randoms(use_true_random=False))
 def test_find_is_what_a_plain_search_finds(actions: list[str], rng: Random) -> None:
-    """Whatever was kept, dropped and acknowledged, each sequence leads to the entry that covers it, or to none."""
     retention, plain = made(items=1000), dict[int, bytes | None]()
     for action in actions:
         sequence = retention.next_sequence

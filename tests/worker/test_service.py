@@ -139,7 +139,6 @@ def test_pace_is_kept_before_each_step_and_never_when_idle() -> None:
 
 
 def test_stop_is_looked_at_before_each_turn() -> None:
-    """A loop whose stop event is set takes no request and computes no step."""
     publisher = running(requests=[generate_of(8)])
     stop = threading.Event()
     stop.set()

@@ -31,7 +31,6 @@ def test_nothing_goes_out_before_the_handshake() -> None:
 
 
 def test_worker_that_leaves_says_so_at_once_and_to_every_processor() -> None:
-    """The session sends it before waiting items and before a heartbeat is due, and again to every later processor."""
     peer = opened(items=2)
     peer.session.take_no_more()
     frame = peer.must_say()
@@ -68,7 +67,6 @@ def test_credit_in_bytes_is_used_exactly() -> None:
 
 
 def test_grants_that_come_late_or_twice_change_nothing() -> None:
-    """Grants are totals: an old one that comes after a newer one takes nothing away, and a repeated one adds none."""
     peer = opened(items=5, through=3, size=3)
     peer.hear(credit=Credit(through_sequence=3, bytes=3))
     peer.hear(credit=Credit(through_sequence=1, bytes=1))
@@ -76,7 +74,6 @@ def test_grants_that_come_late_or_twice_change_nothing() -> None:
 
 
 def test_items_are_sent_as_they_were_kept() -> None:
-    """An item's frame says its sequence, kind, length and checksum; its payload follows as the kept bytes."""
     peer = opened(items=1)
     message = peer.session.next_message(peer.now)
     assert message is not None
@@ -99,7 +96,6 @@ def test_replay_sends_the_same_bytes_and_runs_to_its_end() -> None:
 
 
 def test_replay_needs_no_credit_and_goes_before_new_items() -> None:
-    """Credit that is used up does not keep back what is asked for again, and new items wait behind it."""
     peer = opened(items=4, through=3)
     assert peer.sequences() == [1, 2, 3]
     peer.hear(replay=ReplayRequest(first_sequence=2, last_sequence=3))
@@ -119,7 +115,6 @@ def test_acknowledged_items_are_not_replayed() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(2, 4), (3, 2), (4, 4)])
 def test_replay_of_what_was_not_sent_is_refused(first: int, last: int) -> None:
-    """A range that ends after the last item sent, or before its own beginning, is an error and sends nothing."""
     peer = opened(items=5, through=3)
     assert peer.sequences() == [1, 2, 3]
     with pytest.raises(ContractError, match="up to 3"):
@@ -223,7 +218,6 @@ def test_dropped_items_in_a_replay_are_told_again() -> None:
 
 
 def test_acknowledging_what_never_was_is_refused() -> None:
-    """An acknowledgement of the last item is taken, and one beyond it is an error that changes nothing."""
     peer = opened(items=2)
     assert peer.sequences() == [1, 2]
     with pytest.raises(ContractError, match="at most 2"):

@@ -112,7 +112,6 @@ def test_refused_worker_asks_again_after_the_timeout() -> None:
 
 
 def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
-    """A processor that does not know the worker is sent a hello at once; a demand during the handshake sends none."""
     peer = opened()
     again = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="who are you")
     peer.hear(refusal=again)
@@ -123,7 +122,6 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
 
 
 def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
-    """After a goodbye the session sends a hello to the next processor, once an interval is over, and no item before."""
     peer = opened(items=1)
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.says() is None
@@ -133,7 +131,6 @@ def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
 
 
 def test_requests_are_handed_over_once() -> None:
-    """A request that is sent again, because its arrival was unknown, is handed over once; an abort each time."""
     peer = opened()
     got: list[Generate | Abort] = []
     peer.on_request = got.append
@@ -157,7 +154,6 @@ def test_request_that_finds_no_room_is_not_believed_to_be_here() -> None:
 
 
 def test_frames_before_the_handshake_change_nothing() -> None:
-    """Credit, acknowledgements and requests of a connection whose handshake is not done are left alone."""
     peer = Peer(items=2)
     peer.says()
     peer.hear(credit=Credit(through_sequence=2, bytes=2))
@@ -177,7 +173,6 @@ def test_message_of_several_parts_is_refused() -> None:
 
 
 def test_goodbye_is_the_last_word() -> None:
-    """After its goodbye, which says how far it came, the session neither says nor hears anything."""
     peer = opened(items=2, through=1)
     assert peer.sequences() == [1]
     frame = read_frame(WorkerFrame, peer.session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
@@ -189,7 +184,6 @@ def test_goodbye_is_the_last_word() -> None:
 
 
 def test_waiting_is_never_longer_than_an_interval() -> None:
-    """Whatever the state, the session's runner looks again after an interval at the latest, and never in the past."""
     peer = Peer()
     assert peer.session.seconds_to_wait(FIRST) == 0
     peer.says()

@@ -15,8 +15,6 @@ Edit = Callable[["Edited"], object]
 
 
 class Edited:
-    """A copy of the schema, to be changed."""
-
     def __init__(self) -> None:
         self.files = FileDescriptorSet.FromString(INSTALLED.descriptor_set().SerializeToString())
 
@@ -205,7 +203,4 @@ def test_message_that_is_gone_breaks_its_readers() -> None:
             if any(each.name == "Control" for each in file.message_type):
                 file.message_type.remove(edited.message("Control"))
 
-    assert {change.subject for change in found_by(remove) if change.breaks} == {
-        "ProcessorFrame.control",
-        "Control",
-    }
+    assert {change.subject for change in found_by(remove) if change.breaks} == {"ProcessorFrame.control", "Control"}

@@ -28,7 +28,6 @@ def spoken(form: str) -> str:
 
 
 def run(form: str, steps: int, seed: int, *, most_slots: int) -> None:
-    """Do so many random steps to the drop-in and to FastDeploy's ops of a form, and compare each."""
     draw, engine = np.random.default_rng(seed), Steps(seed)
     ops = [op for op in GETS if has_op(form, op)]
     with kernel.queue(form) as one, kernel.queue(form) as two:
@@ -70,7 +69,6 @@ def _get(draw: np.random.Generator, both: Beside, head: Saved) -> None:
 
 
 def drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_slots: int) -> dict[str, Any]:
-    """Return random arguments of an op: mostly those of the form's release, sometimes those of another."""
     slots = min(_slots(draw, most_slots), 256 if GETS[op] == "speculate_get_output" else 512)
     columns = int(draw.integers(1, _STRUCT_COLUMNS + 1))
     if op == "save_output_topk" and slots <= 8 and draw.random() < 0.2:

@@ -55,8 +55,6 @@ def outputs(op: str) -> list[Array]:
 
 
 class Steps:
-    """Draws steps as the engine computes them."""
-
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
 
@@ -121,7 +119,6 @@ class Steps:
         return given
 
     def _odd_numbers(self, given: dict[str, Any]) -> None:
-        """Give slots counts that mean nothing, and tokens ids that no vocabulary has."""
         draw = self._random
         for name in ("token_num_per_batch", "accept_num"):
             if name in given and draw.random() < 0.2:
@@ -141,7 +138,6 @@ class Steps:
         return self.ids(numbers.size, int(self._random.integers(max(2, most), TOKENS + 3)))
 
     def _permute(self, given: dict[str, Any]) -> None:
-        """Put tokens into another order than their slots', as a batch does that is computed in another order."""
         numbers = np.maximum(given["token_num_per_batch"], 0)
         order = self._random.permutation(numbers.size)
         offsets = np.zeros(numbers.size, np.int32)

@@ -63,7 +63,6 @@ class KernelQueue:
 
     @property
     def heads(self) -> list[Saved]:
-        """The message at the head of each queue that has any, the one that was saved first before the other."""
         return sorted((waiting[0] for waiting in self._waiting.values() if waiting), key=lambda saved: saved.number)
 
     def save(self, op: str, given: Given, message_id: int = 1) -> None:

@@ -47,7 +47,6 @@ def test_queue_is_beside_the_buss_own_address(own_folder: Path) -> None:
 
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_folder_that_is_not_this_users_alone_is_refused(own_folder: Path, is_folder: bool) -> None:  # noqa: FBT001
-    """Others may write to it, or it is a file."""
     own_folder.mkdir() if is_folder else own_folder.touch(mode=0o600)
     own_folder.chmod(0o777 if is_folder else 0o600)
     with pytest.raises(SettingsError, match=r"^TMPDIR: a folder in which our subfolder belongs only to this user"):

@@ -17,8 +17,6 @@ LONGEST = len(CONTINUATIONS)
 
 
 class Choice(NamedTuple):
-    """How tokens are chosen."""
-
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

@@ -48,7 +48,6 @@ def test_logprobs_are_those_of_the_whole_distribution(speculate: int) -> None:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_entropies_are_those_of_the_whole_distribution(speculate: int) -> None:
-    """A request that asks has each token's entropy; its neighbours have none."""
     wanting, plain = asked(1, PROMPT, 0, seed=3, max_tokens=20), asked(2, PROMPT, 0, seed=4, max_tokens=20)
     wanting.token_scoring.entropies = True
     run = ngram([wanting, plain], speculate=speculate).to_the_end()

@@ -39,8 +39,6 @@ def test_option_out_of_range_is_named() -> None:
 
 
 class TestWithPaddle:
-    """What needs paddle itself."""
-
     pytestmark = NEEDS_PADDLE
 
     @pytest.mark.nightly

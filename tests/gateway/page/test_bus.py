@@ -83,7 +83,6 @@ def test_stalled_and_paused_workers_are_told_apart(page: Page, gateway: Scripted
 
 
 def test_value_that_no_engine_computes_cannot_be_asked_for(page: Page, gateway: ScriptedGateway) -> None:
-    """The box for entropies is disabled, with the reason, while no connected engine computes them."""
     entropy = page.get_by_role("checkbox", name="Entropy")
     gateway.bus["workers"] = [worker("one", token_scores=[])]
     expect(entropy).to_be_disabled()

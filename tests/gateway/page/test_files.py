@@ -28,7 +28,6 @@ def test_page_obeys_the_strictest_policy() -> None:
 
 
 def test_every_file_is_used() -> None:
-    """Each file of the page is named by another one: no file is unused, and none is missing."""
     named = {"index.html"}
     for path in FILES:
         named |= set(re.findall(r'(?:"page/|from "\./)([\w.]+)"', path.read_text()))

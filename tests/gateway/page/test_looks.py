@@ -102,7 +102,6 @@ def test_forced_colours_keep_what_says_something(page: Page, gateway: ScriptedGa
 
 @pytest.mark.parametrize("width", [320, 1024, 1280, 1440, 1920])
 def test_panel_covers_and_moves_nothing(width: int, open_page: Open, gateway: ScriptedGateway) -> None:
-    """At every width the panel covers no other card; beside the text it moves nothing and stays in the window."""
     gateway.bus["workers"] = [worker(f"worker-{number:02}") for number in range(24)]
     page = open_page(gateway.url, viewport={"width": width, "height": 900})
     expect(page.locator(".worker")).to_have_count(24)

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def test_request_is_what_was_typed(page: Page, gateway: ScriptedGateway) -> None:
-    """The prompt and every setting reach the gateway as they were typed; no seed is null."""
     for label, value in {"Max tokens": "64", "Temperature": "0.7", "Alternatives": "5", "Top p": "0.9"}.items():
         page.get_by_label(label).fill(value)
     stream = ask(page, gateway, "Grüße,\n世界")
@@ -96,7 +95,6 @@ def test_story_appears_and_is_summed_up(page: Page, gateway: ScriptedGateway) ->
 
 
 def test_tokens_have_the_colour_of_their_probability(page: Page, gateway: ScriptedGateway) -> None:
-    """Each token is of the legend's class that its probability falls into, edges included, and looks like it."""
     stream = ask(page, gateway)
     edges = [1.0, 0.9, 0.8999, 0.7, 0.5, 0.3001, 0.1, 0.01, 0.0099]
     tell(stream, [row(1, 0, [token("x", probability) for probability in edges])])
@@ -139,7 +137,6 @@ def test_stream_is_closed_when_nobody_wants_it(page: Page, gateway: ScriptedGate
 
 
 def test_stream_in_pieces_is_the_same_stream(page: Page, gateway: ScriptedGateway) -> None:
-    """Wherever the network cuts the bytes, within characters too, the events are the same."""
     stream = ask(page, gateway)
     data = '{"step": 1, "position": 0, "tokens": [{"id": 1, "text": "é 😀", "logprob": -1, "rank": 1}]}'
     for byte in f"event: row\ndata: {data}\n\n".encode():

@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.helpers import (
-    EPOCH,
-    WORKER,
-    after_hello,
-    hello,
-    memory_settings,
-    payloads,
-    publish,
-    recording,
-    take_all,
-)
+from tests.cli.helpers import EPOCH, WORKER, after_hello, hello, memory_settings, payloads, publish, recording, take_all
 from tests.recordings.durable_log.using import STREAM, Life, filled
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until

@@ -155,7 +155,6 @@ def issued(authority: trustme.CA, folder: Path, name: str) -> str:
 
 
 async def test_certificates_of_clients(start: Start, tmp_path: Path) -> None:
-    """A server that verifies its clients takes those with a certificate of its authority, as the user it names."""
     authority, stranger = trustme.CA(), trustme.CA()
     ca = trusted(authority, tmp_path)
     config = tls(authority, tmp_path).replace("}", f", ca_file: '{ca}', verify_and_map: true }}")

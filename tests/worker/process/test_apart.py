@@ -139,7 +139,6 @@ async def test_prompts_are_scored_though_publishers_die() -> None:
 
 
 async def test_commands_are_done_once_though_publishers_die(tmp_path: Path) -> None:
-    """One that the engine had taken is answered by the next publisher, and one that it had not is not lost."""
     async with apart() as worker:
         operator = Operator(worker.bus.client)
         first = asyncio.create_task(operator.load_adapter("first", str(tmp_path)))
@@ -309,7 +308,6 @@ async def test_arrays_that_are_none_end_their_requests() -> None:
 
 
 async def test_what_finds_no_room_is_named() -> None:
-    """Under the policy fail the engine never waits: the next publisher says which requests ended."""
     async with apart(policy="fail", handover_items=16) as worker:
         requests = await asked(worker, tokens=10_000)
         most = worker.settings.worker.handover_items
@@ -363,7 +361,6 @@ async def test_step_that_cannot_be_published_ends_requests_and_not_the_publisher
 
 
 async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> None:
-    """Under the policy block the engine's thread waits, and goes on when a new publisher has taken something."""
     async with apart(block_timeout_ms=10_000_000, handover_items=16) as worker:
         requests = await asked(worker, 1, tokens=100)
         await worker.lose_publisher()
@@ -387,7 +384,6 @@ async def test_engine_waits_for_room_and_then_for_no_publisher_for_ever() -> Non
 
 
 async def test_admissions_and_errors_wait_for_room_as_steps_do() -> None:
-    """A request that comes while retention is full is admitted when there is room, and does not end."""
     async with apart(retention_items=8) as worker:
         early = await asked(worker)
         late = [Asked(worker.bus.client) for _ in range(3)]

@@ -126,7 +126,6 @@ def test_what_was_made_of_a_record_in_part_is_not_kept_twice(done: int) -> None:
 
 
 def test_death_between_the_journal_and_its_words_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The item is in the journal, and the count of items is not yet: the next publisher believes the journal."""
     shared = Shared()
     retention = shared.publisher()
     retention.begin(8)

@@ -63,7 +63,6 @@ def test_last_word_waits_for_a_publisher_that_starts() -> None:
 
 
 def test_steps_are_numbered_before_a_publisher_takes_them() -> None:
-    """A publisher that dies between two records changes no number: a draft keeps that of its target."""
     given = settings()
     file = shared_file(given)
     memory = SharedMemory(file, given)
