@@ -26,14 +26,7 @@ from tokenbus.worker.retention import Retention
 from tokenbus.worker.session import WorkerSession
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import (
-    Admitted,
-    Generate,
-    RequestEvent,
-    SamplingParameters,
-    TokenPrompt,
-    TokenScoring,
-)
+from tokenbus_contracts.generated import request_pb2 as pb
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
 
@@ -47,9 +40,11 @@ def memory_settings(**overrides: object) -> Settings:
     return settings_of(values | {key.replace("__", "."): overrides[key] for key in overrides})
 
 
-def generate(max_tokens: int, key: int = 11, **fields: Any) -> Generate:  # noqa: ANN401 - as the message has them
-    sampling = SamplingParameters(max_tokens=max_tokens)
-    return Generate(request_id=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2, **fields)
+def generate(max_tokens: int, key: int = 11, **fields: Any) -> pb.Generate:  # noqa: ANN401 - as the message has them
+    sampling = pb.SamplingParameters(max_tokens=max_tokens)
+    return pb.Generate(
+        request_id=key, tokens=pb.TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2, **fields
+    )
 
 
 def hello(worker_id: str = WORKER) -> Hello:
@@ -68,8 +63,8 @@ def hello(worker_id: str = WORKER) -> Hello:
 
 
 def admitted(key: int, sequence: int, worker_id: str = WORKER) -> bytes:
-    taken = Admitted(request_id=key, worker_id=worker_id, epoch=EPOCH, prompt_tokens=1)
-    return write_frame(RequestEvent(sequence=sequence, admitted=taken))
+    taken = pb.Admitted(request_id=key, worker_id=worker_id, epoch=EPOCH, prompt_tokens=1)
+    return write_frame(pb.RequestEvent(sequence=sequence, admitted=taken))
 
 
 def payloads(  # noqa: PLR0913 - a test names what it needs
@@ -79,7 +74,7 @@ def payloads(  # noqa: PLR0913 - a test names what it needs
     first: int = 1,
     drafts: bool = False,
     parts: int = 1,
-    scoring: Mapping[int, TokenScoring] = MappingProxyType({}),
+    scoring: Mapping[int, pb.TokenScoring] = MappingProxyType({}),
     worker_id: str = WORKER,
 ) -> Iterator[tuple[int, PayloadKind, bytes]]:
     """Yield the items of a worker that answers some requests, from a sequence on, ten milliseconds a step.

@@ -30,15 +30,8 @@ from tokenbus.processor import Processor
 from tokenbus.recordings.items import StreamItem
 from tokenbus_contracts import decode, encode
 from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated import request_pb2 as pb
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
-from tokenbus_contracts.generated.request_pb2 import (
-    Admitted,
-    ErrorCode,
-    Prefilled,
-    PromptScoring,
-    RequestError,
-    RequestEvent,
-)
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 NOW = 10**18 + 10**7 + 2_500_000
@@ -60,11 +53,11 @@ def with_weights(payload: bytes) -> bytes:
 
 
 def event(**values: Any) -> bytes:  # noqa: ANN401 - whichever the event is
-    return write_frame(RequestEvent(sequence=4, **values))
+    return write_frame(pb.RequestEvent(sequence=4, **values))
 
 
-ERROR = RequestError(request_id=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
-CACHED = Admitted(request_id=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=32)
+ERROR = pb.RequestError(request_id=5, code=pb.ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
+CACHED = pb.Admitted(request_id=5, worker_id="w", epoch=1, prompt_tokens=48, cached_tokens=32)
 UNKNOWN: Any = 99
 STEP = "TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens"
 
@@ -103,11 +96,11 @@ def test_rows_with_their_tokens() -> None:
 
 
 def test_scores_and_answers_in_a_line() -> None:
-    (chunk,) = true_prompt_scores(5, [7, 8, 9], PromptScoring(top_logprobs=2)).chunks()
+    (chunk,) = true_prompt_scores(5, [7, 8, 9], pb.PromptScoring(top_logprobs=2)).chunks()
     values = values_of(event(prompt_scores=chunk), EVENT)
     assert (values["token_ids"], values["position"], values["alternatives"]) == ([8, 9], 1, 2)
     assert lines_of(values) == ["worker-0/7 #4 SCORED request 0000000000000005, its prompt's tokens 1 to 2 of 3"]
-    values = values_of(event(prefilled=Prefilled(request_id=5, transfer_state=b"state")), EVENT)
+    values = values_of(event(prefilled=pb.Prefilled(request_id=5, transfer_state=b"state")), EVENT)
     assert lines_of(values) == ["worker-0/7 #4 PREFILLED request 0000000000000005, 5 bytes for the decode worker"]
     for error, state, line in (
         ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),

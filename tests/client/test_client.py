@@ -16,14 +16,7 @@ from tokenbus.delivery import RequestFailedError, Token
 from tokenbus.testing import ManualClock, RowShape, batch
 from tokenbus_contracts import RowStatus, encode
 from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.client_pb2 import (
-    ClientFrame,
-    ClientWelcome,
-    Outputs,
-    ProcessorStatus,
-    ServerFrame,
-    WatchedStream,
-)
+from tokenbus_contracts.generated import client_pb2 as pb
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 
@@ -39,30 +32,30 @@ class Processor:
         self.peer = b""
         self.number = 0
 
-    async def body(self, kind: str) -> ClientFrame:
+    async def body(self, kind: str) -> pb.ClientFrame:
         while True:
             self.peer, parts = await soon(self.listener.receive())
-            frame = read_frame(ClientFrame, parts[0])
+            frame = read_frame(pb.ClientFrame, parts[0])
             if frame.WhichOneof("body") == kind:
                 return frame
 
-    def say(self, frame: ServerFrame, *parts: bytes) -> None:
+    def say(self, frame: pb.ServerFrame, *parts: bytes) -> None:
         self.listener.send(self.peer, [write_frame(frame), *parts])
 
     def rows(self, *wanted: RowShape) -> None:
         self.number += 1
-        outputs = ServerFrame(number=self.number, outputs=Outputs())
+        outputs = pb.ServerFrame(number=self.number, outputs=pb.Outputs())
         self.say(outputs, encode(batch(wanted, selection=True)))
 
     def fails(self, key: int, code: ErrorCode, message: str) -> None:
         self.number += 1
-        self.say(ServerFrame(number=self.number, error=RequestError(request_id=key, code=code, message=message)))
+        self.say(pb.ServerFrame(number=self.number, error=RequestError(request_id=key, code=code, message=message)))
 
     async def welcome(self) -> None:
         await self.body("hello")
         self.number = 0
-        welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
-        self.say(ServerFrame(welcome=welcome))
+        welcome = pb.ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
+        self.say(pb.ServerFrame(welcome=welcome))
 
 
 async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor, Client, ManualClock]:
@@ -192,18 +185,18 @@ async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
         watched = client.watch("w", most=2)
         first = asyncio.ensure_future(anext(watched))
         assert (await processor.body("watch")).watch.worker_id == "w"
-        processor.say(ServerFrame(watched_stream=WatchedStream(epoch=7, hello=hello_of())))
-        processor.say(ServerFrame(watched_item=item_of(b"abc", 1)), b"abc")
+        processor.say(pb.ServerFrame(watched_stream=pb.WatchedStream(epoch=7, hello=hello_of())))
+        processor.say(pb.ServerFrame(watched_item=item_of(b"abc", 1)), b"abc")
         item = await soon(first)
         assert (item.worker_id, item.epoch, item.sequence, item.payload) == ("worker-0", 7, 1, b"abc")
         for sequences in (range(2, 6), range(6, 7)):
             for sequence in sequences:
-                processor.say(ServerFrame(watched_item=item_of(b"abc", sequence)), b"abc")
+                processor.say(pb.ServerFrame(watched_item=item_of(b"abc", sequence)), b"abc")
             await turns()
             found = [await soon(anext(watched)) for _ in range(min(2, len(sequences)))]
         assert [(item.sequence, item.missing_items) for item in found] == [(6, 2)]
         await watched.aclose()
-        processor.say(ServerFrame(watched_item=item_of(b"abc", 9)), b"abc")
+        processor.say(pb.ServerFrame(watched_item=item_of(b"abc", 9)), b"abc")
         await turns()
 
 
@@ -212,7 +205,7 @@ async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
         watched = client.watch("w")
         await processor.body("watch")
         await watched.aclose()
-        processor.say(ServerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING)))
+        processor.say(pb.ServerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING)))
         await turns()
         clock.advance(1)
         await processor.welcome()
@@ -221,7 +214,7 @@ async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
         bodies = []
         while "status" not in bodies:
             _, parts = await soon(processor.listener.receive())
-            bodies.append(str(read_frame(ClientFrame, parts[0]).WhichOneof("body")))
+            bodies.append(str(read_frame(pb.ClientFrame, parts[0]).WhichOneof("body")))
         assert "watch" not in bodies
         asked.cancel()
 
@@ -231,12 +224,12 @@ async def test_status_is_what_the_processor_answers() -> None:
     async with met() as (processor, client, _):
         calls = [asyncio.ensure_future(client.status(timeout_seconds=60)) for _ in range(3)]
         await processor.body("status")
-        processor.say(ServerFrame(status=ProcessorStatus(connected_clients=1, tokens=7)))
+        processor.say(pb.ServerFrame(status=pb.ProcessorStatus(connected_clients=1, tokens=7)))
         assert [status.tokens for status in await soon(asyncio.gather(*calls))] == [7, 7, 7]
         again = asyncio.ensure_future(client.status(timeout_seconds=60))
         for _ in range(3):  # the two others of the first three, and this one
             await processor.body("status")
-        processor.say(ServerFrame(status=ProcessorStatus(connected_clients=1, tokens=8)))
+        processor.say(pb.ServerFrame(status=pb.ProcessorStatus(connected_clients=1, tokens=8)))
         assert (await soon(again)).tokens == 8
 
 
@@ -246,12 +239,12 @@ async def test_status_is_asked_again_after_a_reconnect() -> None:
         waiting = asyncio.ensure_future(client.status(timeout_seconds=60))
         await processor.welcome()
         await processor.body("status")
-        processor.say(ServerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING)))
+        processor.say(pb.ServerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING)))
         await turns()
         clock.advance(1)
         await processor.welcome()
         await processor.body("status")
-        processor.say(ServerFrame(status=ProcessorStatus(connected_clients=1)))
+        processor.say(pb.ServerFrame(status=pb.ProcessorStatus(connected_clients=1)))
         assert (await soon(waiting)).connected_clients == 1
 
 

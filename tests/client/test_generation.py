@@ -16,18 +16,8 @@ from tokenbus.client.parameters import request_of
 from tokenbus.delivery import RequestFailedError
 from tokenbus.testing import RowShape
 from tokenbus_contracts import ContractError, PromptScores, RowStatus
+from tokenbus_contracts.generated import request_pb2 as pb
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame, WatchedStream
-from tokenbus_contracts.generated.request_pb2 import (
-    ErrorCode,
-    Generate,
-    PromptScoring,
-    RequestError,
-    SamplingParameters,
-    StructuredOutput,
-    TextPrompt,
-    TokenBias,
-    TokenPrompt,
-)
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 
 ABORTED = RowStatus.ABORTED
@@ -53,94 +43,59 @@ def test_keyword_arguments_are_the_fields_of_a_request() -> None:
         "deadline_unix_ms": 2**60,
         "request_id": 77,
     }
-    assert request_of("once", arguments) == Generate(
+    assert request_of("once", arguments) == pb.Generate(
         request_id=77,
         model="small",
-        text=TextPrompt(text="once"),
-        sampling=SamplingParameters(stop_token_ids=[1, 2]),
+        text=pb.TextPrompt(text="once"),
+        sampling=pb.SamplingParameters(stop_token_ids=[1, 2]),
         top_logprobs=2,
         include_draft_logprobs=True,
         deadline_unix_ms=2**60,
     )
-    assert request_of(np.array([0, 7], np.uint32), {"stop": ".", "max_tokens": None}) == Generate(
-        tokens=TokenPrompt(token_ids=[0, 7]), sampling=SamplingParameters(stop=["."])
+    assert request_of(np.array([0, 7], np.uint32), {"stop": ".", "max_tokens": None}) == pb.Generate(
+        tokens=pb.TokenPrompt(token_ids=[0, 7]), sampling=pb.SamplingParameters(stop=["."])
     )
 
 
 FORMS = "json_schema, json_object, regex, choice, grammar, structural_tag"
 SAMPLING: RequestParameters = {
-    "max_tokens": 8,
-    "temperature": 0.5,
-    "top_p": 0.75,
-    "top_k": 40,
-    "seed": 0,
-    "stop": "a",
-    "stop_token_ids": [1],
-    "ignore_end_token": True,
-    "min_p": 0.25,
-    "presence_penalty": -2,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.5,
-    "logit_bias": {5: -100, 0: 1.5},
-    "min_tokens": 2,
-    "bad_words": ["b", "c"],
-    "allowed_token_ids": np.array([3, 0]),
-    "include_stop_string": True,
-    "include_special_tokens": True,
-    "structured_output": {"choice": ["yes", "no"]},
-    "lora_adapter": "adapter",
-    "priority": -(2**40),
-    "cache_salt": "salt",
-    "engine_arguments": {"a": [1]},
-}
+    "max_tokens": 8, "temperature": 0.5, "top_p": 0.75, "top_k": 40, "seed": 0, "stop": "a", "stop_token_ids": [1],
+    "ignore_end_token": True, "min_p": 0.25, "presence_penalty": -2, "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5, "logit_bias": {5: -100, 0: 1.5}, "min_tokens": 2, "bad_words": ["b", "c"],
+    "allowed_token_ids": np.array([3, 0]), "include_stop_string": True, "include_special_tokens": True,
+    "structured_output": {"choice": ["yes", "no"]}, "lora_adapter": "adapter", "priority": -(2**40),
+    "cache_salt": "salt", "engine_arguments": {"a": [1]},
+}  # fmt: skip
 
 
 def test_every_sampling_parameter_is_an_argument() -> None:
-    names = [field.name for field in SamplingParameters.DESCRIPTOR.fields]
+    names = [field.name for field in pb.SamplingParameters.DESCRIPTOR.fields]
     assert set(names) == SAMPLING.keys() <= RequestParameters.__annotations__.keys()
-    sampling = request_of([1], SAMPLING).sampling
-    assert sampling == SamplingParameters(
-        max_tokens=8,
-        temperature=0.5,
-        top_p=0.75,
-        top_k=40,
-        seed=0,
-        stop=["a"],
-        stop_token_ids=[1],
-        ignore_end_token=True,
-        min_p=0.25,
-        presence_penalty=-2,
-        frequency_penalty=0.5,
-        repetition_penalty=1.5,
-        logit_bias=[TokenBias(token_id=5, bias=-100), TokenBias(token_id=0, bias=1.5)],
-        min_tokens=2,
-        bad_words=["b", "c"],
-        allowed_token_ids=[3, 0],
-        include_stop_string=True,
-        include_special_tokens=True,
-        structured_output={"choice": {"texts": ["yes", "no"]}},
-        lora_adapter="adapter",
-        priority=-(2**40),
-        cache_salt="salt",
-        engine_arguments='{"a":[1]}',
-    )
+    written_otherwise: dict[str, Any] = {
+        "stop": ["a"],
+        "logit_bias": [pb.TokenBias(token_id=5, bias=-100), pb.TokenBias(token_id=0, bias=1.5)],
+        "allowed_token_ids": [3, 0],
+        "structured_output": {"choice": {"texts": ["yes", "no"]}},
+        "engine_arguments": '{"a":[1]}',
+    }
+    assert request_of([1], SAMPLING).sampling == pb.SamplingParameters(**{**SAMPLING, **written_otherwise})
     assert request_of([1], {"engine_arguments": '{"a": 1}'}).sampling.engine_arguments == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
-        ({"json_schema": '{"type": "array"}'}, StructuredOutput(json_schema={"schema": '{"type": "array"}'})),
-        ({"json_schema": {"const": "é"}}, StructuredOutput(json_schema={"schema": '{"const":"é"}'})),
-        ({"json_object": True}, StructuredOutput(json_object={})),
-        ({"regex": "[a-z]+"}, StructuredOutput(regex={"pattern": "[a-z]+"})),
-        ({"choice": ["yes", "no"]}, StructuredOutput(choice={"texts": ["yes", "no"]})),
-        ({"grammar": 'root ::= "a"'}, StructuredOutput(grammar={"text": 'root ::= "a"'})),
-        ({"structural_tag": {"a": 1}}, StructuredOutput(structural_tag={"tag": '{"a":1}'})),
-        ({"structural_tag": '{"a": 1}'}, StructuredOutput(structural_tag={"tag": '{"a": 1}'})),
+        ({"json_schema": '{"type": "array"}'}, pb.StructuredOutput(json_schema={"schema": '{"type": "array"}'})),
+        ({"json_schema": {"const": "é"}}, pb.StructuredOutput(json_schema={"schema": '{"const":"é"}'})),
+        ({"json_object": True}, pb.StructuredOutput(json_object={})),
+        ({"regex": "[a-z]+"}, pb.StructuredOutput(regex={"pattern": "[a-z]+"})),
+        ({"choice": ["yes", "no"]}, pb.StructuredOutput(choice={"texts": ["yes", "no"]})),
+        ({"grammar": 'root ::= "a"'}, pb.StructuredOutput(grammar={"text": 'root ::= "a"'})),
+        ({"structural_tag": {"a": 1}}, pb.StructuredOutput(structural_tag={"tag": '{"a":1}'})),
+        ({"structural_tag": '{"a": 1}'}, pb.StructuredOutput(structural_tag={"tag": '{"a": 1}'})),
     ],
 )
-def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: StructuredOutput) -> None:
+def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: pb.StructuredOutput) -> None:
     assert request_of([1], {"structured_output": given}).sampling.structured_output == sent
 
 
@@ -277,9 +232,9 @@ def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
     if ending == "given up":
         peer.requests.give_up("over")
     else:
-        taken_up = ErrorCode.ERROR_CODE_TAKEN_UP
-        code = taken_up if ending == "taken up" else ErrorCode.ERROR_CODE_ENGINE
-        peer.numbered(error=RequestError(request_id=5, code=code, message="over"))
+        taken_up = pb.ErrorCode.ERROR_CODE_TAKEN_UP
+        code = taken_up if ending == "taken up" else pb.ErrorCode.ERROR_CODE_ENGINE
+        peer.numbered(error=pb.RequestError(request_id=5, code=code, message="over"))
     assert not peer.requests.is_open(5)
     list(peer.says_all())
     if ending == "taken up":
@@ -331,7 +286,7 @@ def test_scores_whose_chunks_do_not_agree_end_their_request_alone(
     peer = opened()
     outputs: list[StepRows | RequestEnd] = []
     peer.requests.open_stream(outputs.append)
-    peer.requests.open(generate_of(1, prompt_scoring=PromptScoring(top_logprobs=1)))
+    peer.requests.open(generate_of(1, prompt_scoring=pb.PromptScoring(top_logprobs=1)))
     peer.requests.open(generate_of(2))
     for position, (others, are_named) in enumerate((first, second), 1):
         own = (np.array([position], "u4"), np.array([-1], "f4"), np.array([1], "u4"))
@@ -351,7 +306,7 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
         peer.requests.open(generate_of(key, deadline_unix_ms=1000 if key == 4 else 0))
     peer.rows(*(RowShape(key, 0, 2) for key in range(1, 8)))
     peer.rows(RowShape(1, 2, 1, FINISHED), RowShape(3, 9, 1), RowShape(2, 2, 1))
-    peer.numbered(error=RequestError(request_id=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
+    peer.numbered(error=pb.RequestError(request_id=2, code=pb.ErrorCode.ERROR_CODE_ENGINE, message="broke"))
     peer.requests.end_overdue(10_000)
     peer.requests.discard(5)
     with pytest.raises(ContractError):
@@ -407,7 +362,7 @@ async def test_submitted_requests_end_with_the_steps() -> None:
 
 async def test_generation_beside_steps_has_its_end() -> None:
     async with met() as (processor, client, _), client.steps() as steps:
-        generation = client.generate(generate_of(5, sampling=SamplingParameters(stop=["a", "b"])))
+        generation = client.generate(generate_of(5, sampling=pb.SamplingParameters(stop=["a", "b"])))
         await processor.body("generate")
         processor.rows(RowShape(5, 0, 2, RowStatus.FINISHED_STOP, stop=3))
         rows, end = await soon(anext(steps)), await soon(anext(steps))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.contracts.other_encodings import varint
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import FRAMES, read_frame, write_frame
+from tokenbus_contracts.generated import stream_pb2 as pb
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer
 from tokenbus_contracts.generated.request_pb2 import (
@@ -23,30 +24,19 @@ from tokenbus_contracts.generated.request_pb2 import (
     TextPrompt,
     TokenBias,
 )
-from tokenbus_contracts.generated.stream_pb2 import (
-    Goodbye,
-    GoodbyeReason,
-    Heartbeat,
-    Hello,
-    Item,
-    PayloadKind,
-    ProcessorFrame,
-    Refusal,
-    StreamLimits,
-    WorkerFrame,
-    WorkerRole,
-)
 from tokenbus_contracts.schema import message_bounds_in
 
-ITEM = WorkerFrame(epoch=7, item=Item(sequence=1, payload_kind=PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload_bytes=9))
+ITEM = pb.WorkerFrame(
+    epoch=7, item=pb.Item(sequence=1, payload_kind=pb.PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload_bytes=9)
+)
 PADDING_FIELD = 1000
-HELLO = WorkerFrame(
+HELLO = pb.WorkerFrame(
     epoch=7,
-    hello=Hello(
+    hello=pb.Hello(
         schema_major=1,
         worker_id="w",
-        role=WorkerRole.WORKER_ROLE_MIXED,
-        limits=StreamLimits(max_message_bytes=1, max_rows=1, max_tokens_per_row=1),
+        role=pb.WorkerRole.WORKER_ROLE_MIXED,
+        limits=pb.StreamLimits(max_message_bytes=1, max_rows=1, max_tokens_per_row=1),
         first_sequence=1,
         next_sequence=1,
     ),
@@ -56,8 +46,8 @@ REQUEST = ClientFrame(generate=GENERATE)
 ADMITTED = Admitted(request_id=1, worker_id="w", epoch=1)
 ANSWER = ServerFrame(control_answer=ControlAnswer(control_key=1))
 SMALLEST: tuple[Message, ...] = (
-    WorkerFrame(epoch=1, heartbeat=Heartbeat(sent_at_ns=1)),
-    ProcessorFrame(abort=Abort(request_id=1)),
+    pb.WorkerFrame(epoch=1, heartbeat=pb.Heartbeat(sent_at_ns=1)),
+    pb.ProcessorFrame(abort=Abort(request_id=1)),
     ClientFrame(abort=Abort(request_id=1)),
     ServerFrame(admitted=ADMITTED),
     RequestEvent(sequence=1, admitted=ADMITTED),
@@ -75,7 +65,7 @@ BOUNDS: list[tuple[Message, str, object, object, Rule, str]] = [
     (HELLO, "hello.worker_id", "é" * 32, "é" * 32 + "x", Rule.BYTES, ""),
     (HELLO, "hello.proof", b"\xff" * 64, b"\xff" * 65, Rule.BYTES, ""),
     (HELLO, "hello.role", 1, 0, Rule.MIN, ""),
-    (HELLO, "hello.role", max(WorkerRole.values()), max(WorkerRole.values()) + 1, Rule.NAMED, ""),
+    (HELLO, "hello.role", max(pb.WorkerRole.values()), max(pb.WorkerRole.values()) + 1, Rule.NAMED, ""),
     (ANSWER, "control_answer.state.value_kind", 0, -1, Rule.NAMED, ""),
     (HELLO, "hello.limits", HELLO.hello.limits, None, Rule.REQUIRED, ""),
     (HELLO, "hello.limits.max_rows", 1, 0, Rule.MIN, ""),
@@ -172,11 +162,11 @@ def _padding(size: int) -> bytes:
 @pytest.mark.parametrize(
     ("frame", "line"),
     [
-        (WorkerFrame(epoch=1), "body: one of hello, item, gap, heartbeat, goodbye, got none"),
+        (pb.WorkerFrame(epoch=1), "body: one of hello, item, gap, heartbeat, goodbye, got none"),
         (ClientFrame(generate=Generate(request_id=1, sampling=SamplingParameters())), "generate.prompt: one of text, tokens, got none"),  # noqa: E501
-        (WorkerFrame(epoch=1, hello=Hello(schema_major=2)), "hello.schema_major: schema version 1 of package tokenbus.v1, got 2"),  # noqa: E501
-        (ProcessorFrame(refusal=Refusal(reason=99)), "refusal.message: text, got empty text"),  # type: ignore[arg-type]
-        (ProcessorFrame(abort=Abort()), "abort.request_id: at least 1, got 0"),
+        (pb.WorkerFrame(epoch=1, hello=pb.Hello(schema_major=2)), "hello.schema_major: schema version 1 of package tokenbus.v1, got 2"),  # noqa: E501
+        (pb.ProcessorFrame(refusal=pb.Refusal(reason=99)), "refusal.message: text, got empty text"),  # type: ignore[arg-type]
+        (pb.ProcessorFrame(abort=Abort()), "abort.request_id: at least 1, got 0"),
     ],
     ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -190,13 +180,13 @@ def test_what_a_refusal_says(frame: Message, line: str) -> None:
 
 def test_body_of_a_newer_minor() -> None:
     newer = varint(31 << 3 | 2, 2) + b"\x02hi"
-    read = read_frame(WorkerFrame, WorkerFrame(epoch=1).SerializeToString() + newer)
+    read = read_frame(pb.WorkerFrame, pb.WorkerFrame(epoch=1).SerializeToString() + newer)
     assert (read.epoch, read.WhichOneof("body")) == (1, None)
     assert read_frame(ServerFrame, newer + b"\x08\x05").number == 5
     for start in (b"\x15\x00\x00\x00\x00", b"\x19" + bytes(8), b"\x08\x81\x01"):  # unknown to an empty ProcessorFrame
-        assert read_frame(ProcessorFrame, newer + start).WhichOneof("body") is None
+        assert read_frame(pb.ProcessorFrame, newer + start).WhichOneof("body") is None
     with pytest.raises(ContractError, match=r"^epoch: at least 1, got 0$"):
-        read_frame(WorkerFrame, newer)
+        read_frame(pb.WorkerFrame, newer)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +204,7 @@ def test_body_of_a_newer_minor() -> None:
 def test_damaged_body_is_no_newer_one(data: bytes) -> None:
     """A body that we know, encoded as none of its type, is absent, not a newer minor's."""
     with pytest.raises(ContractError, match=r"^body: one of ") as refused:
-        read_frame(ProcessorFrame, data)
+        read_frame(pb.ProcessorFrame, data)
     assert refused.value.rule == Rule.REQUIRED
 
 
@@ -228,7 +218,7 @@ def test_nested_choice_is_not_ignored() -> None:
 
 def test_newer_fields_and_names_pass() -> None:
     newer = varint(31 << 3 | 2, 2) + b"\x02hi"
-    answer = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
+    answer = pb.ProcessorFrame(refusal=pb.Refusal(reason=99, message="new"))  # type: ignore[arg-type]
     answer.refusal.MergeFromString(newer)
     request = ClientFrame(generate=Generate(request_id=1, text=TextPrompt(text="a"), sampling=SamplingParameters()))
     request.generate.sampling.MergeFromString(newer)
@@ -247,13 +237,13 @@ def test_cut_frames() -> None:
 
 
 def test_malformed_frame_is_explained() -> None:
-    data = WorkerFrame(
-        epoch=1, goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, message="ab")
+    data = pb.WorkerFrame(
+        epoch=1, goodbye=pb.Goodbye(reason=pb.GoodbyeReason.GOODBYE_REASON_STOPPED, message="ab")
     ).SerializeToString()
     with pytest.raises(ContractError, match=r"^goodbye\.message: text in UTF-8, got 0xff at its byte 1$"):
-        read_frame(WorkerFrame, data.replace(b"ab", b"a\xff"))
+        read_frame(pb.WorkerFrame, data.replace(b"ab", b"a\xff"))
     with pytest.raises(ContractError, match=r"^item: at most the 1 bytes that are left, got a length of 9$"):
-        read_frame(WorkerFrame, b"\x1a\x09\x08")
+        read_frame(pb.WorkerFrame, b"\x1a\x09\x08")
 
 
 @given(st.integers(0, 200), st.integers(0, 255))
@@ -262,7 +252,7 @@ def test_any_damage(place: int, value: int) -> None:
     data = bytearray(changed(HELLO, "hello.model", "m" * 20).SerializeToString())
     data[place % len(data)] = value
     try:
-        message = read_frame(WorkerFrame, bytes(data))
+        message = read_frame(pb.WorkerFrame, bytes(data))
     except ContractError:
         return
     assert message.epoch > 0
@@ -270,9 +260,9 @@ def test_any_damage(place: int, value: int) -> None:
 
 def test_what_is_no_frame() -> None:
     for use in (
-        lambda: read_frame(Item, b""),
-        lambda: write_frame(Item()),
-        lambda: read_frame(WorkerFrame, bytearray(ITEM.SerializeToString())),  # type: ignore[arg-type]
+        lambda: read_frame(pb.Item, b""),
+        lambda: write_frame(pb.Item()),
+        lambda: read_frame(pb.WorkerFrame, bytearray(ITEM.SerializeToString())),  # type: ignore[arg-type]
     ):
         with pytest.raises(ContractError, match=r"^message: ") as refused:
             use()

@@ -101,22 +101,10 @@ def test_form_of_an_answer_is_the_contracts(route: str, fields: dict[str, Any], 
 @pytest.mark.parametrize("route", ["completion", "chat"])
 def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
     same: dict[str, Any] = {
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_p": 0.75,
-        "top_k": 40,
-        "seed": 0,
-        "stop_token_ids": [1],
-        "min_p": 0.25,
-        "presence_penalty": -2,
-        "frequency_penalty": 0.5,
-        "repetition_penalty": 1.5,
-        "min_tokens": 2,
-        "bad_words": ["b"],
-        "allowed_token_ids": [3, 0],
-        "priority": -7,
-        "cache_salt": "salt",
-    }
+        "max_tokens": 5, "temperature": 0.5, "top_p": 0.75, "top_k": 40, "seed": 0, "stop_token_ids": [1],
+        "min_p": 0.25, "presence_penalty": -2, "frequency_penalty": 0.5, "repetition_penalty": 1.5, "min_tokens": 2,
+        "bad_words": ["b"], "allowed_token_ids": [3, 0], "priority": -7, "cache_salt": "salt",
+    }  # fmt: skip
     others = {
         "stop": "a",
         "ignore_eos": True,

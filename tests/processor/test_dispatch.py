@@ -13,32 +13,24 @@ from tokenbus.processor.requests import NO_OWNER
 from tokenbus.processor.workers import Worker
 from tokenbus.testing import RowShape
 from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated import request_pb2 as pb
 from tokenbus_contracts.generated.control_pb2 import ControlAnswer, EngineState
-from tokenbus_contracts.generated.request_pb2 import (
-    Continuation,
-    ContinuationPolicy,
-    ErrorCode,
-    Generate,
-    RequestError,
-    RequestEvent,
-    SamplingParameters,
-)
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
 
-ANY = ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED
-SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
+ANY = pb.ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED
+SAME_WEIGHTS = pb.ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 
 
-def submit(bench: Bench, generate: Generate) -> RequestError | None:
+def submit(bench: Bench, generate: pb.Generate) -> pb.RequestError | None:
     request = bench.core.dispatch.submit(generate, 1, NO_OWNER)
-    return request if isinstance(request, RequestError) else None
+    return request if isinstance(request, pb.RequestError) else None
 
 
 def keys(worker: BenchWorker) -> list[int]:
     return [frame.generate.request_id for frame in worker.heard() if frame.HasField("generate")]
 
 
-def code(error: RequestError | None) -> int:
+def code(error: pb.RequestError | None) -> int:
     assert error is not None
     return error.code
 
@@ -103,7 +95,7 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
     assert [submit(bench, generate_of(key)) for key in (2, 3)] == [None, None]
     assert (keys(leaving), keys(staying)) == ([1], [2, 3])
     error = submit(bench, generate_of(4))
-    assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
+    assert code(error) == pb.ErrorCode.ERROR_CODE_OVERLOADED
     leaving.publish([RowShape(1, 0, 1)])
     assert bench.core.registry.table.get(1) is not None
 
@@ -111,7 +103,7 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
 def test_begun_requests_of_a_worker_that_leaves_are_continued_where_others_like_it_have_room() -> None:
     bench = Bench()
     leaving, client = bench.worker("a", weight_version=5, continues_requests=True), bench.client()
-    client.ask(generate_of(1, continuation_policy=ANY, sampling=SamplingParameters(presence_penalty=0.5)))
+    client.ask(generate_of(1, continuation_policy=ANY, sampling=pb.SamplingParameters(presence_penalty=0.5)))
     for key in (2, 3, 4):
         client.ask(generate_of(key, continuation_policy=ANY))
     for key in (1, 2, 3):
@@ -123,7 +115,7 @@ def test_begun_requests_of_a_worker_that_leaves_are_continued_where_others_like_
     assert client.errors() == {}
     bench.worker("like it", weight_version=5, max_requests=1)
     bench.advance(0.1)
-    assert client.errors() == {2: ErrorCode.ERROR_CODE_UNKNOWN_REQUEST}
+    assert client.errors() == {2: pb.ErrorCode.ERROR_CODE_UNKNOWN_REQUEST}
     assert [frame.abort.request_id for frame in leaving.heard() if frame.HasField("abort")] == [2]
 
 
@@ -133,8 +125,8 @@ def test_later_turn_waits_for_no_stalled_worker_where_its_client_knows_other_pro
     bench.peers.gone.add(worker.peer)
     bench.advance(0.1)
     client.ask(generate_of(1))
-    client.ask(generate_of(2, first_request_id=1, continuation=Continuation(turn=1)))
-    assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
+    client.ask(generate_of(2, first_request_id=1, continuation=pb.Continuation(turn=1)))
+    assert client.errors() == {2: pb.ErrorCode.ERROR_CODE_OVERLOADED}
     assert bench.core.dispatch.waiting == 1
 
 
@@ -145,7 +137,7 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
         submit(bench, generate_of(key))
     leaving.admit(1)
     for key in (1, 3):
-        leaving.fail(RequestError(request_id=key, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+        leaving.fail(pb.RequestError(request_id=key, code=pb.ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
     assert (keys(leaving), keys(staying)) == ([1, 3], [2, 4, 3])
     assert bench.core.registry.table.get(1) is None
     assert bench.core.registry.counts.failed == {"overloaded": 1}
@@ -155,9 +147,9 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
 
 def test_request_that_the_last_worker_refuses_ends() -> None:
     bench, worker, client = serving(1)
-    worker.fail(RequestError(request_id=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+    worker.fail(pb.RequestError(request_id=1, code=pb.ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
     bench.advance(0.1)
-    assert client.errors() == {1: ErrorCode.ERROR_CODE_OVERLOADED}
+    assert client.errors() == {1: pb.ErrorCode.ERROR_CODE_OVERLOADED}
 
 
 def test_worker_takes_exactly_as_many_as_it_says() -> None:
@@ -165,7 +157,7 @@ def test_worker_takes_exactly_as_many_as_it_says() -> None:
     worker = bench.worker(max_requests=2)
     assert [submit(bench, generate_of(key)) for key in (1, 2)] == [None, None]
     error = submit(bench, generate_of(3))
-    assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
+    assert code(error) == pb.ErrorCode.ERROR_CODE_OVERLOADED
     assert error is not None
     assert error.retry_after_ms > 0
     assert keys(worker) == [1, 2]
@@ -186,7 +178,7 @@ def test_worker_that_does_not_serve_a_request_is_not_asked(hello: dict[str, Any]
     """Workers that only decode, take none, serve another model or are another rank are no choice (case 6)."""
     bench = Bench()
     bench.worker(**hello)
-    assert code(submit(bench, generate_of(1, model="mine"))) == ErrorCode.ERROR_CODE_NO_WORKER
+    assert code(submit(bench, generate_of(1, model="mine"))) == pb.ErrorCode.ERROR_CODE_NO_WORKER
     bench.worker("b", model="mine")
     assert submit(bench, generate_of(1, model="mine")) is None
     assert submit(bench, generate_of(2, model="")) is None
@@ -196,7 +188,7 @@ def test_open_key_is_refused_and_an_ended_one_is_not() -> None:
     bench = Bench()
     worker = bench.worker()
     submit(bench, generate_of(1))
-    assert code(submit(bench, generate_of(1))) == ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
+    assert code(submit(bench, generate_of(1))) == pb.ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
     worker.publish([RowShape(1, 0, 1, RowStatus.FINISHED_STOP)])
     assert submit(bench, generate_of(1)) is None
 
@@ -205,7 +197,7 @@ def test_full_table_refuses() -> None:
     bench = Bench({"processor.max_requests": 1})
     bench.worker()
     assert submit(bench, generate_of(1)) is None
-    assert code(submit(bench, generate_of(2))) == ErrorCode.ERROR_CODE_OVERLOADED
+    assert code(submit(bench, generate_of(2))) == pb.ErrorCode.ERROR_CODE_OVERLOADED
 
 
 @pytest.mark.parametrize(
@@ -213,13 +205,13 @@ def test_full_table_refuses() -> None:
     [
         ({"top_logprobs": 20}, True),
         ({"top_logprobs": 21}, False),
-        ({"sampling": SamplingParameters(top_p=0.0)}, False),
-        ({"sampling": SamplingParameters(top_p=0.001)}, True),
-        ({"sampling": SamplingParameters(repetition_penalty=0.0)}, False),
-        ({"sampling": SamplingParameters(repetition_penalty=0.5)}, True),
-        ({"sampling": SamplingParameters(max_tokens=4, min_tokens=5)}, False),
-        ({"sampling": SamplingParameters(max_tokens=4, min_tokens=4)}, True),
-        ({"sampling": SamplingParameters(min_tokens=4)}, True),
+        ({"sampling": pb.SamplingParameters(top_p=0.0)}, False),
+        ({"sampling": pb.SamplingParameters(top_p=0.001)}, True),
+        ({"sampling": pb.SamplingParameters(repetition_penalty=0.0)}, False),
+        ({"sampling": pb.SamplingParameters(repetition_penalty=0.5)}, True),
+        ({"sampling": pb.SamplingParameters(max_tokens=4, min_tokens=5)}, False),
+        ({"sampling": pb.SamplingParameters(max_tokens=4, min_tokens=4)}, True),
+        ({"sampling": pb.SamplingParameters(min_tokens=4)}, True),
     ],
 )
 def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, Any], *, is_taken: bool) -> None:
@@ -228,7 +220,7 @@ def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, An
     error = submit(bench, generate_of(1, **request_fields))
     assert (error is None) is is_taken
     if error is not None:
-        assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST
+        assert error.code == pb.ErrorCode.ERROR_CODE_INVALID_REQUEST
 
 
 def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
@@ -237,7 +229,7 @@ def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
     refused = submit(bench, generate_of(1, tokenizer_digest=8))
     assert refused is not None
     assert (refused.code, refused.message) == (
-        ErrorCode.ERROR_CODE_NO_WORKER,
+        pb.ErrorCode.ERROR_CODE_NO_WORKER,
         "tokenizer_digest: the digest of a worker's tokenizer (a has 0000000000000007), got 0000000000000008",
     )
     for key, digest in ((2, 0), (3, 7)):
@@ -254,21 +246,21 @@ def test_tokens_are_continued_with_their_weights_alone_if_the_client_wants_that(
     bench.core.begin(bench.clock.now())
     worker = bench.worker("a", weight_version=2, takes_control=True)
 
-    def ask(key: int, version: int) -> RequestError | None:
-        continuation = Continuation(token_ids=[1], turn=1, weight_version=version)
+    def ask(key: int, version: int) -> pb.RequestError | None:
+        continuation = pb.Continuation(token_ids=[1], turn=1, weight_version=version)
         return submit(bench, generate_of(key, continuation_policy=SAME_WEIGHTS, continuation=continuation))
 
     assert (ask(1, 2), keys(worker)) == (None, [1])
     refused = ask(2, 3)
     assert refused is not None
     assert (refused.code, refused.message) == (
-        ErrorCode.ERROR_CODE_NO_WORKER,
+        pb.ErrorCode.ERROR_CODE_NO_WORKER,
         "continuation.weight_version: the version of a worker's weights (a has 2), got 3",
     )
     answer = ControlAnswer(control_key=7, state=EngineState(weight_version=3))
-    worker._event(RequestEvent(sequence=worker.sequence + 1, control_answer=answer))
+    worker._event(pb.RequestEvent(sequence=worker.sequence + 1, control_answer=answer))
     assert (ask(3, 3), keys(worker)) == (None, [3])
-    assert submit(bench, generate_of(4, continuation=Continuation(token_ids=[1], turn=1))) is None
+    assert submit(bench, generate_of(4, continuation=pb.Continuation(token_ids=[1], turn=1))) is None
 
 
 def test_adapter_decides_which_worker_a_request_goes_to() -> None:
@@ -276,8 +268,8 @@ def test_adapter_decides_which_worker_a_request_goes_to() -> None:
     plain, first = bench.worker("a"), bench.worker("b", lora_adapters=["x", "y"])
     second = bench.worker("c", model="m", lora_adapters=["y", "z"])
 
-    def ask(key: int, adapter: str, model: str = "") -> RequestError | None:
-        return submit(bench, generate_of(key, model=model, sampling=SamplingParameters(lora_adapter=adapter)))
+    def ask(key: int, adapter: str, model: str = "") -> pb.RequestError | None:
+        return submit(bench, generate_of(key, model=model, sampling=pb.SamplingParameters(lora_adapter=adapter)))
 
     for key, adapter in enumerate(["x", "x", "z", ""], 1):
         assert ask(key, adapter) is None
@@ -290,14 +282,14 @@ def test_adapter_decides_which_worker_a_request_goes_to() -> None:
     ):
         error = ask(6, adapter, model)
         assert error is not None
-        assert (error.code, error.message) == (ErrorCode.ERROR_CODE_NO_WORKER, line)
+        assert (error.code, error.message) == (pb.ErrorCode.ERROR_CODE_NO_WORKER, line)
 
 
 def test_request_that_waits_for_an_adapter_keeps_no_other_one() -> None:
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})
     bench.core.begin(bench.clock.now())
     client = bench.client()
-    client.ask(generate_of(1, sampling=SamplingParameters(lora_adapter="x")))
+    client.ask(generate_of(1, sampling=pb.SamplingParameters(lora_adapter="x")))
     client.ask(generate_of(2))
     plain = bench.worker("a")
     assert (set(keys(plain)), bench.core.dispatch.waiting) == ({2}, 1)
@@ -317,7 +309,7 @@ def test_request_that_could_not_be_told_is_told_later() -> None:
 
 def test_requests_wait_for_workers_after_a_start() -> None:
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})
-    assert code(submit(bench, generate_of(1))) == ErrorCode.ERROR_CODE_NO_WORKER
+    assert code(submit(bench, generate_of(1))) == pb.ErrorCode.ERROR_CODE_NO_WORKER
     bench.core.begin(bench.clock.now())
     client = bench.client()
     client.ask(generate_of(1))
@@ -328,7 +320,7 @@ def test_requests_wait_for_workers_after_a_start() -> None:
     bench.pass_time(2.99, worker, client)
     assert client.errors() == {}
     bench.pass_time(0.01, worker, client)
-    assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
+    assert client.errors() == {2: pb.ErrorCode.ERROR_CODE_OVERLOADED}
     assert bench.core.dispatch.waiting == 0
 
 

@@ -10,25 +10,15 @@ from tests.processor.serving import serving
 from tokenbus.bus import Identity, Outcome, Role
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated import stream_pb2 as pb
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import (
-    Gap,
-    GapReason,
-    Goodbye,
-    GoodbyeReason,
-    Heartbeat,
-    ProcessorFrame,
-    RefusalReason,
-    StreamLimits,
-    WorkerFrame,
-)
 
-LIMITS = RefusalReason.REFUSAL_REASON_LIMITS
-PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL
-HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
-TAKEN = RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN
-STOPPED = GoodbyeReason.GOODBYE_REASON_STOPPED
-OUTDATED = RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
+LIMITS = pb.RefusalReason.REFUSAL_REASON_LIMITS
+PROTOCOL = pb.RefusalReason.REFUSAL_REASON_PROTOCOL
+HELLO_FIRST = pb.RefusalReason.REFUSAL_REASON_HELLO_FIRST
+TAKEN = pb.RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN
+STOPPED = pb.GoodbyeReason.GOODBYE_REASON_STOPPED
+OUTDATED = pb.RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
 
 
 def test_hello_is_answered_with_where_to_go_on_and_credit() -> None:
@@ -68,7 +58,7 @@ def test_hello_of_a_connection_that_has_gone_is_dropped() -> None:
     assert not bench.core.worker_connections.refused
     bench.peers.gone.clear()
     worker.say_hello()
-    assert worker.refusals() == [RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED]
+    assert worker.refusals() == [pb.RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED]
 
 
 def test_reconnected_worker_goes_on_where_it_was() -> None:
@@ -80,9 +70,9 @@ def test_reconnected_worker_goes_on_where_it_was() -> None:
     old, worker.peer = worker.peer, b"another"
     worker.say_hello(next_sequence=3)
     assert worker.heard()[0].welcome.resume_from == 3
-    heartbeat = write_frame(WorkerFrame(epoch=7, heartbeat=Heartbeat(sent_at_ns=1)))
+    heartbeat = write_frame(pb.WorkerFrame(epoch=7, heartbeat=pb.Heartbeat(sent_at_ns=1)))
     bench.core.worker_connections.receive(old, [heartbeat], 0.0)
-    assert [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[old]][-1] == HELLO_FIRST
+    assert [read_frame(pb.ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[old]][-1] == HELLO_FIRST
 
 
 def test_what_left_the_retention_while_it_was_away_is_lost() -> None:
@@ -108,8 +98,8 @@ def test_wider_limits_are_refused(name: str) -> None:
         "max_draft_tokens_per_row": 0,
         "max_top_k": 0,
     }
-    assert bench.worker("a", limits=StreamLimits(**exact | {name: most})).refusals() == []
-    worker = bench.worker("b", limits=StreamLimits(**exact | {name: most + 1}))
+    assert bench.worker("a", limits=pb.StreamLimits(**exact | {name: most})).refusals() == []
+    worker = bench.worker("b", limits=pb.StreamLimits(**exact | {name: most + 1}))
     (frame,) = worker.heard()
     assert frame.refusal.reason == LIMITS
     assert frame.refusal.message == f"hello.limits.{name}: at most {most}, got {most + 1}"
@@ -133,7 +123,7 @@ def test_key_must_be_allowed_to_be_that_worker(roles: set[Role], names: tuple[st
     assert (worker.peer in bench.peers.admitted) is is_taken
     if not is_taken:
         (frame,) = worker.heard()
-        assert frame.refusal.reason == RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
+        assert frame.refusal.reason == pb.RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
         assert frame.refusal.message == "key gpu-node may not be worker worker-0"
 
 
@@ -175,8 +165,8 @@ def test_live_workers_stream_cannot_be_fed_by_another_connection(proof: bytes) -
     assert forger.refusals() == [TAKEN]
     forger.publish([RowShape(1)])
     assert forger.refusals() == [HELLO_FIRST]
-    gap = Gap(first_sequence=1, last_sequence=9, reason=GapReason.GAP_REASON_RETENTION)
-    for frame in (WorkerFrame(gap=gap), WorkerFrame(goodbye=Goodbye(reason=STOPPED))):
+    gap = pb.Gap(first_sequence=1, last_sequence=9, reason=pb.GapReason.GAP_REASON_RETENTION)
+    for frame in (pb.WorkerFrame(gap=gap), pb.WorkerFrame(goodbye=pb.Goodbye(reason=STOPPED))):
         forger.say(frame)
     assert worker.known.stream.expected == 1
     assert bench.core.workers.by_id == {"worker-0": worker.known}
@@ -191,14 +181,14 @@ def test_no_epoch_locks_a_name_out_for_good() -> None:
         forged = bench.worker(epoch=2**64 - 1)
         assert "welcome" in forged.heard_bodies()
         if leaves:
-            forged.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+            forged.say(pb.WorkerFrame(goodbye=pb.Goodbye(reason=STOPPED)))
         else:
             bench.advance(3.1)
         assert bench.worker(epoch=7).refusals() == [OUTDATED]
         bench.advance(3.1)
         worker = bench.worker(epoch=7)
         assert worker.heard()[0].HasField("welcome")
-        worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+        worker.say(pb.WorkerFrame(goodbye=pb.Goodbye(reason=STOPPED)))
         bench.advance(3.1)
 
 
@@ -208,11 +198,11 @@ def test_sequence_that_leaves_no_room_is_refused(first: int) -> None:
     far = bench.worker("far", first_sequence=first, next_sequence=first)
     assert far.refusals() == [PROTOCOL]
     liar, silent = bench.worker("liar"), bench.worker("silent")
-    gap = Gap(first_sequence=1, last_sequence=first, reason=GapReason.GAP_REASON_RETENTION)
-    liar.say(WorkerFrame(gap=gap))
+    gap = pb.Gap(first_sequence=1, last_sequence=first, reason=pb.GapReason.GAP_REASON_RETENTION)
+    liar.say(pb.WorkerFrame(gap=gap))
     assert liar.known.stream.expected == 1
     gap.last_sequence = 2**61
-    liar.say(WorkerFrame(gap=gap))
+    liar.say(pb.WorkerFrame(gap=gap))
     assert liar.known.stream.expected == 2**61 + 1
     silent.heard()
     bench.pass_time(3.5, liar)
@@ -233,7 +223,7 @@ def test_older_life_is_refused() -> None:
     bench = Bench()
     worker = bench.worker(epoch=8)
     assert bench.worker(epoch=7).refusals() == [OUTDATED]
-    worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+    worker.say(pb.WorkerFrame(goodbye=pb.Goodbye(reason=STOPPED)))
     assert bench.worker(epoch=7).refusals() == [OUTDATED]
     worker.heard()
     worker.say_hello()
@@ -243,7 +233,7 @@ def test_older_life_is_refused() -> None:
 
 def test_workers_are_bounded() -> None:
     bench = Bench({"processor.max_workers": 2})
-    refused = RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
+    refused = pb.RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
     assert [bench.worker(name).refusals() for name in "abc"] == [[], [], [refused]]
 
 
@@ -260,10 +250,10 @@ def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:
 
 def test_other_major_version_is_refused_by_name() -> None:
     bench = Bench()
-    frame = WorkerFrame(epoch=1, hello=hello_of(schema_major=2))
+    frame = pb.WorkerFrame(epoch=1, hello=hello_of(schema_major=2))
     for data in (frame.SerializeToString(), b"\xff\xff"):
         bench.core.worker_connections.receive(b"x", [data], 0.0)
-    found = [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[b"x"]]
+    found = [read_frame(pb.ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[b"x"]]
     assert found[1] == PROTOCOL
-    assert found[0] in {RefusalReason.REFUSAL_REASON_SCHEMA_VERSION, PROTOCOL}
+    assert found[0] in {pb.RefusalReason.REFUSAL_REASON_SCHEMA_VERSION, PROTOCOL}
     assert bench.core.worker_connections.refused == 2

@@ -8,20 +8,12 @@ from tests.processor.serving import serving
 from tokenbus.bus import Outcome
 from tokenbus.testing import RowShape, row_shapes
 from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated import stream_pb2 as pb
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import (
-    Gap,
-    GapReason,
-    Goodbye,
-    GoodbyeReason,
-    Heartbeat,
-    RefusalReason,
-    WorkerFrame,
-)
 
-PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL
-HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
-STOPPED, RESTARTING = GoodbyeReason.GOODBYE_REASON_STOPPED, GoodbyeReason.GOODBYE_REASON_RESTARTING
+PROTOCOL = pb.RefusalReason.REFUSAL_REASON_PROTOCOL
+HELLO_FIRST = pb.RefusalReason.REFUSAL_REASON_HELLO_FIRST
+STOPPED, RESTARTING = pb.GoodbyeReason.GOODBYE_REASON_STOPPED, pb.GoodbyeReason.GOODBYE_REASON_RESTARTING
 
 
 def test_item_beyond_the_credit_ends_the_connection() -> None:
@@ -43,17 +35,17 @@ def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> No
     bench = Bench()
     worker = bench.worker()
     data = encoded(row_shapes([1]), 1)
-    frame = WorkerFrame(epoch=7, item=item_of(data, 1))
-    backwards = Gap(first_sequence=5, last_sequence=4, reason=GapReason.GAP_REASON_RETENTION)
-    vast = Gap(first_sequence=1, last_sequence=2**61 + 1, reason=GapReason.GAP_REASON_RETENTION)
+    frame = pb.WorkerFrame(epoch=7, item=item_of(data, 1))
+    backwards = pb.Gap(first_sequence=5, last_sequence=4, reason=pb.GapReason.GAP_REASON_RETENTION)
+    vast = pb.Gap(first_sequence=1, last_sequence=2**61 + 1, reason=pb.GapReason.GAP_REASON_RETENTION)
     messages = {
         "no parts": [],
         "no payload": [write_frame(frame)],
         "two payloads": [write_frame(frame), data, data],
-        "epoch": [write_frame(WorkerFrame(epoch=8, item=item_of(data, 1))), data],
+        "epoch": [write_frame(pb.WorkerFrame(epoch=8, item=item_of(data, 1))), data],
         "length": [write_frame(frame), data + b"x"],
-        "gap backwards": [write_frame(WorkerFrame(epoch=7, gap=backwards))],
-        "vast gap": [write_frame(WorkerFrame(epoch=7, gap=vast))],
+        "gap backwards": [write_frame(pb.WorkerFrame(epoch=7, gap=backwards))],
+        "vast gap": [write_frame(pb.WorkerFrame(epoch=7, gap=vast))],
     }
     worker.heard()
     bench.core.worker_connections.receive(worker.peer, messages[message], bench.clock.now())
@@ -109,7 +101,7 @@ def test_heartbeats_go_out_once_an_interval() -> None:
     bench = Bench()
     worker = bench.worker()
     worker.admit(1)
-    worker.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=55, last_sequence=1)))
+    worker.say(pb.WorkerFrame(heartbeat=pb.Heartbeat(sent_at_ns=55, last_sequence=1)))
     worker.heard()
     bench.advance(0.99)
     assert "heartbeat" not in worker.heard_bodies()
@@ -201,17 +193,17 @@ def test_worker_whose_connection_closed_has_half_a_second_to_come_back() -> None
 
 def test_step_that_is_longer_than_the_processor_allows_is_refused() -> None:
     bench = Bench({"processor.longest_step_ms": 30_000})
-    assert bench.worker(longest_step_ms=30_001).refusals() == [RefusalReason.REFUSAL_REASON_LIMITS]
+    assert bench.worker(longest_step_ms=30_001).refusals() == [pb.RefusalReason.REFUSAL_REASON_LIMITS]
     assert bench.worker(longest_step_ms=30_000).refusals() == []
 
 
-@pytest.mark.parametrize("reason", [STOPPED, GoodbyeReason.GOODBYE_REASON_FAILED, RESTARTING])
-def test_goodbye(reason: GoodbyeReason) -> None:
+@pytest.mark.parametrize("reason", [STOPPED, pb.GoodbyeReason.GOODBYE_REASON_FAILED, RESTARTING])
+def test_goodbye(reason: pb.GoodbyeReason) -> None:
     """A worker that stops takes its requests with it; one that says it restarts has time to come back."""
     bench, worker, client = serving(1)
     worker.admit(1)
     client.heard()
-    worker.say(WorkerFrame(goodbye=Goodbye(reason=reason, last_sequence=1, message="\u6f22" * 341)))
+    worker.say(pb.WorkerFrame(goodbye=pb.Goodbye(reason=reason, last_sequence=1, message="\u6f22" * 341)))
     if reason == RESTARTING:
         assert client.errors() == {}
         assert worker.known.peer is None
@@ -234,7 +226,7 @@ def test_counts_outlive_a_worker() -> None:
     bench = Bench({"processor.max_workers": 1})
     worker = bench.worker("a", epoch=1)
     worker.publish([RowShape(1)])
-    worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+    worker.say(pb.WorkerFrame(goodbye=pb.Goodbye(reason=STOPPED)))
     assert bench.worker("a", epoch=2).known.stream.counts.taken == 1
 
 

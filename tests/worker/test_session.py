@@ -9,15 +9,7 @@ from tests.worker.peer import Peer, opened
 from tokenbus.worker import session
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame
-from tokenbus_contracts.generated.stream_pb2 import (
-    Ack,
-    Credit,
-    GapReason,
-    Refusal,
-    RefusalReason,
-    ReplayRequest,
-    WorkerFrame,
-)
+from tokenbus_contracts.generated import stream_pb2 as pb
 
 
 def test_nothing_goes_out_before_the_handshake() -> None:
@@ -36,7 +28,7 @@ def test_worker_that_leaves_says_so_at_once_and_to_every_processor() -> None:
     frame = peer.must_say()
     assert frame.heartbeat.takes_no_more
     assert peer.sequences() == [1, 2]
-    peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
+    peer.hear(refusal=pb.Refusal(reason=pb.RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
     frame = peer.must_say()
     assert frame.hello.max_requests == 0
     peer.welcome()
@@ -49,7 +41,7 @@ def test_credit_in_items_is_used_exactly() -> None:
     peer = opened(items=5, through=2)
     assert peer.sequences() == [1, 2]
     assert peer.session.credit == (0, 998)
-    peer.hear(credit=Credit(through_sequence=3, bytes=1000))
+    peer.hear(credit=pb.Credit(through_sequence=3, bytes=1000))
     assert peer.sequences() == [3]
 
 
@@ -61,15 +53,15 @@ def test_credit_in_bytes_is_used_exactly() -> None:
     peer.says()
     peer.welcome(size=14)
     assert peer.sequences() == [1]
-    peer.hear(credit=Credit(through_sequence=100, bytes=15))
+    peer.hear(credit=pb.Credit(through_sequence=100, bytes=15))
     assert peer.sequences() == [2]
     assert peer.session.credit == (98, 0)
 
 
 def test_grants_that_come_late_or_twice_change_nothing() -> None:
     peer = opened(items=5, through=3, size=3)
-    peer.hear(credit=Credit(through_sequence=3, bytes=3))
-    peer.hear(credit=Credit(through_sequence=1, bytes=1))
+    peer.hear(credit=pb.Credit(through_sequence=3, bytes=3))
+    peer.hear(credit=pb.Credit(through_sequence=1, bytes=1))
     assert peer.sequences() == [1, 2, 3]
 
 
@@ -77,7 +69,7 @@ def test_items_are_sent_as_they_were_kept() -> None:
     peer = opened(items=1)
     message = peer.session.next_message(peer.now)
     assert message is not None
-    item = read_frame(WorkerFrame, message[0]).item
+    item = read_frame(pb.WorkerFrame, message[0]).item
     kept = peer.retention.find(1)
     assert (item.sequence, item.payload_kind, item.payload_bytes) == (1, BATCH, 1)
     assert item.payload_crc32 == kept.checksum  # type: ignore[union-attr]
@@ -88,7 +80,7 @@ def test_replay_sends_the_same_bytes_and_runs_to_its_end() -> None:
     """What is asked for again goes out whole, in order, and as the same messages as the first time (case 16, 17)."""
     peer = opened(items=4)
     first = [peer.session.next_message(peer.now) for _ in range(4)]
-    peer.hear(replay=ReplayRequest(first_sequence=2, last_sequence=4))
+    peer.hear(replay=pb.ReplayRequest(first_sequence=2, last_sequence=4))
     again = [peer.session.next_message(peer.now) for _ in range(3)]
     assert again == first[1:]
     assert peer.says() is None
@@ -98,8 +90,8 @@ def test_replay_sends_the_same_bytes_and_runs_to_its_end() -> None:
 def test_replay_needs_no_credit_and_goes_before_new_items() -> None:
     peer = opened(items=4, through=3)
     assert peer.sequences() == [1, 2, 3]
-    peer.hear(replay=ReplayRequest(first_sequence=2, last_sequence=3))
-    peer.hear(credit=Credit(through_sequence=4, bytes=1000))
+    peer.hear(replay=pb.ReplayRequest(first_sequence=2, last_sequence=3))
+    peer.hear(credit=pb.Credit(through_sequence=4, bytes=1000))
     assert peer.sequences() == [2, 3, 4]
     assert peer.session.credit == (0, 996)
 
@@ -107,9 +99,9 @@ def test_replay_needs_no_credit_and_goes_before_new_items() -> None:
 def test_acknowledged_items_are_not_replayed() -> None:
     peer = opened(items=4)
     assert peer.sequences() == [1, 2, 3, 4]
-    peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=3))
-    peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=1))
-    peer.hear(ack=Ack(through_sequence=2))
+    peer.hear(replay=pb.ReplayRequest(first_sequence=1, last_sequence=3))
+    peer.hear(replay=pb.ReplayRequest(first_sequence=1, last_sequence=1))
+    peer.hear(ack=pb.Ack(through_sequence=2))
     assert peer.sequences() == [3]
 
 
@@ -118,9 +110,9 @@ def test_replay_of_what_was_not_sent_is_refused(first: int, last: int) -> None:
     peer = opened(items=5, through=3)
     assert peer.sequences() == [1, 2, 3]
     with pytest.raises(ContractError, match="up to 3"):
-        peer.hear(replay=ReplayRequest(first_sequence=first, last_sequence=last))
+        peer.hear(replay=pb.ReplayRequest(first_sequence=first, last_sequence=last))
     assert peer.says() is None
-    peer.hear(replay=ReplayRequest(first_sequence=3, last_sequence=3))
+    peer.hear(replay=pb.ReplayRequest(first_sequence=3, last_sequence=3))
     assert peer.sequences() == [3]
 
 
@@ -135,14 +127,14 @@ def test_replays_that_wait_are_bounded() -> None:
     peer = opened(items=1)
     assert peer.sequences() == [1]
     for _ in range(65):
-        peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=1))
+        peer.hear(replay=pb.ReplayRequest(first_sequence=1, last_sequence=1))
     assert peer.sequences() == [1] * 64
 
 
 def test_new_handshake_forgets_replays() -> None:
     peer = opened(items=3)
     assert peer.sequences() == [1, 2, 3]
-    peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=3))
+    peer.hear(replay=pb.ReplayRequest(first_sequence=1, last_sequence=3))
     peer.welcome(resume_from=3)
     assert peer.sequences() == [3]
 
@@ -154,7 +146,7 @@ def test_welcome_says_where_to_go_on_and_counts_bytes_anew() -> None:
     peer.welcome(resume_from=3, size=1)
     assert peer.sequences() == [3]
     assert peer.session.handshakes == 2
-    peer.hear(credit=Credit(through_sequence=100, bytes=2))
+    peer.hear(credit=pb.Credit(through_sequence=100, bytes=2))
     assert peer.sequences() == [4]
 
 
@@ -162,11 +154,11 @@ def test_resuming_from_what_is_gone_is_answered_with_a_gap() -> None:
     """What left the retention is named as lost, first and last, and then items follow; it ends there (case 17, 18)."""
     peer = opened(items=4)
     assert peer.sequences() == [1, 2, 3, 4]
-    peer.hear(ack=Ack(through_sequence=2))
+    peer.hear(ack=pb.Ack(through_sequence=2))
     peer.welcome(resume_from=1)
     gap, *rest = peer.says_all()
     assert (gap.gap.first_sequence, gap.gap.last_sequence) == (1, 2)
-    assert gap.gap.reason == GapReason.GAP_REASON_RETENTION
+    assert gap.gap.reason == pb.GapReason.GAP_REASON_RETENTION
     assert [frame.item.sequence for frame in rest] == [3, 4]
 
 
@@ -193,7 +185,7 @@ def test_run_of_dropped_items_longer_than_the_credit_is_told() -> None:
     peer.welcome(through=2)
     _, gap = peer.says_all()
     assert (gap.gap.first_sequence, gap.gap.last_sequence) == (2, 21)
-    peer.hear(credit=Credit(through_sequence=22, bytes=1000))
+    peer.hear(credit=pb.Credit(through_sequence=22, bytes=1000))
     assert peer.sequences() == [22]
 
 
@@ -213,7 +205,7 @@ def test_dropped_items_in_a_replay_are_told_again() -> None:
     peer.says()
     peer.welcome()
     assert len(list(peer.says_all())) == 3
-    peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=4))
+    peer.hear(replay=pb.ReplayRequest(first_sequence=1, last_sequence=4))
     assert [frame.WhichOneof("body") for frame in peer.says_all()] == ["item", "gap", "item"]
 
 
@@ -221,9 +213,9 @@ def test_acknowledging_what_never_was_is_refused() -> None:
     peer = opened(items=2)
     assert peer.sequences() == [1, 2]
     with pytest.raises(ContractError, match="at most 2"):
-        peer.hear(ack=Ack(through_sequence=3))
+        peer.hear(ack=pb.Ack(through_sequence=3))
     assert peer.session.outstanding == 2
-    peer.hear(ack=Ack(through_sequence=2))
+    peer.hear(ack=pb.Ack(through_sequence=2))
     assert peer.session.outstanding == 0
 
 
@@ -231,8 +223,8 @@ def test_room_is_told_only_when_there_is_some() -> None:
     peer = opened(items=2)
     told: list[int] = []
     peer.on_room = lambda: told.append(len(peer.retention))
-    peer.hear(ack=Ack(through_sequence=1))
-    peer.hear(ack=Ack(through_sequence=1))
+    peer.hear(ack=pb.Ack(through_sequence=1))
+    peer.hear(ack=pb.Ack(through_sequence=1))
     assert told == [1]
 
 

@@ -10,18 +10,8 @@ from tokenbus.bus.link import SessionState
 from tokenbus.worker.session import NO_TURN
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated import stream_pb2 as pb
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
-from tokenbus_contracts.generated.stream_pb2 import (
-    Ack,
-    Credit,
-    Goodbye,
-    GoodbyeReason,
-    Heartbeat,
-    ProcessorFrame,
-    Refusal,
-    RefusalReason,
-    WorkerFrame,
-)
 
 
 def test_welcome_that_cannot_be_is_refused() -> None:
@@ -39,7 +29,7 @@ def test_welcome_that_cannot_be_is_refused() -> None:
 
 def test_heartbeat_once_an_interval_with_the_last_sequence() -> None:
     peer = opened(items=2, heartbeat_interval_ms=500)
-    peer.hear(heartbeat=Heartbeat(sent_at_ns=77))
+    peer.hear(heartbeat=pb.Heartbeat(sent_at_ns=77))
     assert peer.sequences() == [1, 2]
     peer.now += 0.49
     assert peer.says() is None
@@ -58,7 +48,7 @@ def test_stalled_engine_is_told_and_says_no_hello_while_its_worker_would_be_lost
     peer.session.stalled_ms = lambda _: stalled_ms
     for stalled_ms in (2000, 0, 1000 * int(TIMEOUT) + 1000):
         peer.now += 1
-        peer.hear(credit=Credit())
+        peer.hear(credit=pb.Credit())
         assert peer.must_say().heartbeat.stalled_ms == stalled_ms
     peer.welcome()
     assert peer.must_say().heartbeat.stalled_ms == stalled_ms, "at once: the processor may not have heard it yet"
@@ -90,7 +80,7 @@ def test_any_frame_is_a_sign_of_life() -> None:
     peer = opened()
     for _ in range(5):
         peer.now += TIMEOUT
-        peer.hear(credit=Credit())
+        peer.hear(credit=pb.Credit())
         frame = peer.must_say()
         assert frame.HasField("heartbeat")
 
@@ -98,7 +88,7 @@ def test_any_frame_is_a_sign_of_life() -> None:
 def test_refused_worker_asks_again_after_the_timeout() -> None:
     peer = Peer()
     peer.says()
-    refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_LIMITS, message="too wide")
+    refusal = pb.Refusal(reason=pb.RefusalReason.REFUSAL_REASON_LIMITS, message="too wide")
     peer.hear(refusal=refusal)
     assert peer.state() is SessionState.REFUSED
     assert peer.session.refusal == refusal
@@ -113,7 +103,7 @@ def test_refused_worker_asks_again_after_the_timeout() -> None:
 
 def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
     peer = opened()
-    again = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="who are you")
+    again = pb.Refusal(reason=pb.RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="who are you")
     peer.hear(refusal=again)
     frame = peer.must_say()
     assert frame.HasField("hello")
@@ -123,7 +113,7 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
 
 def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
     peer = opened(items=1)
-    peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
+    peer.hear(goodbye=pb.Goodbye(reason=pb.GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.says() is None
     peer.now += INTERVAL
     frame = peer.must_say()
@@ -156,8 +146,8 @@ def test_request_that_finds_no_room_is_not_believed_to_be_here() -> None:
 def test_frames_before_the_handshake_change_nothing() -> None:
     peer = Peer(items=2)
     peer.says()
-    peer.hear(credit=Credit(through_sequence=2, bytes=2))
-    peer.hear(ack=Ack(through_sequence=1))
+    peer.hear(credit=pb.Credit(through_sequence=2, bytes=2))
+    peer.hear(ack=pb.Ack(through_sequence=1))
     peer.hear(generate=generate_of(9))
     assert peer.session.outstanding == 2
     assert not peer.session.requests
@@ -167,7 +157,7 @@ def test_frames_before_the_handshake_change_nothing() -> None:
 
 def test_message_of_several_parts_is_refused() -> None:
     peer = opened()
-    for parts in ([], [write_frame(ProcessorFrame(ack=Ack())), b""]):
+    for parts in ([], [write_frame(pb.ProcessorFrame(ack=pb.Ack())), b""]):
         with pytest.raises(ContractError, match="one part"):
             peer.session.receive(parts, peer.now)
 
@@ -175,7 +165,7 @@ def test_message_of_several_parts_is_refused() -> None:
 def test_goodbye_is_the_last_word() -> None:
     peer = opened(items=2, through=1)
     assert peer.sequences() == [1]
-    frame = read_frame(WorkerFrame, peer.session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
+    frame = read_frame(pb.WorkerFrame, peer.session.goodbye(pb.GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
     assert (frame.epoch, frame.goodbye.last_sequence, frame.goodbye.message) == (EPOCH, 1, "done")
     peer.welcome()
     peer.now += TIMEOUT
@@ -187,7 +177,7 @@ def test_waiting_is_never_longer_than_an_interval() -> None:
     peer = Peer()
     assert peer.session.seconds_to_wait(FIRST) == 0
     peer.says()
-    peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_LIMITS, message="no"))
+    peer.hear(refusal=pb.Refusal(reason=pb.RefusalReason.REFUSAL_REASON_LIMITS, message="no"))
     assert peer.session.seconds_to_wait(peer.now) == INTERVAL
     peer.welcome()
     assert peer.says() is not None
@@ -201,8 +191,8 @@ def test_hello_names_what_is_retained_and_what_is_open_now() -> None:
     peer.hear(generate=generate_of(9))
     peer.session.requests[4] = NO_TURN
     assert peer.sequences() == [1, 2, 3]
-    peer.hear(ack=Ack(through_sequence=2))
-    peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
+    peer.hear(ack=pb.Ack(through_sequence=2))
+    peer.hear(refusal=pb.Refusal(reason=pb.RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
     frame = peer.must_say()
     assert (frame.hello.first_sequence, frame.hello.next_sequence) == (3, 4)
     assert list(frame.hello.request_ids) == [4, 9]
