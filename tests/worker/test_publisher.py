@@ -158,6 +158,15 @@ def test_event_says_which_turn_was_admitted_with_which_weights() -> None:
     assert not publisher.session.requests
 
 
+def test_admission_after_a_hand_off_says_where_the_decode_worker_begins() -> None:
+    publisher = Bare()
+    publisher.connect()
+    publisher.hear(generate=generate_of(8, continuation=Continuation(token_ids=[4])))
+    publisher.admitted(8, prompt_tokens=3)
+    admitted = read_frame(RequestEvent, publisher.kept(1).payload).admitted
+    assert (admitted.first_request_id, admitted.turn, admitted.first_position) == (0, 0, 1)
+
+
 def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
     """Without room the policy `fail` raises, names the requests, and leaves a gap that names them too (case 20, 21)."""
     publisher = full(policy="fail")

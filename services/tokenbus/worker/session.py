@@ -40,6 +40,19 @@ NO_TURN: tuple[int, Admitted | None] = (0, None)
 _MAX_RECEIVED = 1024
 
 
+def turn_of(generate: Generate) -> Admitted | None:
+    """Return the turn as an admission names it; None for a first turn that no worker has begun."""
+    if not generate.first_request_id and not generate.HasField("continuation"):
+        return None
+    continuation = generate.continuation
+    return Admitted(
+        first_request_id=generate.first_request_id,
+        turn=continuation.turn,
+        first_position=len(continuation.token_ids),
+        reason=continuation.reason,
+    )
+
+
 class WorkerSession(ReconnectingSession):
     """A worker's stream to its processor, across reconnections and processors."""
 
@@ -110,16 +123,7 @@ class WorkerSession(ReconnectingSession):
         self._takes_no_more = self._is_news = True
 
     def add_request(self, generate: Generate) -> None:
-        turn = None
-        if generate.first_request_id:
-            continuation = generate.continuation
-            turn = Admitted(
-                first_request_id=generate.first_request_id,
-                turn=continuation.turn,
-                first_position=len(continuation.token_ids),
-                reason=continuation.reason,
-            )
-        self.requests[generate.request_id] = generate.owner, turn
+        self.requests[generate.request_id] = generate.owner, turn_of(generate)
 
     def set_engine_state(self, state: EngineState) -> None:
         """Update the next hello: the LoRA adapters, the version of the weights, and the pause."""
