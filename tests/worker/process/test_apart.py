@@ -20,7 +20,14 @@ from tokenbus.testing import true_tokens
 from tokenbus.worker import NotRunningError, StepArrays
 from tokenbus.worker.engine_publisher import EnginePublisher
 from tokenbus.worker.process import shared_memory_publisher
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, PromptScoring
+from tokenbus_contracts.generated.request_pb2 import (
+    Continuation,
+    ErrorCode,
+    Generate,
+    PromptScoring,
+    SamplingParameters,
+    TokenPrompt,
+)
 
 TOKENS = 40
 
@@ -120,6 +127,26 @@ async def test_new_publisher_takes_over_what_waits_for_the_engine(*, engine_take
         await worker.start_publisher(worker.loop.turn if engine_takes else lambda: None)
         await worker.turn(TOKENS + 3)
         assert all_exact(requests)
+
+
+async def test_new_publisher_says_which_turn_was_admitted() -> None:
+    async with apart() as worker, worker.bus.client.watch() as watched:
+        continuation = Continuation(token_ids=[4, 5], turn=2, reason=ErrorCode.ERROR_CODE_WORKER_LOST)
+        sampling = SamplingParameters(max_tokens=9)
+        worker.bus.client.generate(
+            Generate(
+                tokens=TokenPrompt(token_ids=[1]), sampling=sampling, first_request_id=7, continuation=continuation
+            )
+        )
+        await worker.bus.settle()
+        await worker.lose_publisher()
+        worker.loop.turn()
+        await worker.start_publisher()
+        item = await anext(watched)
+    assert item.event is not None
+    admitted = item.event.admitted
+    assert (admitted.first_request_id, admitted.turn, admitted.first_position) == (7, 2, 2)
+    assert admitted.reason == ErrorCode.ERROR_CODE_WORKER_LOST
 
 
 async def test_prompts_are_scored_though_publishers_die() -> None:

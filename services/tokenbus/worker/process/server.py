@@ -27,7 +27,7 @@ from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.request_queue import RequestQueue
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import Control, EngineState
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestEvent
 
 _log = logger("worker")
 _RECORDS_AT_ONCE = 8  # records to publish before the event loop sends and receives again
@@ -43,8 +43,8 @@ class Introduction:
     description: EngineDescription
     epoch: int
     proof: bytes
-    requests: list[tuple[int, int]]
-    """The ids and owners of the worker's requests, except for those in the ring."""
+    requests: list[tuple[int, int, str]]
+    """The ids, owners and turns of the worker's requests, except for those in the ring."""
     requests_tail: int
     """The reader's position in the ring of requests at that time."""
     takes_no_more: bool
@@ -133,8 +133,8 @@ class _SharedPublisher(Publisher):
         memory.words[Word.STARTS] += 1
         self.starts = memory.words[Word.STARTS]
         self.counts = SharedCounts(memory.words)
-        for request_id, owner in given.requests:
-            self.session.add_request(Generate(request_id=request_id, owner=owner))
+        for request_id, owner, turn in given.requests:
+            self.session.requests[request_id] = owner, Admitted.FromString(bytes.fromhex(turn)) if turn else None
         for record in memory.requests.waiting(given.requests_tail):
             if record.kind == PublisherRecord.GENERATE:
                 self.session.add_request(Generate.FromString(bytes(record.data)))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from tokenbus.worker.process.memory import SharedMemory
 from tokenbus.worker.process.records import ID_COUNT, WAKE, EngineRecord, PublisherRecord, SharedCounts
 from tokenbus.worker.process.ring import RECORD_BYTES
 from tokenbus.worker.ragged import Host, request_ids_of, valid_request_ids
+from tokenbus.worker.session import turn_of
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, ContractError
 from tokenbus_contracts.generated.control_pb2 import Control
@@ -29,6 +31,13 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestEve
 _CHANGED = (b"", b"")
 _MAX_LOST = 65_536  # the number of requests that a gap may name
 _POLL_SECONDS = 0.05  # seconds between two checks for room: the publisher, which would wake the engine, may have died
+
+
+@dataclass(slots=True)
+class _Open:
+    owner: int = 0
+    turn: str = ""
+    """An Admitted with the request's turn, in hexadecimal digits; empty: none."""
 
 
 class SharedMemoryPublisher(EngineOutput):
@@ -46,9 +55,9 @@ class SharedMemoryPublisher(EngineOutput):
         self.is_running = False
         self._steps, self._requests = memory.steps, memory.requests
         self._lock = threading.Lock()  # guards writes to the ring, and the requests for the next publisher
-        self._open: dict[int, list[int]] = {}
-        """The owners of the requests for the next publisher: each until the publisher has read its end."""
-        self._ending: deque[tuple[int, list[tuple[int, list[int]]]]] = deque()
+        self._open: dict[int, _Open] = {}
+        """The requests for the next publisher: each until the publisher has read its end."""
+        self._ending: deque[tuple[int, list[tuple[int, _Open]]]] = deque()
         """The ended requests, with the number of the record that ended each."""
         self._last_step = 0
         self._last_rows = _CHANGED  # the ids and statuses of the last step, if none of its requests ended
@@ -66,7 +75,7 @@ class SharedMemoryPublisher(EngineOutput):
         with self._lock:
             self._forget_ended()
             return {
-                "requests": [(request_id, owner) for request_id, (owner,) in self._open.items()],
+                "requests": [(request_id, each.owner, each.turn) for request_id, each in self._open.items()],
                 "requests_tail": self._requests.tail,
                 "takes_no_more": self._takes_no_more,
                 "leaves": self._leaves,
@@ -231,7 +240,8 @@ class SharedMemoryPublisher(EngineOutput):
         match kind:
             case PublisherRecord.GENERATE:
                 generate = Generate.FromString(data)
-                self._open[generate.request_id] = [generate.owner]
+                turn = turn_of(generate)
+                self._open[generate.request_id] = _Open(generate.owner, turn.SerializeToString().hex() if turn else "")
                 self._arrived.append(generate)
             case PublisherRecord.ABORT:
                 self._arrived.append(Abort.FromString(data))
@@ -262,7 +272,7 @@ class SharedMemoryPublisher(EngineOutput):
             return
         self._last_rows = rows
         for request_id in request_ids.tolist():
-            self._open.setdefault(request_id, [0])
+            self._open.setdefault(request_id, _Open())
         if statuses is not None and statuses.size == request_ids.size:
             with contextlib.suppress(IndexError):  # the publisher refuses unknown statuses
                 leaving = LEAVES[statuses.reshape(-1)]
