@@ -273,6 +273,25 @@ def test_what_is_missing_is_named(fault: Callable[[Worker], None], missing: list
     assert not session.is_complete
 
 
+def elsewhere(begin: int, end: int) -> Worker:
+    """Return a worker that lost items between two steps of requests without a session."""
+    worker = Worker("w1", epoch=8, clock=begin - 1)
+    worker.step(RowShape(8))
+    worker.step(RowShape(8, 1))
+    worker.lose(1)
+    worker.clock = end - 1
+    worker.step(RowShape(8, 2))
+    return worker
+
+
+@pytest.mark.parametrize(("begin", "end", "is_named"), [(10, 30, True), (1, 30, True), (1, 9, False), (90, 99, False)])
+def test_gap_of_another_worker_is_named_if_the_session_ran_meanwhile(begin: int, end: int, *, is_named: bool) -> None:
+    worker = Worker(clock=20)
+    worker.answer(1, [10])
+    missing = only(worker, elsewhere(begin, end)).missing
+    assert missing == ["1 items of worker w1 are missing while the session ran"] * is_named
+
+
 def test_tokens_wait_in_a_file_until_their_session_is_read(tmp_path: Path) -> None:
     """Sessions that ran at once, with more tokens than the reader buffers; they come from two recordings."""
     workers = [Worker("w0"), Worker("w1", epoch=8)]

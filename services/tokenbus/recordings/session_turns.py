@@ -70,7 +70,7 @@ class Turn:
 
     attempt: Attempt
     begun_at: int
-    """The time of the worker's step before its admission, in nanoseconds by the worker's clock."""
+    """The time of the worker's step before its admission, or of its first step, in nanoseconds by its clock."""
     first_id: int
     """The id of the request's first turn."""
     started_at: int = 0
@@ -116,13 +116,16 @@ class Turn:
         return joined
 
 
-class Gap(NamedTuple):
+@dataclass(slots=True)
+class Gap:
     """Items of a worker that are not recorded, or not valid."""
 
     worker_id: str
     items: int
-    at: int
-    """The time of the worker's step before them."""
+    begin: int
+    """The time of the worker's step before them; 0: it is the first."""
+    end: int = 2**64 - 1
+    """The time of the worker's step after them, if there is one."""
 
 
 class TurnReader:
@@ -143,6 +146,8 @@ class TurnReader:
         self._times: dict[_Life, int] = defaultdict(int)
         """The time of the last step of each life."""
         self.gaps: list[Gap] = []
+        self._last_gaps: dict[_Life, list[Gap]] = defaultdict(list)
+        """The gaps after the last step of each life."""
         self.items = 0
         self.refused_items = 0
         """The number of invalid items."""
@@ -158,7 +163,7 @@ class TurnReader:
         life = item.worker_id, item.epoch
         self.items += 1
         if item.missing_items:
-            self.gaps.append(Gap(item.worker_id, item.missing_items, self._times[life]))
+            self._add_gap(life, item.missing_items)
         try:
             if item.batch is not None:
                 self._add_batch(life, item, item.batch)
@@ -166,7 +171,7 @@ class TurnReader:
                 self._add_event(life, item.event)
         except ContractError:
             self.refused_items += 1
-            self.gaps.append(Gap(item.worker_id, 1, self._times[life]))
+            self._add_gap(life, 1)
 
     def turns(self) -> Iterator[tuple[SessionName, list[Turn]]]:
         """Yield each session's turns, in the order of the sessions' first ends; nothing can be added afterwards."""
@@ -177,8 +182,14 @@ class TurnReader:
         for name, places in self._stored.items():
             yield name, [self._loaded(offset, size) for offset, size in places]
 
+    def _add_gap(self, life: _Life, items: int) -> None:
+        gap = Gap(life[0], items, self._times[life])
+        self.gaps.append(gap)
+        self._last_gaps[life].append(gap)
+
     def _add_batch(self, life: _Life, item: StreamItem, batch: LogprobBatch) -> None:
-        self._times[life] = batch.header.produced_at_ns or self._times[life]
+        if (now := batch.header.produced_at_ns) != 0:
+            self._pass_time(life, now)
         if batch.header.kind != BatchKind.TARGET:
             return
         buffer = self._buffers[life]
@@ -187,6 +198,15 @@ class TurnReader:
             self._end(life, int(batch.request_ids[row]), RowStatus(batch.statuses[row]).name)
         if buffer.tokens >= _BUFFER_TOKENS or buffer.payload_bytes >= _BUFFER_BYTES:
             self._flush(life)
+
+    def _pass_time(self, life: _Life, now: int) -> None:
+        for gap in self._last_gaps.pop(life, ()):
+            gap.end = now
+        if not self._times[life]:
+            for (of, _), turn in self._open.items():
+                if of == life:
+                    turn.begun_at = now
+        self._times[life] = now
 
     def _add_event(self, life: _Life, event: RequestEvent) -> None:
         match event.WhichOneof("event"):

@@ -292,7 +292,7 @@ def _assembled(
     missing += [
         f"{gap.items} items of worker {gap.worker_id} are missing while the session ran"
         for gap in gaps
-        if begun <= gap.at <= ended
+        if gap.begin <= ended and begun <= gap.end
     ]
     return Session(name, requests, [path.branch() for path in paths], missing)
 
