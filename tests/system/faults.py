@@ -1,7 +1,7 @@
 """Kill and stop one process after another, and compare all that was delivered with the truth.
 
-There are two processors with keys, a client whose requests follow each other, and prefill, decode and mixed workers
-that draft tokens, with publishers in processes of their own.
+There are two processors with keys, a client whose requests follow each other in sessions, and prefill, decode and
+mixed workers that draft tokens, with publishers in processes of their own.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from tests.bus.keyed import Keyring
 from tests.support.ports import free_ports
 from tests.support.waiting import until
+from tests.system.asked_sessions import AskedRequest, AskedSessions, SessionFigures
 from tests.system.audit import Audit
 from tests.system.client_program import taken
 from tests.system.deployment import COMMAND, Deployment, Overrides
@@ -29,6 +30,8 @@ from tests.system.programs import Program
 from tokenbus.client import Client, Generation
 from tokenbus.delivery import RequestFailedError
 from tokenbus.delivery.errors import code_name
+from tokenbus.recordings.items import read_recording
+from tokenbus.recordings.sessions import items_of
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 
 ROLES = ("prefill", "prefill", "decode", "decode", "mixed", "mixed")
@@ -44,6 +47,12 @@ _MOST_STOPPED, _MOST_SECONDS = 4.0, 60.0
 _MOST_TOKENS, _MOST_PROMPT = 1500, 1000
 _RESUMED, _RESUMED_TOKENS = 4, 300
 _LIFE_TOKENS = 500
+_MOST_FOLLOWING = 4
+"""Requests of a session."""
+_MOST_ADDED = 30
+"""Tokens between an answer and the next one."""
+_STILL_SECONDS = 1.0
+"""The time without a new item after which the recorder is stopped."""
 
 
 @dataclass(slots=True)
@@ -101,6 +110,7 @@ class Faults:
     ) -> None:
         self._deployment, self._requests, self._roles = deployment, requests, roles
         self._random = random.Random(seed)  # noqa: S311 - faults can be had again
+        self._folder = folder
         self._keys = Keyring(folder)
         self._keys.make("peer")
         self._keys.allow(self._keys.entry("peer"))
@@ -109,11 +119,12 @@ class Faults:
             {"bus.workers_address": ports[place], "bus.clients_address": ports[2 + place]} for place in (0, 1)
         ]
         deployment.overrides |= {"bus.workers_address": ",".join(ports[:2]), "bus.clients_address": ",".join(ports[2:])}
-        self._numbers = count()
+        self._numbers, self._labels = count(), count()
         self._over = asyncio.Event()
         self._bag: list[Worker] = []
         """Workers whose engine is killed before any other's a second time."""
         self.figures = Figures()
+        self.sessions = AskedSessions()
 
     async def one_by_one(self, faults: Sequence[str]) -> Figures:
         """Let each fault follow some tokens."""
@@ -135,6 +146,25 @@ class Faults:
             await asyncio.gather(*doing)
         return self.figures
 
+    def recorded(self) -> SessionFigures:
+        """Compare the sessions with the recordings of an observer."""
+        return self.sessions.compared(chain.from_iterable(map(read_recording, self._recordings())))
+
+    def logged(self) -> SessionFigures:
+        """Compare the sessions with the durable log."""
+        return self.sessions.compared(items_of(str(self._deployment.overrides["durable_log.address"])))
+
+    def _recordings(self) -> list[Path]:
+        return sorted(self._folder.glob("*.tokenbus"))
+
+    async def _stop_recording(self, recorder: Program) -> None:
+        """Stop the recorder once nothing more arrives."""
+        size, before = 0, -1
+        while size != before:
+            await asyncio.sleep(_STILL_SECONDS)
+            size, before = sum(path.stat().st_size for path in self._recordings()), size
+        await asyncio.to_thread(recorder.terminate)
+
     async def _begin(self, name: str) -> None:
         self.figures.faults[name] += 1
         await getattr(self, f"_{name}")()
@@ -142,6 +172,9 @@ class Faults:
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
         self._processors = [self._processor(place) for place in (0, 1)]
+        files = str(self._folder / "{worker}-{epoch}.tokenbus")
+        recorder = self._deployment.start("record", [COMMAND, "record", files], **self._keyed())
+        await asyncio.to_thread(recorder.wait_for, '"connected"', len(self._processors))
         self._workers = [Worker(lambda role=role: self._worker(role)) for role in self._roles]  # type: ignore[misc]
         for worker in self._workers:
             await asyncio.to_thread(worker.program.wait_for, '"connected"')
@@ -153,6 +186,7 @@ class Faults:
             self.figures.unfinished = len(pending)
             for task in pending:
                 task.cancel()
+        await self._stop_recording(recorder)
         self.figures.handshakes = sum(each.handshakes for each in self._client.sessions)
 
     # Processes.
@@ -231,19 +265,55 @@ class Faults:
 
     async def _ask_on(self) -> None:
         while not self._over.is_set():
-            generation = self._client.generate(
-                Generate(
-                    tokens=TokenPrompt(token_ids=[1] * self._random.randrange(1, _MOST_PROMPT)),
-                    sampling=SamplingParameters(max_tokens=self._random.randrange(1, _MOST_TOKENS)),
-                    top_logprobs=self._random.choice((None, 0, 3)),
-                    include_draft_logprobs=self._random.random() < 0.5,
-                )
-            )
-            await self._take(generation, Audit(generation.request_id))
+            await self._have_session(f"session-{next(self._labels)}")
 
-    async def _take(self, generation: Generation, audit: Audit) -> None:
+    async def _have_session(self, label: str) -> None:
+        """Send requests that follow each other, until one of them fails."""
+        prompt = [1] * self._random.randrange(1, _MOST_PROMPT)
+        written = [False] * len(prompt)
+        parent = 0
+        for _ in range(self._random.randrange(1, _MOST_FOLLOWING + 1)):
+            asked = await self._ask(label, prompt, written, parent)
+            if self._over.is_set() or not asked.is_finished:
+                break
+            added = self._random.randrange(_MOST_ADDED)
+            prompt = [*prompt, *asked.output, *[1] * added]
+            written = [*written, *[True] * asked.output_tokens, *[False] * added]
+            parent = asked.request_id
+            if self._random.random() < 0.25:
+                self._edit(prompt, written, len(asked.prompt))
+
+    def _edit(self, prompt: list[int], written: list[bool], begin: int) -> None:
+        """Change a token at `begin` or later: a history that was edited."""
+        place = self._random.randrange(begin, len(prompt))
+        prompt[place] ^= 1
+        written[place:] = [False] * (len(prompt) - place)
+
+    async def _ask(self, label: str, prompt: list[int], written: list[bool], parent: int) -> AskedRequest:
+        top_logprobs = self._random.choice((None, 0, 3))
+        generation = self._client.generate(
+            Generate(
+                tokens=TokenPrompt(token_ids=prompt),
+                sampling=SamplingParameters(max_tokens=self._random.randrange(1, _MOST_TOKENS)),
+                top_logprobs=top_logprobs,
+                include_draft_logprobs=self._random.random() < 0.5,
+                session=label,
+                parent=parent,
+            )
+        )
+        is_scored = top_logprobs is not None
+        asked = AskedRequest(generation.request_id, label, prompt, written, is_scored, parent)
+        self.sessions.add(asked)
+        audit = Audit(asked.request_id)
+        asked.is_finished = await self._take(generation, audit)
+        asked.output_tokens = audit.position
+        return asked
+
+    async def _take(self, generation: Generation, audit: Audit) -> bool:
+        """Take all rows of a request; return whether it finished."""
         figures, last, pause = self.figures, 0.0, 0.0
         figures.requests += 1
+        is_finished = True
         try:
             async for row in generation.rows():
                 audit.take(row)
@@ -251,8 +321,10 @@ class Faults:
                 now = time.monotonic()
                 pause, last = max(pause, now - (last or now)), now
         except RequestFailedError as error:
+            is_finished = False
             figures.errors[code_name(error.code)] += 1
         figures.pauses.append(pause)
         figures.turns += len(generation.turns)
         if not audit.is_exact:
             figures.wrong.append(audit)
+        return is_finished
