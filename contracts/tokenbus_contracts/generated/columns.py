@@ -37,7 +37,7 @@ class ColumnArguments(TypedDict, total=False):
     alternative_token_ids: npt.ArrayLike
     """Alternative: its id. The alternatives of a token are the top_k largest by value, the largest first, ties by lower id; any other order is invalid, and so is an id at or above a known vocabulary_size."""
     alternative_logprobs: npt.ArrayLike
-    """Alternative: its value; for logprobs in nats. Invalid: a logprob above zero, a value above the one before it for the same token, and a value that differs from the sampled token's for the same id."""
+    """Alternative: its value; for logprobs in nats. Invalid: a logprob above zero, and a value above the value of the token's previous alternative. The sampled token, if it is an alternative, must have the same value in `logprobs`."""
     proposal_token_ids: npt.ArrayLike
     """Proposal: the id of a draft token that is not verified yet, such as the one after a request's first token. Invalid at or above a known vocabulary_size."""
     stops: npt.ArrayLike
@@ -45,13 +45,13 @@ class ColumnArguments(TypedDict, total=False):
     extras: npt.ArrayLike
     """Row: further values of each of its tokens: 1 for `other_logprobs`, 2 for `entropies`, 3 for both. An empty column: zero for all rows. Must be zero if the scoring is NONE."""
     given_counts: npt.ArrayLike
-    """Row: the number of token ids in the request, whose values each position has. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
+    """Row: the number of token ids whose values its request asks for at each position. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     mask_bounds: npt.ArrayLike
-    """Row: the largest mask, in token ids, that it lists; a mask is the set of tokens that sampling could choose. Zero: the row has no masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
+    """Row: the maximum size, in token ids, of the masks that it lists. A mask is the set of tokens that sampling could choose. Zero: the row has no masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     other_logprobs: npt.ArrayLike
-    """Token of a row with 1 among its extras: its value in the other distribution. For a RAW value_kind that is the one after temperature, penalties and masks; otherwise the model's own. Invalid as in `logprobs`."""
+    """Token of a row whose extras are 1 or 3: its value in the other distribution. For a RAW value_kind that is the one after temperature, penalties and masks; otherwise the model's own. Invalid as in `logprobs`."""
     entropies: npt.ArrayLike
-    """Token of a row with 2 among its extras: the entropy of the distribution that value_kind names, in nats."""
+    """Token of a row whose extras are 2 or 3: the entropy of the distribution that value_kind names, in nats."""
     given_token_ids: npt.ArrayLike
     """Given token: its id, in the order of the request. Invalid at or above a known vocabulary_size."""
     given_logprobs: npt.ArrayLike
@@ -94,7 +94,7 @@ class ColumnArrays:
     alternative_token_ids: npt.NDArray[np.uint32]
     """Alternative: its id. The alternatives of a token are the top_k largest by value, the largest first, ties by lower id; any other order is invalid, and so is an id at or above a known vocabulary_size."""
     alternative_logprobs: npt.NDArray[np.float32]
-    """Alternative: its value; for logprobs in nats. Invalid: a logprob above zero, a value above the one before it for the same token, and a value that differs from the sampled token's for the same id."""
+    """Alternative: its value; for logprobs in nats. Invalid: a logprob above zero, and a value above the value of the token's previous alternative. The sampled token, if it is an alternative, must have the same value in `logprobs`."""
     proposal_token_ids: npt.NDArray[np.uint32]
     """Proposal: the id of a draft token that is not verified yet, such as the one after a request's first token. Invalid at or above a known vocabulary_size."""
     stops: npt.NDArray[np.uint8]
@@ -102,13 +102,13 @@ class ColumnArrays:
     extras: npt.NDArray[np.uint8]
     """Row: further values of each of its tokens: 1 for `other_logprobs`, 2 for `entropies`, 3 for both. An empty column: zero for all rows. Must be zero if the scoring is NONE."""
     given_counts: npt.NDArray[np.uint32]
-    """Row: the number of token ids in the request, whose values each position has. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
+    """Row: the number of token ids whose values its request asks for at each position. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     mask_bounds: npt.NDArray[np.uint32]
-    """Row: the largest mask, in token ids, that it lists; a mask is the set of tokens that sampling could choose. Zero: the row has no masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
+    """Row: the maximum size, in token ids, of the masks that it lists. A mask is the set of tokens that sampling could choose. Zero: the row has no masks. An empty column: zero for all rows. Must be zero unless the scoring is FULL."""
     other_logprobs: npt.NDArray[np.float32]
-    """Token of a row with 1 among its extras: its value in the other distribution. For a RAW value_kind that is the one after temperature, penalties and masks; otherwise the model's own. Invalid as in `logprobs`."""
+    """Token of a row whose extras are 1 or 3: its value in the other distribution. For a RAW value_kind that is the one after temperature, penalties and masks; otherwise the model's own. Invalid as in `logprobs`."""
     entropies: npt.NDArray[np.float32]
-    """Token of a row with 2 among its extras: the entropy of the distribution that value_kind names, in nats."""
+    """Token of a row whose extras are 2 or 3: the entropy of the distribution that value_kind names, in nats."""
     given_token_ids: npt.NDArray[np.uint32]
     """Given token: its id, in the order of the request. Invalid at or above a known vocabulary_size."""
     given_logprobs: npt.NDArray[np.float32]
