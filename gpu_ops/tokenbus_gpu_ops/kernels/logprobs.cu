@@ -135,9 +135,9 @@ __device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 ite
     return order ? order_before(order) : 0;
 }
 
-// Different logits may have the same rounded logprob. Then the lower id comes first, so that fewer alternatives are
-// always the first of more. If omitted logits tie with the last selected one, find them: all larger logits are selected
-// already.
+// Different logits may have the same rounded logprob. Then the lower id comes first, so the list of a smaller top_k is
+// always a prefix of the list of a larger one. If omitted logits tie with the last selected one, find them: all larger
+// logits are selected already.
 __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const void* row, Scale scale,
                                          u32 alternatives_at, int wanted, u32 larger_ones) {
     constexpr int EACH = 8;

@@ -23,7 +23,7 @@ from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhas
 LOWEST = np.float32(-9999)
 """The engine's value for minus infinity."""
 _ROUNDING = np.float32(1e-3)
-"""How far above 0 rounding may bring a logprob that was normalised again."""
+"""The largest value that a renormalised logprob may have because of rounding."""
 _ULPS = np.float32(1e-5)
 """The relative difference that two values of one token may have, because they come from different sums."""
 _HIGHEST = 2**31 - 1
@@ -120,8 +120,8 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
     before = own.copy(), places.copy()
     same = (ids == sampled[:, None]) & np.isfinite(others)
     known, at = same.any(axis=1), same.argmax(axis=1)
-    # If a token replaced another one, such as an end token at the maximum length, its own value is used; if the two
-    # values of a token differ in their last bits, both become equal.
+    # A token that is among its alternatives gets its value there. FastDeploy may have replaced the sampled token, for
+    # example by the end token at the maximum length, and kept the old value; or the two values differ in the last bits.
     own[known] = others[every, at][known]
     last = np.where(np.isfinite(others), others, np.inf).min(axis=1, initial=np.inf)
     reach = np.isfinite(others).sum(axis=1)
@@ -130,7 +130,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
     at_rank = others[every, np.clip(places - 1, 0, others.shape[1] - 1)]
     wrong = np.where(within, at_rank != own, (last < own) | (places < 1)) & has_any
     places[wrong & known] = at[wrong & known] + 1
-    # A token that is not among its alternatives, and out of order only by rounding.
+    # For tokens that are not among their alternatives, and whose ranks are wrong only because of rounding.
     close = wrong & ~known
     to = np.where(within, at_rank, last)
     with np.errstate(invalid="ignore"):
