@@ -37,7 +37,7 @@ _MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_ids"].GetOption
 """The number of requests that one frame may name."""
 _COMPLETE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
-"""The errors of a later turn that mean that nobody continues: the request ends with the error of the turn before."""
+"""If a later turn fails with one of these, no worker continues: the request ends with the previous turn's error."""
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _MOST_IGNORED = 1024
 _ENGINE, _UNRECOVERABLE = ErrorCode.ERROR_CODE_ENGINE, "the engine lost its state, and cannot compute it again"
@@ -60,7 +60,7 @@ class OpenRequests:
         where: str = "",
         new_id: Callable[[], int] = random_id,
     ) -> None:
-        """Let at most `max_rows` rows of a request wait, and a request at most `patience` seconds for a processor."""
+        """A request buffers at most `max_rows` rows, and waits at most `patience` seconds for a processor."""
         self.has_several = has_several
         self._new_id = new_id
         self._max_rows = max_rows
@@ -114,7 +114,7 @@ class OpenRequests:
     def open(self, generate: Generate, *, is_submitted: bool = False) -> RequestTokens:
         """Send a request; a ContractError says which bound it breaks.
 
-        A submitted request ends with the output stream, which must be open: else RuntimeError.
+        A submitted request ends with the output stream. Raises RuntimeError if that stream is not open.
         """
         if is_submitted and not self._output.is_open:
             raise RuntimeError("submit() needs steps() to be open: rows of the request would go nowhere")
@@ -184,7 +184,7 @@ class OpenRequests:
     def open_stream(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
         """Pass the rows and the ends of all requests to a function from now on.
 
-        RuntimeError: another function gets them.
+        Raises RuntimeError if another function already gets them.
         """
         self._output.open(consume)
 
@@ -241,7 +241,7 @@ class OpenRequests:
     def _receive_row(
         self, session: ClientSession, request: OpenRequest, step: Step, index: int, status: RowStatus
     ) -> int:
-        """Deliver a row that `Progress.advance` did not; return how many of its tokens are not new, or -1: all."""
+        """Deliver a row that `Progress.advance` did not accept; return how many old tokens it begins with; -1: all."""
         position, tokens = int(step.rows.positions[index]), int(step.rows.token_counts[index])
         if request.home is not session:
             return -1
@@ -333,7 +333,7 @@ class OpenRequests:
     def _under_request_ids(
         self, target: LogprobBatch, draft: LogprobBatch | None
     ) -> tuple[LogprobBatch, LogprobBatch | None, LogprobBatch | None]:
-        """Return a step with request ids in the place of turn ids, and the rows of first turns that are over."""
+        """Replace the turn ids in a step by request ids; return it, and the late rows of first turns separately."""
         if not self._request_ids:
             return target, draft, None
         ids = target.request_ids
@@ -480,13 +480,13 @@ class OpenRequests:
             request.home.say(ClientFrame(abort=Abort(request_id=request.turn_id)))
 
     def welcomed(self, session: ClientSession, *, resumed: bool) -> None:
-        """Ask a processor for the requests that it should have; `resumed` if it knew this client."""
+        """After a processor's welcome, send or resume its requests; `resumed`: the processor still knew this client."""
         if not self.is_paused and self._ended_ids:
             session.say(ClientFrame(ended=Ended(request_ids=self._ended_ids)))
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
-            # An earlier life of the processor may have given it to a worker, which may come back.
+            # Otherwise an earlier life of the processor may have given it to a worker, which may come back.
             if request.generate is not None and request.sent_to in ("", session.processor_id):
                 self._send(request, session)
             elif not (resumed and request.is_answered):

@@ -275,7 +275,7 @@ class Generation:
                 async for row in client.generate([1, 2, 3], max_tokens=8, top_logprobs=0).rows():
                     print(row.position, row.token_ids, row.logprobs)
         """
-        return self._tokens.rows(self)  # which keeps this object: dropping it would end the request
+        return self._tokens.rows(self)  # the generator keeps a reference: dropping the last one ends the request
 
     async def __aenter__(self) -> "Generation":
         return self
@@ -290,7 +290,7 @@ class Generation:
         self._tokens.close()
 
     def __del__(self) -> None:
-        # Called on the client's event loop, because the garbage collector may run this in any thread.
+        # The garbage collector may run this in any thread, so the event loop of the client discards the request.
         if hasattr(self, "_discard") and not self._tokens.has_ended:
             with contextlib.suppress(RuntimeError):  # the loop has closed, and so has the client
                 self._loop.call_soon_threadsafe(self._discard, self._tokens.request_id)

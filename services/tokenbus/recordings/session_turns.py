@@ -1,4 +1,4 @@
-"""TurnReader: collects the turns of sessions' requests from items; those that have ended wait in a temporary file."""
+"""TurnReader: collects the turns of sessions' requests from items; ended turns wait in a temporary file."""
 
 import os
 import pickle
@@ -41,7 +41,7 @@ class SessionName(NamedTuple):
     owner: int
     """`Client.owner` of the client that asked."""
     tenant: int
-    """For whom the client asked; 0: for itself."""
+    """The tenant for which the client asked; 0: the client itself."""
     label: str
 
 
@@ -58,9 +58,9 @@ class Attempt:
     weight_version: int = 0
     """The version of the worker's weights at its admission."""
     reason: str = ""
-    """Why the turn before it stopped; empty: it is the first."""
+    """Why the previous turn stopped; empty: this is the first turn."""
     status: str = RowStatus.ACTIVE.name
-    """The status of its last row; ERROR; or ACTIVE if its end is not recorded."""
+    """The status of its last row, or ERROR; ACTIVE if its end is not recorded."""
     error: str = ""
 
 
@@ -129,7 +129,7 @@ class Gap:
 
 
 class TurnReader:
-    """Collects turns by session. In memory are the open ones, some tokens, and where the ended ones are in the file."""
+    """Collects turns by session. It keeps ended turns in a file; open turns and some tokens are in memory."""
 
     def __init__(self, label: str = "", name: SessionName | None = None) -> None:
         """Make a reader of all sessions, of those with a label, or of one."""
@@ -174,7 +174,7 @@ class TurnReader:
             self._add_gap(life, 1)
 
     def turns(self) -> Iterator[tuple[SessionName, list[Turn]]]:
-        """Yield each session's turns, in the order of the sessions' first ends; nothing can be added afterwards."""
+        """Yield the sessions, sorted by the end of their first turns, and their turns. No items may follow."""
         for life in list(self._buffers):
             self._flush(life)
         for (life, _), turn in self._open.items():

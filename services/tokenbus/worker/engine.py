@@ -20,8 +20,8 @@ class EngineBrokenError(RuntimeError):
 class EngineStepError(RuntimeError):
     """A step failed without tokens, and changed only the requests that the error names.
 
-    The named requests end. If none is named, the requests admitted since the last successful step end; if there are
-    none, all end. The next step computes the others.
+    The worker ends the named requests. If the error names none, it ends the requests admitted since the last successful
+    step; without such requests it ends all. The next step computes the remaining requests.
     """
 
     def __init__(self, message: str, request_ids: Iterable[int] = ()) -> None:
@@ -63,8 +63,8 @@ class Engine(Protocol):
     def step(self) -> Sequence[StepArrays]:
         """Compute a step, and return its batches in the order of publication.
 
-        An EngineStepError ends some requests. After any other exception the state of the requests is unknown: all end,
-        and are aborted.
+        An EngineStepError ends some requests. After any other exception the state of the requests is unknown, so the
+        worker ends and aborts all of them.
         """
 
     def close(self) -> None:
@@ -75,12 +75,12 @@ _MEMBERS = ("admit", "abort", "step", "close", "has_work", "vocabulary_size")
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:
-    """Return whether an object has the members of `Engine`; the class of an engine makes one, but is none."""
+    """Return whether an object has the members of `Engine`; a class has them too, but is not an engine."""
     return not isinstance(value, type) and all(hasattr(value, name) for name in _MEMBERS)
 
 
 def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
-    """Return an engine, or the one that a function makes; raises TypeError for anything else."""
+    """Return the engine, or call the function and return its engine; raises TypeError for anything else."""
     made = engine() if callable(engine) and not is_engine(engine) else engine
     if is_engine(made):
         return made
@@ -127,8 +127,8 @@ class FullEngine(Engine, Protocol):
     continues_requests: bool
     """Whether it continues a request after the tokens of `Generate.continuation`.
 
-    Its first token has the position after them. `max_tokens`, `min_tokens` and stops count them as its own. `admit`
-    raises ValueError for parameters with which it cannot continue.
+    The first new token has the position after them. `max_tokens`, `min_tokens` and stops also count these tokens.
+    `admit` raises ValueError for parameters with which the engine cannot continue.
 
     Workers of the role decode need such an engine. In a decode worker, `continuation.transfer_state` is the value from
     the prefill worker's `StepArrays.transfer_states`, if any. It came over the network: an engine that cannot use it
@@ -208,7 +208,7 @@ class EngineKind:
     tokenizer: str = "numbers"
     """The gateway's tokenizer: an entry point of `tokenbus.tokenizers`, or `numbers` for ids without text."""
     reads_model: bool = False
-    """Whether `--model` is a folder, given as `options.model`; else None.
+    """Whether the engine reads the folder that `--model` names. `options.model` is that folder; None without it.
 
     Clients use the name in `worker.model`, by default the folder's name.
     """

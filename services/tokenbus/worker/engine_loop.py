@@ -53,7 +53,7 @@ class EngineLoop:
 
         Steps go to `out`, by default the publisher. `unix_ms` is the clock of deadlines, by default the system's.
         """
-        self._engine = cast("FullEngine", engine)  # it may lack any of these members
+        self._engine = cast("FullEngine", engine)  # it may lack any optional member
         self._client = client
         self._out = out or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
@@ -65,7 +65,7 @@ class EngineLoop:
         self._is_finishing = False
         self._failed_in_a_row = 0
         self._failed: dict[int, None] = {}
-        """The requests that ended here with an error, oldest first; each until its last row from the engine."""
+        """Requests that this loop ended with an error, oldest first. The engine has yet to return their last rows."""
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
         """Admit requests, and compute and publish steps, until `stop` is set; call `pace` before each step.
@@ -246,8 +246,8 @@ class EngineLoop:
     def _step_failed(self, error: Exception) -> None:
         """End the requests that may have made a step fail.
 
-        The error names them; otherwise they are the requests that were in no successful step. If there are none, the
-        failure counts, and too many such failures raise EngineBrokenError.
+        The error may name them; otherwise they are the requests admitted since the last successful step. If there are
+        none, all requests end, and too many such failures in a row raise EngineBrokenError.
         """
         self._client.counts.failed_steps += 1
         self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)
@@ -281,7 +281,7 @@ class EngineLoop:
             self._end(self._client.active.end([request_id]), ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _hide_last_rows(self, arrays: StepArrays) -> None:
-        """Replace ABORTED in the last rows of failed requests: a processor that missed the error would believe it."""
+        """Replace ABORTED in the last rows of failed requests, because a processor may have missed their errors."""
         request_ids, statuses = np.asarray(arrays.request_ids), np.array(arrays.statuses)
         is_last = np.isin(request_ids, np.fromiter(self._failed, np.uint64)) & (statuses == RowStatus.ABORTED)
         statuses[is_last] = RowStatus.UNRECOVERABLE
