@@ -28,7 +28,7 @@ _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
 _PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
 """Prefixes of answers' ids."""
 _OF_ADAPTERS = {"load_adapter.name": 400, "load_adapter.folder": 404, "unload_adapter.name": 404}
-"""HTTP statuses, by the field of the adapter that engines refuse."""
+"""The HTTP status of a refused adapter, by the field that the engine names."""
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
@@ -109,7 +109,7 @@ class ControlRoutes:
         return self._abort(_request_ids(arguments["request_ids"]))
 
     async def _abort_named(self, _operator: Operator, arguments: _Arguments) -> object:
-        """End requests by their ids or by their clients' names for them; ended ones are ignored."""
+        """End requests, named by their ids or by the ids that clients chose; ignore ended ones."""
         named, found = self._gateway.named, list[int]()
         for name in _texts(arguments, "request_ids"):
             match = _REQUEST_ID.fullmatch(name)
@@ -178,7 +178,7 @@ def _failed(error: ControlError) -> ApiError:
 
 
 def _of_adapter(error: ControlError) -> ApiError:
-    """Return the error for an adapter that no engine has loaded, or unloaded, with vLLM's status."""
+    """Return the error, with vLLM's status, for an adapter that no engine could load or unload."""
     kinds = {reason.partition(":")[0] for reason in error.failed.values()}
     if len(kinds) > 1 or error.states.keys() - error.failed.keys():
         return _failed(error)
@@ -304,7 +304,7 @@ async def _reset_prefix_cache(operator: Operator, arguments: _Arguments) -> obje
 
 
 def _stage(stage: str, member: str, message: str) -> _Do:
-    """Return the command for a stage of vLLM's weight transfer, with the arguments in `member`, or all of them."""
+    """Return the command for a stage of vLLM's weight transfer; its arguments are the body's `member`, or the body."""
 
     async def do(operator: Operator, arguments: _Arguments) -> object:
         if member:

@@ -74,7 +74,7 @@ def _of_state(name: str) -> Any:  # noqa: ANN401 - a property, whose type its ow
 
 
 class EventStream:
-    """The progress of one choice: its own counts, or those of the table while it is open there."""
+    """The progress of one choice. While it is open in the table, the counts are in the table."""
 
     tokens: int = _of_state("tokens")
     characters: int = _of_state("characters")
@@ -110,7 +110,7 @@ class Left(NamedTuple):
     step: RenderedStep
     row: int
     events: bytes | None
-    """Its written event, to be sent; None: the row is to be written."""
+    """The row's event, if Python only has to send it; None: Python has to write it."""
     is_rest: bool
     """Whether `events` is the rest of a partly sent HTTP chunk."""
 

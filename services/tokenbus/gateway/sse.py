@@ -27,7 +27,7 @@ def event(name: str, data: object) -> bytes:
 
 
 class StreamedAnswer(Answer):
-    """An answer's choices: a chunk for each row."""
+    """Streams an answer's choices, one chunk for each row."""
 
     content_type = EVENTS
     is_streamed = True
@@ -41,7 +41,7 @@ class StreamedAnswer(Answer):
             self._begin_stream()
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield the results of its requests; the inspector's does not count for a model."""
+        """Yield the results of its requests; the inspector's requests do not count for a model."""
         return iter(()) if isinstance(self._format, InspectorFormat) else super().outcomes()
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
@@ -68,7 +68,8 @@ class StreamedAnswer(Answer):
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
         self._begin_stream()
-        before = copy(choice)  # the choice continues with its rows before all of these chunks are made
+        # The queue makes these chunks one by one, while new rows already change the choice: they need a copy of it.
+        before = copy(choice)
         before.stream = EventStream()
         others = iter(rows)
         first = self._format.chunk(before, text, next(others))
@@ -186,7 +187,7 @@ def _draft(step: RenderedStep, row: int, ids: Sequence[int]) -> Iterator[dict[st
 
 
 def _name(step: RenderedStep, token_id: int) -> str:
-    """Return a token's unique name; the texts of two parts of characters would look the same."""
+    """Return a token's unique name; parts of different characters have the same text."""
     return str(orjson.loads(step.vocabulary.names[token_id]))
 
 
