@@ -51,7 +51,6 @@ async def test_example_runs_as_it_is_written(each: Documented, folder: str, monk
 
 
 def test_page_is_what_the_docstrings_say() -> None:
-    """docs/api.md is what `python -m schema_tools.api` prints."""
     assert (ROOT / "docs" / "api.md").read_text() == page()
 
 

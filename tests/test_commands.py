@@ -122,7 +122,6 @@ def ask(port: int, **fields: object) -> dict[str, object]:
 
 
 def test_every_command_line_is_run_or_named() -> None:
-    """Each command line of the documents is run by one of the tests here, or is in the list of those that are not."""
     seen = Counter[str]()
     not_run = [begin for begins in NOT_RUN.values() for begin in begins]
     for each in command_lines():
@@ -134,7 +133,6 @@ def test_every_command_line_is_run_or_named() -> None:
 
 
 def test_every_example_is_run() -> None:
-    """Each page with a block of Python is one whose blocks a test runs, and every language is one that is known."""
     assert {block.page for block in blocks("python")} == EXAMPLES.keys()
     for page, test in EXAMPLES.items():
         assert page.rpartition("/")[2] in (ROOT / test).read_text(), page
@@ -152,7 +150,6 @@ def test_targets_of_make_that_are_named_are_there() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("command", SERVICES)
 def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
-    """A service that a page starts comes up as it is written, and leaves with status 0 when it is stopped."""
     with (
         reserved_port() as port,
         Shell("exec " + command.replace("5570", str(port)), folder, variables(folder)) as shell,
@@ -290,7 +287,6 @@ def test_recording_of_a_whole_system(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_example_of_the_gpu_ops_page() -> None:
-    """docs/gpu-ops.md's example makes a batch of logits, which holds by the contract."""
     (block,) = blocks("python", of="docs/gpu-ops.md")
     names = {
         "logits": np.random.default_rng(3).normal(size=(2, 64)).astype(np.float32),

@@ -90,16 +90,7 @@ def test_page_of_testing_has_every_name() -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
     methods = [name for kind in (testing.Bus, testing.Line) for name in vars(kind) if not name.startswith("_")]
     internal = {
-        "start",
-        "close",
-        "listen",
-        "connect",
-        "closed",
-        "copies",
-        "flows",
-        "is_held",
-        "is_dead",
-        "worker",
+        "start", "close", "listen", "connect", "closed", "copies", "flows", "is_held", "is_dead", "worker",
         "processor",
-    }
+    }  # fmt: skip
     assert [name for name in {*testing.__all__, *methods} - internal if not re.search(rf"\b{name}\b", page)] == []

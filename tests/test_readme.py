@@ -101,7 +101,6 @@ async def test_program_of_a_worker(program: str, environment: dict[str, str]) ->
 
 
 async def test_embedded_example(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The engine loop of docs/extending.md publishes to its processor's steps, which print each of them."""
     names: dict[str, Any] = {}
     exec(EMBEDDED, names)  # noqa: S102 - it is our own page
     settings = Settings.load(environment=environment)

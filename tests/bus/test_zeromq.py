@@ -24,14 +24,9 @@ def open_descriptors() -> int:
 async def test_options() -> None:
     """Every socket has what the settings say, and what keeps libzmq from waiting, growing or aborting."""
     settings = BusSettings(
-        high_water_mark=11,
-        linger_ms=12,
-        max_part_bytes=13,
-        heartbeat_ms=2000,
-        heartbeat_timeout_ms=6000,
-        reconnect_ms=100,
-        reconnect_max_ms=200,
-    )
+        high_water_mark=11, linger_ms=12, max_part_bytes=13, heartbeat_ms=2000, heartbeat_timeout_ms=6000,
+        reconnect_ms=100, reconnect_max_ms=200,
+    )  # fmt: skip
     transport = ZeroMQTransport(settings)
     listener = await transport.listen("tcp://127.0.0.1:0")
     connection = await transport.connect(listener.address)

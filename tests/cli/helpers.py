@@ -52,14 +52,9 @@ def hello(worker_id: str = WORKER) -> Hello:
         max_message_bytes=2**20, max_rows=64, max_tokens_per_row=8, max_draft_tokens_per_row=8, max_top_k=20
     )
     return Hello(
-        schema_major=MAJOR,
-        worker_id=worker_id,
-        role=WorkerRole.WORKER_ROLE_MIXED,
-        limits=limits,
-        max_requests=64,
-        first_sequence=1,
-        next_sequence=1,
-    )
+        schema_major=MAJOR, worker_id=worker_id, role=WorkerRole.WORKER_ROLE_MIXED, limits=limits, max_requests=64,
+        first_sequence=1, next_sequence=1,
+    )  # fmt: skip
 
 
 def admitted(key: int, sequence: int, worker_id: str = WORKER) -> bytes:

@@ -85,7 +85,6 @@ def test_files_that_hold_and_do_not(tokenbus: Tokenbus) -> None:
 
 
 def test_json_is_strict(tokenbus: Tokenbus, tmp_path: Path) -> None:
-    """With --json nothing is NaN or Infinity, whatever the messages hold, and a name without UTF-8 is escaped."""
     (tmp_path / "\udcff").touch()
     names = [str(path) for path in sorted(VECTORS.glob("*/*.binpb"))]
     run = tokenbus("check", "--json", *names, str(tmp_path / "\udcff"))
@@ -149,7 +148,6 @@ def test_what_comes_from_outside_is_printed_escaped(tokenbus: Tokenbus) -> None:
     ],
 )
 def test_output_that_cannot_be_written(redirection: str, unbuffered: str, arguments: list[str], why: str) -> None:
-    """Where standard output takes nothing, one line on standard error says why, if that takes it, with status 1."""
     run = redirected(redirection, *arguments, unbuffered=unbuffered)
     assert (run.returncode, run.stderr.decode()) == (1, f"tokenbus: {why}\n" if why else "")
 
@@ -161,7 +159,6 @@ def test_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_output_without_unicode() -> None:
-    """Where the output holds only ASCII, other letters are escaped, and the verdict is the same."""
     environment = os.environ | {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [str(COMMAND), "check", "-"]
     run = subprocess.run(command, input=message("arbeiter-ü"), env=environment, capture_output=True, check=False)
@@ -181,7 +178,6 @@ def test_names_that_begin_with_a_dash(tokenbus: Tokenbus, tmp_path: Path, monkey
 
 
 def test_what_is_no_message_file(tokenbus: Tokenbus, tmp_path: Path) -> None:
-    """A directory, a missing, an empty, a huge and an unreadable kind of file each get one clear line."""
     empty, huge, fifo = tmp_path / "empty", tmp_path / "huge", tmp_path / "fifo"
     empty.touch()
     with huge.open("wb") as file:

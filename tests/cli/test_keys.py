@@ -29,7 +29,6 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def test_key_is_made_for_its_owner_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both files are there, the secret one for its owner alone in a folder of its owner's, and is never printed."""
     status, out, err = said(capsys, "keys", "make", "w0")
     assert (status, err) == (0, "")
     assert [Path(path).stat().st_mode & 0o777 for path in ("keys", "keys/w0.key_secret", "keys/w0.key")] == [

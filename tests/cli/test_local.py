@@ -71,7 +71,6 @@ async def test_anything_can_be_read() -> None:
 
 
 def test_services_get_exactly_the_settings() -> None:
-    """What a service reads from its environment is what was loaded, whatever the surrounding environment says."""
     overrides: dict[str, object] = {"bus.key_file": "a b=c", "bus.insecure": True, "worker.policy": "shed"}
     settings = Settings.load(environment={}, overrides={**overrides, "processor.id": "p", "limits.max_rows": 64})
     assert Settings.load(environment=environment_of(settings, {})) == settings

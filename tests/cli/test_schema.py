@@ -99,7 +99,6 @@ def test_wrong_use_is_one_line_and_status_2(
 def test_descriptor_set_that_contradicts_itself_is_refused(
     capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:
-    """A field in a oneof that is not there, and a package of another major: one line, status 2."""
     files = Schema.installed().descriptor_set()
     frame = next(each for file in files.file for each in file.message_type if each.name == "ClientFrame")
     frame.field[0].oneof_index = 7

@@ -49,7 +49,6 @@ def is_well(url: str) -> bool:
 
 
 async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -> None:
-    """All services come up, requests get their true tokens, and SIGTERM stops all of it with status 0."""
     with Command(["up", "--engine", "synthetic", "--json"], environment(folder)) as command:
         up = command.event("up")
         names = ["processor", "mixed-0", "decode-0", "prefill-0", "gateway"]
@@ -70,7 +69,6 @@ async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -
 
 @pytest.mark.nightly
 def test_people_are_told_where_to_look(folder: Path) -> None:
-    """What is printed says each service's state, how to watch and how to stop, and has no colours in a pipe."""
     with Command(["up", *FEW, "--set", "worker.model=books"], environment(folder)) as command:
         command.line("stop    Ctrl-C")
         text = command.output

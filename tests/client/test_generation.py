@@ -36,13 +36,9 @@ async def begun(processor: Processor, client: Client, key: int = 5) -> Generatio
 
 def test_keyword_arguments_are_the_fields_of_a_request() -> None:
     arguments: RequestParameters = {
-        "stop_token_ids": np.array([1, 2]),
-        "top_logprobs": 2,
-        "include_draft_logprobs": True,
-        "model": "small",
-        "deadline_unix_ms": 2**60,
-        "request_id": 77,
-    }
+        "stop_token_ids": np.array([1, 2]), "top_logprobs": 2, "include_draft_logprobs": True, "model": "small",
+        "deadline_unix_ms": 2**60, "request_id": 77,
+    }  # fmt: skip
     assert request_of("once", arguments) == pb.Generate(
         request_id=77,
         model="small",
@@ -194,7 +190,6 @@ async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str
 
 
 async def test_generation_that_ended_needs_no_abort() -> None:
-    """Closing or dropping what had its last row says nothing to the processor, and keeps its status."""
     async with met() as (processor, client, _):
         generation = client.generate(generate_of(5))
         await processor.body("generate")

@@ -24,7 +24,6 @@ def next_of(progress: Progress, *wanted: RowShape, sender: int = HERE) -> list[b
 
 
 def test_rows_that_are_next_are_counted() -> None:
-    """A step of many requests moves each by its own tokens, again and again."""
     progress = progress_of(*range(1, 101))
     for step in range(3):
         rows = [RowShape(key, 5 + step * (key % 3 + 1), key % 3 + 1) for key in range(1, 101)]

@@ -17,7 +17,6 @@ TAKEN_UP = RequestError(
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("has_rows", [False, True])
 def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -> None:
-    """It ends with that error; it is neither aborted nor resumed, asked for again, or ended for its last rows."""
     peer = opened()
     tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())

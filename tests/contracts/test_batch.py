@@ -20,7 +20,6 @@ def test_batch_does_not_change(name: str) -> None:
 
 
 def test_array_that_changes_while_it_is_encoded_is_checked_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an engine does to its arrays meanwhile never gives bytes that decode would refuse."""
     from tokenbus_contracts import native, wire  # noqa: PLC0415
 
     ids = np.array([3, 4, 0], np.uint32)
@@ -138,19 +137,10 @@ def stopped(statuses: list[RowStatus], stops: list[int], first: int = 0) -> Logp
     rows = len(statuses)
     header = BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=6, part_count=2, part_index=int(first > 0))
     return LogprobBatch(
-        header,
-        request_ids=np.arange(rows) + first + 1,
-        batch_indices=np.arange(rows) + first,
-        positions=[0] * rows,
-        statuses=statuses,
-        token_counts=[1] * rows,
-        draft_token_counts=[0] * rows,
-        proposal_counts=[0] * rows,
-        scorings=[Scoring.NONE] * rows,
-        top_ks=[0] * rows,
-        token_ids=np.arange(rows) + 50,
-        stops=stops,
-    )
+        header, request_ids=np.arange(rows) + first + 1, batch_indices=np.arange(rows) + first, positions=[0] * rows,
+        statuses=statuses, token_counts=[1] * rows, draft_token_counts=[0] * rows, proposal_counts=[0] * rows,
+        scorings=[Scoring.NONE] * rows, top_ks=[0] * rows, token_ids=np.arange(rows) + 50, stops=stops,
+    )  # fmt: skip
 
 
 ACTIVE, STOP, LENGTH = RowStatus.ACTIVE, RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH

@@ -174,7 +174,6 @@ def test_between_cuts_every_column_of_a_token_together() -> None:
 
 
 def test_large_message_gets_the_same_treatment() -> None:
-    """What holds of a few rows holds of hundreds: the same bytes, the same batch, the same order."""
     message = valid_message(seeded(1), Sizes(rows=300, tokens=16, top_k=127))
     data = canonical(message)
     assert_read_as_protobuf_reads_it(data)

@@ -69,34 +69,19 @@ def valid_message(rng: Random, sizes: Sizes = Sizes()) -> pb.LogprobBatch:  # no
 
 def header_of(rows: int) -> pb.BatchHeader:
     return pb.BatchHeader(
-        schema_major=1,
-        worker_id="w",
-        epoch=1,
-        sequence=1,
-        step=1,
-        part_count=1,
-        step_rows=rows,
-        kind=pb.BATCH_KIND_TARGET,
-        phase=pb.STEP_PHASE_DECODE,
-        method=pb.SPECULATIVE_METHOD_MTP,
+        schema_major=1, worker_id="w", epoch=1, sequence=1, step=1, part_count=1, step_rows=rows,
+        kind=pb.BATCH_KIND_TARGET, phase=pb.STEP_PHASE_DECODE, method=pb.SPECULATIVE_METHOD_MTP,
         value_kind=pb.VALUE_KIND_RAW_LOGPROBS,
-    )
+    )  # fmt: skip
 
 
 def uniform_message(rows: int) -> pb.LogprobBatch:
     """Return a message that is valid, but for its size, with rows that carry nothing."""
     return pb.LogprobBatch(
-        header=header_of(rows),
-        request_ids=range(1, rows + 1),
-        batch_indices=range(rows),
-        positions=[0] * rows,
-        statuses=[pb.ROW_STATUS_IDLE] * rows,
-        token_counts=bytes(rows),
-        draft_token_counts=bytes(rows),
-        proposal_counts=bytes(rows),
-        scorings=[pb.SCORING_NONE] * rows,
-        top_ks=bytes(rows),
-    )
+        header=header_of(rows), request_ids=range(1, rows + 1), batch_indices=range(rows), positions=[0] * rows,
+        statuses=[pb.ROW_STATUS_IDLE] * rows, token_counts=bytes(rows), draft_token_counts=bytes(rows),
+        proposal_counts=bytes(rows), scorings=[pb.SCORING_NONE] * rows, top_ks=bytes(rows),
+    )  # fmt: skip
 
 
 def _header(rng: Random, rows: int, sizes: Sizes) -> pb.BatchHeader:

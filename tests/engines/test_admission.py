@@ -61,7 +61,6 @@ def effective(name: str) -> SamplingParameters:
 @pytest.mark.parametrize("admit", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_parameter_is_offered_or_refused(name: str, admit: Callable[[Generate], object]) -> None:
-    """Each parameter of the schema, also of a schema to come, is taken by an engine that has it, or refused by name."""
     if name in OFFERED:
         admit(with_sampling(effective(name)))
         return
@@ -201,7 +200,6 @@ REFUSED = {
 
 @pytest.mark.parametrize(("message", "request_"), REFUSED.items(), ids=range(len(REFUSED)))
 def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
-    """It leaves nothing behind, and its key can be used."""
     run = ngram([asked(1, max_tokens=2)])
     with pytest.raises(ValueError, match=message) as error:
         run.engine.admit(request_)

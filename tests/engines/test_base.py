@@ -41,7 +41,6 @@ def got(*requests: object) -> list[Got]:
 
 
 def test_tokens_are_chosen_from_the_logits_and_scored() -> None:
-    """Greedy tokens are the most probable, scored in full, whatever the neighbours want, waiting ones included."""
     mine, _, alone = got(
         asked(1, "ab", 2, temperature=0, max_tokens=9, ignore_end_token=True),
         asked(2, "ab", seed=1, max_tokens=20),

@@ -56,14 +56,12 @@ async def check_end(consumer: asyncio.subprocess.Process, tokens: int) -> None:
 
 
 async def test_consumer_prints_the_tokens_of_its_request() -> None:
-    """A consumer has every token and logprob of a request that takes more frames than its window holds."""
     tokens = 300
     async with system(SyntheticEngine()) as processor:
         await check_end(await start(processor.clients_address, tokens), tokens)
 
 
 async def test_consumer_is_heard_while_it_waits() -> None:
-    """A consumer whose request has no token yet sends heartbeats, and has the tokens when they come."""
     tokens = 9
     engine = WaitingEngine()
     async with system(engine) as processor:

@@ -78,7 +78,6 @@ def _answer(*choices: _Choice) -> Any:  # noqa: ANN401 - the part of an answer t
 
 @pytest.mark.parametrize(("emitted", "most", "told"), [(7, 1000, 7), (30, 12, 12)])
 async def test_error_tells_how_many_tokens_were_handed_out(emitted: int, most: int, told: int) -> None:
-    """Tokens that came and were not handed out are not counted as emitted: a client that resumes would miss them."""
     async with _running() as (processor, dispatcher, caller):
         choice = _Choice(most)
         await dispatcher.open([5], [generate_of(5)], _answer(choice), caller)

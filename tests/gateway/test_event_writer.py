@@ -136,7 +136,6 @@ def test_rows_that_end_a_stream_and_rows_after_them_are_left(sockets: tuple[sock
 
 
 def test_slot_of_an_ended_request_takes_no_rows_of_it(sockets: tuple[socket.socket, socket.socket]) -> None:
-    """Rows that were looked up before a request ended are not written to the request that got its slot."""
     ours, theirs = sockets
     writer, _ = _writer(KEYS[0])
     rows = Rows(writer, _views(0))

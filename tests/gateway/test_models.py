@@ -126,7 +126,6 @@ async def test_what_a_template_reads_beside_messages(tmp_path: Path) -> None:
 
 
 def test_what_a_template_relies_on_is_not_replaced(folder: str) -> None:
-    """No variable of a request has the name of a special token, a field, or a function of the template."""
     reader = Reader(settings(), vocabulary_of(folder))
     for name in (
         *("eos_token", "bos_token", "image_token", "additional_special_tokens", "messages", "tools", "documents"),

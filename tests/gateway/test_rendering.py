@@ -289,13 +289,9 @@ async def test_stop_token_ends_the_text_before_it(
     if is_included:
         others["include_stop_string"] = True
     asked = CompletionRequest(
-        model="tokenbus",
-        prompts=[[1]],
-        sampling={**others, "stop": stops},
-        wants_ids=True,
-        top_logprobs=0,
+        model="tokenbus", prompts=[[1]], sampling={**others, "stop": stops}, wants_ids=True, top_logprobs=0,
         is_streamed=is_streamed,
-    )
+    )  # fmt: skip
     data = await said(asked, steps, VOCABULARIES["numbers"])
     choices = _choices(data, 0) if is_streamed else json.loads(data)["choices"]
     assert "".join(choice["text"] for choice in choices) == "".join(f" {each}" for each in ids[: 3 + is_included])

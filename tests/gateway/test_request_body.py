@@ -106,14 +106,9 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
         "bad_words": ["b"], "allowed_token_ids": [3, 0], "priority": -7, "cache_salt": "salt",
     }  # fmt: skip
     others = {
-        "stop": "a",
-        "ignore_eos": True,
-        "logit_bias": {"5": -100, "0": 1.5},
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "structured_outputs": {"regex": "a"},
-        "vllm_xargs": {"a": 1, "b": ["c", 0.5]},
-    }
+        "stop": "a", "ignore_eos": True, "logit_bias": {"5": -100, "0": 1.5}, "include_stop_str_in_output": True,
+        "skip_special_tokens": False, "structured_outputs": {"regex": "a"}, "vllm_xargs": {"a": 1, "b": ["c", 0.5]},
+    }  # fmt: skip
     sampling = read(READER, route, **same, **others).generate(0).sampling
     assert sampling == SamplingParameters(
         **same,

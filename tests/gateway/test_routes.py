@@ -66,7 +66,6 @@ async def test_chat_streams_what_it_answers_at_once() -> None:
 
 
 async def test_tokens_and_text_of_an_ended_answer_agree() -> None:
-    """The token that ends an answer is empty in the list of tokens and keeps its logprob; `ignore_eos` goes past it."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5, "logprobs": 3}
     async with answering(NgramEngine(), **TEXT) as app:
         answer = await _post(app, "/v1/completions", **body)
@@ -83,7 +82,6 @@ async def test_tokens_and_text_of_an_ended_answer_agree() -> None:
 
 
 async def test_inspection_tells_where_each_token_came_from() -> None:
-    """Rows say worker, step and position; their drafts which were accepted; the tokens' texts are the answer's."""
     body = {"prompt": PROMPT, "max_tokens": 30, "seed": 9}
     async with answering(NgramEngine(), **TEXT) as app:
         answer = await app.client().post("/inspect", json=body | {"top_logprobs": 4})
@@ -547,7 +545,6 @@ async def test_a_gateway_that_can_go_on_with_nothing_says_so() -> None:
 
 
 async def test_unknown_fields_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Each by its path; clients choose the names, so beyond a bound they count as one."""
     async with answering() as app, app.client() as client:
         for _ in range(3):
             await _post(app, "/v1/completions", **BODY, no_stop_trim=False)

@@ -14,13 +14,9 @@ COMPUTED = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternat
 
 def _row_columns(rows: int) -> dict[str, object]:
     return {
-        "request_ids": np.arange(1, rows + 1),
-        "batch_indices": np.arange(rows),
-        "positions": np.zeros(rows, int),
-        "statuses": [RowStatus.ACTIVE] * rows,
-        "draft_token_counts": [0] * rows,
-        "proposal_counts": [0] * rows,
-    }
+        "request_ids": np.arange(1, rows + 1), "batch_indices": np.arange(rows), "positions": np.zeros(rows, int),
+        "statuses": [RowStatus.ACTIVE] * rows, "draft_token_counts": [0] * rows, "proposal_counts": [0] * rows,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("rows", "top_k"), [(1, 0), (3, 5), (30, 0), (31, 1), (33, 127), (1024, 4)])

@@ -73,7 +73,6 @@ def test_bad_input_is_refused_before_the_gpu_is_asked_for() -> None:
 
 
 def test_the_producer_is_told_the_stream() -> None:
-    """An array on a GPU is asked for with the stream that it will be read on; zero is said as one, its other name."""
     logits = as_if_on_gpu(random(np.random.default_rng(5), 2, 50))
     for stream in (0, 77):
         with pytest.raises(ContractError):
@@ -82,8 +81,6 @@ def test_the_producer_is_told_the_stream() -> None:
 
 
 def test_streams_are_handles_or_say_theirs() -> None:
-    """A stream is taken as a number, through CUDA's own protocol, or by the name that a framework has for it."""
-
     class Protocol:
         def __cuda_stream__(self) -> tuple[int, int]:
             return 0, 78

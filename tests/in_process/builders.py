@@ -86,15 +86,9 @@ def hello_of(worker_id: str = WORKER, **fields: Any) -> Hello:  # noqa: ANN401 -
         max_message_bytes=1024, max_rows=1, max_tokens_per_row=1, max_draft_tokens_per_row=1, max_top_k=1
     )
     usual: dict[str, Any] = {
-        "schema_major": 1,
-        "schema_minor": MINOR,
-        "role": WorkerRole.WORKER_ROLE_MIXED,
-        "limits": limits,
-        "first_sequence": 1,
-        "next_sequence": 1,
-        "max_requests": 8,
-        "proof": worker_id.encode(),
-    }
+        "schema_major": 1, "schema_minor": MINOR, "role": WorkerRole.WORKER_ROLE_MIXED, "limits": limits,
+        "first_sequence": 1, "next_sequence": 1, "max_requests": 8, "proof": worker_id.encode(),
+    }  # fmt: skip
     return Hello(worker_id=worker_id, **usual | fields)
 
 

@@ -230,13 +230,9 @@ class AskingClient:
     ) -> None:
         client, bus = settings.client, settings.bus
         hello = client_hello(
-            life,
-            schema_minor=MINOR,
-            name=client.name,
-            window_frames=client.window_frames,
-            window_bytes=client.window_bytes,
-            wants_room=len(networks) > 1,
-        )
+            life, schema_minor=MINOR, name=client.name, window_frames=client.window_frames,
+            window_bytes=client.window_bytes, wants_room=len(networks) > 1,
+        )  # fmt: skip
         interval, timeout = bus.heartbeat_interval_ms / 1000, bus.heartbeat_timeout_ms / 1000
         self.requests = OpenRequests(
             client.request_buffer_rows, client.resume_timeout_ms / 1000, has_several=len(networks) > 1, new_id=new_id

@@ -7,22 +7,14 @@ from hypothesis import strategies as st
 from tests.in_process.world import Shape
 
 ALWAYS: dict[str, object] = {
-    "limits.max_message_bytes": 2048,
-    "limits.max_rows": 4,
-    "worker.max_requests": 4,
-    "worker.retention_items": 4096,
-    "worker.retention_bytes": 20_000,
-    "processor.max_requests": 16,
-}
+    "limits.max_message_bytes": 2048, "limits.max_rows": 4, "worker.max_requests": 4, "worker.retention_items": 4096,
+    "worker.retention_bytes": 20_000, "processor.max_requests": 16,
+}  # fmt: skip
 _TIGHT: dict[str, list[object]] = {
-    "worker.policy": ["block", "shed"],
-    "worker.checksum": [True, False],
-    "worker.retention_items": [12, 32],
-    "processor.credit_items": [4, 8, 64],
-    "processor.credit_bytes": [2048, 65_536],
-    "client.window_frames": [1, 2, 8],
+    "worker.policy": ["block", "shed"], "worker.checksum": [True, False], "worker.retention_items": [12, 32],
+    "processor.credit_items": [4, 8, 64], "processor.credit_bytes": [2048, 65_536], "client.window_frames": [1, 2, 8],
     "client.window_bytes": [600, 65_536],
-}
+}  # fmt: skip
 _PATIENT: dict[str, list[object]] = {
     "bus.heartbeat_timeout_ms": [20_000],
     "clients.detached_timeout_ms": [30_000],
@@ -37,18 +29,12 @@ _HEALING: dict[str, list[object]] = {
     "processor.replay_timeout_ms": [300],
 }
 _FAULTY: dict[str, list[object]] = {
-    "worker.policy": ["block", "shed", "fail"],
-    "processor.request_timeout_ms": [3_600_000],
-    "processor.pending_items": [6, 64],
-    "processor.max_open_steps": [1, 2, 16],
-    "processor.replay_attempts": [1, 3],
-    "processor.ended_requests": [2, 64],
-    "processor.max_requests": [6, 16],
-    "clients.detached_timeout_ms": [5000],
-    "clients.send_queue_frames": [3, 64],
-    "client.resume_timeout_ms": [20_000],
+    "worker.policy": ["block", "shed", "fail"], "processor.request_timeout_ms": [3_600_000],
+    "processor.pending_items": [6, 64], "processor.max_open_steps": [1, 2, 16], "processor.replay_attempts": [1, 3],
+    "processor.ended_requests": [2, 64], "processor.max_requests": [6, 16], "clients.detached_timeout_ms": [5000],
+    "clients.send_queue_frames": [3, 64], "client.resume_timeout_ms": [20_000],
     "client.request_buffer_rows": [3, 4096],
-}
+}  # fmt: skip
 
 
 def _shapes(choices: dict[str, list[object]], capacities: list[int]) -> st.SearchStrategy[Shape]:

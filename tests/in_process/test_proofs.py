@@ -7,7 +7,6 @@ from tokenbus.testing import ManualClock
 
 
 def test_each_hello_of_a_life_shows_the_same_proof() -> None:
-    """Sixteen random bytes: the same in each hello of one session, others in the next session's."""
     shown: list[list[bytes]] = []
     for _ in range(3):
         peer, proofs = WorkerPeer(), []

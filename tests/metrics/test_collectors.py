@@ -131,7 +131,6 @@ async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
 
 
 async def test_a_workers_counts_go_on_when_it_comes_back() -> None:
-    """What was counted of a worker stays when it is gone, and goes on with its next life; the oldest are forgotten."""
     bus = Bus(settings(processor__max_workers=1))
     watched = Watched(bus)
     async with bus.running():

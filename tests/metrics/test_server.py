@@ -72,15 +72,9 @@ async def test_processor_serves_metrics_and_health() -> None:
     assert told("delivery_latency_seconds_count") == len(seen) == 1
     assert health[:2] == (200, "application/json")
     assert json.loads(health[2]) == {
-        "status": "ok",
-        "problems": [],
-        "service": "processor",
-        "id": bus.processor.id,
-        "is_draining": False,
-        "workers": 1,
-        "clients": 1,
-        "open_requests": 0,
-    }
+        "status": "ok", "problems": [], "service": "processor", "id": bus.processor.id, "is_draining": False,
+        "workers": 1, "clients": 1, "open_requests": 0,
+    }  # fmt: skip
 
 
 async def test_worker_serves_metrics_and_health() -> None:

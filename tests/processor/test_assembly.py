@@ -147,7 +147,6 @@ def test_missing_part_is_waited_for_until_the_timeout() -> None:
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_missing_draft_is_waited_for_some_steps(lag: int) -> None:
-    """A whole target whose announced draft does not come is let out once so many later steps have begun."""
     made = assembler(draft_lag_steps=lag)
     for number in range(1, 2 + lag):
         made.add(batch(row_shapes([1], position=number), step=number, draft_follows=True), 0.0)

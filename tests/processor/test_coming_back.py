@@ -86,7 +86,6 @@ def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
 
 @pytest.mark.parametrize("is_said_first", [False, True])
 def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -> None:
-    """A new processor keeps no rows of a request that its client had to the end, and the worker need not either."""
     bench = Bench()
     worker, client = bench.worker(next_sequence=3), bench.client()
     worker.sequence = 0  # it sends again what it retained
@@ -158,7 +157,6 @@ def test_client_that_leaves_takes_its_requests_with_it() -> None:
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
-    """More frames waiting than may end the client's requests, also one whose last row was among what was dropped."""
     bench, worker, client = serving(clients__send_queue_frames=2)
     client.reconnect(window_frames=2 if is_sent else 1)
     for key in (1, 2, 3):

@@ -92,12 +92,8 @@ def test_wider_limits_are_refused(name: str) -> None:
     bench = Bench()
     most = getattr(bench.settings.limits, name)
     exact: dict[str, Any] = {
-        "max_message_bytes": 1,
-        "max_rows": 1,
-        "max_tokens_per_row": 1,
-        "max_draft_tokens_per_row": 0,
-        "max_top_k": 0,
-    }
+        "max_message_bytes": 1, "max_rows": 1, "max_tokens_per_row": 1, "max_draft_tokens_per_row": 0, "max_top_k": 0,
+    }  # fmt: skip
     assert bench.worker("a", limits=pb.StreamLimits(**exact | {name: most})).refusals() == []
     worker = bench.worker("b", limits=pb.StreamLimits(**exact | {name: most + 1}))
     (frame,) = worker.heard()

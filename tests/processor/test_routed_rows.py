@@ -72,7 +72,6 @@ def test_parts_have_each_row_once(seed: int, as_message: bool) -> None:  # noqa:
 @needs_library
 @pytest.mark.parametrize("seed", range(20))
 def test_native_split_equals_the_slow_one(seed: int) -> None:
-    """The native pass finds the same rows as numpy, and writes those of clients alone."""
     random_ = random.Random(seed)  # noqa: S311 - it picks test data
     count = random_.randint(1, 40)
     indices = random_.sample(range(count), count) if seed % 2 else range(count)
@@ -92,7 +91,6 @@ def test_native_split_equals_the_slow_one(seed: int) -> None:
 @needs_library
 @pytest.mark.parametrize("fault", ["slot", "beyond", "stream", "state", "position"])
 def test_nothing_is_split_where_a_row_is_not_next(fault: str) -> None:
-    """One row that is not the next of its request sends the whole step to the slow path."""
     random_ = random.Random(0)  # noqa: S311 - it picks test data
     made = decode(encode(batch([shape(random_, key) for key in range(1, 100)])))
     table = Table(made, [1] * 99, random_)

@@ -50,7 +50,6 @@ def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
 
 
 def test_window_in_bytes_is_used_exactly() -> None:
-    """Frames go out as long as their bytes fit exactly, and the next one with the room that an ack makes."""
     box = send_queue(window_bytes=20)
     for _ in range(3):
         box.put(frame(10))

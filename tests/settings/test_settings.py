@@ -200,7 +200,6 @@ def test_error_is_one_printable_line() -> None:
 
 
 def test_bounds_are_the_schemas() -> None:
-    """Where a setting travels on the wire, its range lies within that of its field."""
     hello: Any = stream_pb2.Hello.DESCRIPTOR.fields_by_name
     welcome: Any = stream_pb2.Welcome.DESCRIPTOR.fields_by_name
     client: Any = client_pb2.ClientHello.DESCRIPTOR.fields_by_name
@@ -215,7 +214,6 @@ def test_bounds_are_the_schemas() -> None:
 
 
 def test_page_is_fresh() -> None:
-    """docs/settings.md is what the code says of itself."""
     text = page()
     assert text == (ROOT / "docs" / "settings.md").read_text()
     assert all(f"- `{entry.name}` (" in text and entry.meaning in text for entry in ENTRIES.values())

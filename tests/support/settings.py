@@ -28,17 +28,10 @@ def publishing_in(folder: Path | str, usual: Mapping[str, object], overrides: Ma
     Overrides have a double underscore for a key's dot.
     """
     shared = {
-        "bus.workers_address": f"ipc://{folder}/w",
-        "bus.clients_address": f"ipc://{folder}/c",
-        "bus.linger_ms": 20,
-        "bus.reconnect_ms": 10,
-        "bus.reconnect_max_ms": 50,
-        "worker.publisher": "thread",
-        "worker.max_requests": 0,
-        "worker.drain_timeout_ms": 0,
-        "processor.drain_timeout_ms": 0,
-        "client.drain_timeout_ms": 0,
-    }
+        "bus.workers_address": f"ipc://{folder}/w", "bus.clients_address": f"ipc://{folder}/c", "bus.linger_ms": 20,
+        "bus.reconnect_ms": 10, "bus.reconnect_max_ms": 50, "worker.publisher": "thread", "worker.max_requests": 0,
+        "worker.drain_timeout_ms": 0, "processor.drain_timeout_ms": 0, "client.drain_timeout_ms": 0,
+    }  # fmt: skip
     return settings_of({**shared, **usual, **{name.replace("__", "."): value for name, value in overrides.items()}})
 
 

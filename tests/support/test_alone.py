@@ -28,5 +28,4 @@ def test_unit_test_is_refused_a_process(way: str, refused: list[str]) -> None:
 
 @pytest.mark.parametrize("place", [*PROCESS, *LONG])
 def test_place_exists(place: str) -> None:
-    """Each folder or module that is marked by its place is there."""
     assert (TESTS / place).exists()

@@ -91,7 +91,6 @@ async def _is_served(system: Serving) -> bool:
 
 
 async def test_scores_of_prompts_end_no_other_stream() -> None:
-    """Scores that fill what may wait for a gateway at its processor end their own requests, if any."""
     bounds: dict[str, Any] = {"gateway__tokenizer": "numbers", "clients__send_queue_bytes": 2**18}
     scored = {"prompt": [1] * 1000, "max_tokens": 1, "prompt_logprob_token_ids": list(range(256))}
     with served(**bounds) as system:

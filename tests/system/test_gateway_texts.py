@@ -131,7 +131,6 @@ async def test_costly_text_holds_up_nobody_and_ends_with_its_client(deployment: 
 
 
 async def test_texts_of_one_key_hold_up_no_other_keys(deployment: Deployment, folder: str, tmp_path: Path) -> None:
-    """A key's costly texts wait behind the one of another key that came last, and its bodies make room for that."""
     keys = [made(name) for name in ("greedy", "modest")]
     write_keys(tmp_path / "keys.json", [key for _, key in keys])
     (greedy, modest) = ({"authorization": f"Bearer {clear}"} for clear, _ in keys)

@@ -81,7 +81,6 @@ async def _check_rest(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]
 
 
 async def test_gateway_that_leaves_loses_nothing(pair: Pair, stack: AsyncExitStack) -> None:
-    """Streams run at both; the one that leaves finishes its own, while the other one takes all connections."""
     streams: list[AsyncIterator[dict[str, Any]]] = []
     while not all([(await _health(each))["open_requests"] for each in pair.gateways]):
         assert len(streams) < _MOST_CONNECTIONS

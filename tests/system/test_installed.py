@@ -83,7 +83,6 @@ def _environment(folder: Path, *installed: str, **variables: str) -> None:
 def test_installed_system_answers_and_shows_its_page(
     programs: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`tokenbus up` from the wheel serves a completion, and its page with every file of it."""
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     roles = ["--workers", "1", "--prefill", "0", "--decode", "0"]

@@ -79,7 +79,6 @@ class Load:
 
 
 async def test_everything_is_replaced_one_by_one(deployment: Deployment) -> None:
-    """A gateway, each worker and each of two processors are asked to end, and are replaced by others."""
     several = Several(deployment)
     workers: dict[str, Program] = {}
 

@@ -31,13 +31,9 @@ async def test_answer_is_what_comes() -> None:
 async def test_extras_come_to_requests_that_ask_for_them() -> None:
     """A mask above the request's bound has its size alone, and an id that the answer does not have is improbable."""
     answer = testing.Answer(
-        tokens=[5, 6],
-        tokens_per_step=2,
-        other_logprobs=[-1.0, -2.0],
-        entropies=0.5,
-        given_logprobs={9: -3.0},
+        tokens=[5, 6], tokens_per_step=2, other_logprobs=[-1.0, -2.0], entropies=0.5, given_logprobs={9: -3.0},
         masks=[[8, 5], [1, 6, 7]],
-    )
+    )  # fmt: skip
     async with testing.bus(testing.ScriptedEngine(answer, answer, testing.Answer(tokens=[5]))) as bus:
         asked = bus.client.generate(
             [1], other_logprobs=True, entropies=True, logprob_token_ids=[9, 4], mask_bound=2, top_logprobs=1
@@ -54,7 +50,6 @@ async def test_extras_come_to_requests_that_ask_for_them() -> None:
 @pytest.mark.parametrize("top_k", [0, 1, 2, 5, 20])
 @pytest.mark.parametrize("rank", [1, 2, 4, 50])
 async def test_alternatives_that_are_made_up_agree(top_k: int, rank: int) -> None:
-    """Whatever the rank and top-k, the contract takes them, and the one at the token's rank is the token."""
     tokens, _ = await answered(testing.Answer(tokens=[5, 49_999], logprobs=-1.5, ranks=rank), top_logprobs=top_k)
     for token in tokens:
         assert len(token.alternatives) == top_k

@@ -30,16 +30,9 @@ class Peer:
         for number in range(items):
             self.retention.keep(BATCH, bytes([number]))
         self.session = WorkerSession(
-            hello_of(first_sequence=1, next_sequence=1),
-            EPOCH,
-            self.retention,
-            interval=INTERVAL,
-            timeout=TIMEOUT,
-            on_request=self._request,
-            on_room=self._room,
-            processors=processors,
-            abandon_after=abandon_after,
-        )
+            hello_of(first_sequence=1, next_sequence=1), EPOCH, self.retention, interval=INTERVAL, timeout=TIMEOUT,
+            on_request=self._request, on_room=self._room, processors=processors, abandon_after=abandon_after,
+        )  # fmt: skip
         self.on_request: Callable[[Generate | Abort], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None
         self.now = FIRST

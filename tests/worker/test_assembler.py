@@ -96,14 +96,9 @@ def test_rows_have_as_many_alternatives_as_they_want() -> None:
 
 def test_logprobs_may_be_of_scored_rows_alone() -> None:
     some = replace(
-        SCORED,
-        scored=[False, True],
-        logprobs=[-2.0],
-        ranks=[3],
-        top_ks=[0, 2],
-        alternative_token_ids=[1, 2],
+        SCORED, scored=[False, True], logprobs=[-2.0], ranks=[3], top_ks=[0, 2], alternative_token_ids=[1, 2],
         alternative_logprobs=[-0.25, -0.5],
-    )
+    )  # fmt: skip
     whole = replace(SCORED, scored=[False, True])
     assert assembled(some) == assembled(whole)
     lines: dict[str, Any] = {"alternative_token_ids": [[1, 2]], "alternative_logprobs": [[-0.25, -0.5]]}
@@ -372,13 +367,9 @@ def test_parts_are_cut_by_their_proposals_too(most: int) -> None:
     """What a draft proposes for rows may be most of a step: it counts like tokens, and each message fits."""
     counts, places = np.full(60, 8), np.arange(60)
     given = StepArrays(
-        request_ids=places + 1,
-        positions=places,
-        token_counts=np.ones(60, int),
-        token_ids=places,
-        proposal_counts=counts,
-        proposal_token_ids=np.arange(480),
-    )
+        request_ids=places + 1, positions=places, token_counts=np.ones(60, int), token_ids=places,
+        proposal_counts=counts, proposal_token_ids=np.arange(480),
+    )  # fmt: skip
     parts = [sent(made) for made in StepAssembler(replace(Limits.default(), max_message_bytes=most), 0).assemble(given)]
     assert all(len(encode(part)) <= most for part in parts)
     assert LogprobBatch.joined(parts).proposal_token_ids.tolist() == list(range(480))

@@ -125,7 +125,6 @@ def test_engine_learns_that_nothing_is_published_any_more(error: Exception) -> N
 
 
 def test_what_is_no_array_is_refused_where_all_else_is() -> None:
-    """A step whose arrays are none ends its own requests, as if the engine's thread had published it."""
     publisher = running()
     engine_publisher = EnginePublisher(publisher, 0)
     engine_publisher.active.add(generate_of(7))

@@ -15,7 +15,6 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 
 
 def test_welcome_that_cannot_be_is_refused() -> None:
-    """A welcome to an item yet to come, or with times that contradict each other, leaves the handshake open."""
     peer = Peer(items=2)
     peer.says()
     with pytest.raises(ContractError, match="at most 3, the next item"):

@@ -123,7 +123,6 @@ def test_step_that_is_refused_never_was() -> None:
 
 @pytest.mark.parametrize("lost", [[0, 1, 2], [1]])
 def test_requests_whose_steps_were_lost_end_with_an_error(lost: list[int]) -> None:
-    """All of them, or those that the bus has ended; their slots have new ones."""
     told = Told()
     before = told.step(1, 1, 0).request_ids.tolist()
     told.registry.lose(None if len(lost) == 3 else [before[slot] for slot in (*lost,)] + [7])

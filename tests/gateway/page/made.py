@@ -59,13 +59,7 @@ def long_story(rows: int) -> list[dict[str, Any]]:
 
 def worker(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a field has any value
     plain = {
-        "role": "mixed",
-        "model": "made",
-        "epoch": "77",
-        "connected": True,
-        "open_requests": 1,
-        "lag": 0,
-        "gaps": 0,
+        "role": "mixed", "model": "made", "epoch": "77", "connected": True, "open_requests": 1, "lag": 0, "gaps": 0,
         "token_scores": ["entropies"],
-    }
+    }  # fmt: skip
     return {"id": name, **plain, "replays": 0, "tokens": 1234, "steps": 600, "acceptance_by_head": [0.8, 0.5], **fields}

@@ -119,7 +119,6 @@ def test_keyboard_and_clicks_choose_a_token(page: Page, gateway: ScriptedGateway
 
 
 def test_keyboard_moves_between_lines(page: Page, gateway: ScriptedGateway) -> None:
-    """Down goes to the token below, up back to where one was, and at the first line up stays."""
     stream = ask(page, gateway)
     tell(stream, [row(1, 0, [token(text, 0.5) for text in ("one", " two", "\n", "six", " ten", "\n")])])
     expect(tokens(page)).to_have_count(6)

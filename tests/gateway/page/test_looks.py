@@ -83,7 +83,6 @@ def test_everything_can_be_read(page: Page, gateway: ScriptedGateway) -> None:
 
 
 def test_forced_colours_keep_what_says_something(page: Page, gateway: ScriptedGateway) -> None:
-    """With colours of the reader's own, probabilities, drafts, bars and the chosen view can still be distinguished."""
     ended(page, told_story(page, gateway))
     token_at(page, 4).click()
     for scheme in ("light", "dark"):

@@ -22,14 +22,10 @@ from tokenbus.recordings.items import hello_entry, read_items
 
 async def test_log_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:
     settings = memory_settings(
-        durable_log__address=server.log_address,
-        processor__drain_timeout_ms=0,
-        durable_log__buffer_bytes=4096,
-        limits__max_message_bytes=4096,
-        client__window_frames=64,
-        client__drain_timeout_ms=100,
+        durable_log__address=server.log_address, processor__drain_timeout_ms=0, durable_log__buffer_bytes=4096,
+        limits__max_message_bytes=4096, client__window_frames=64, client__drain_timeout_ms=100,
         bus__heartbeat_timeout_ms=10_000,
-    )
+    )  # fmt: skip
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))

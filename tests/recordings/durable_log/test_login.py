@@ -60,7 +60,6 @@ async def test_what_is_not_permitted_is_logged(start: Start, tmp_path: Path, cap
 
 @pytest.mark.parametrize("wrong", ["gpu:wrong", "token", ""])
 async def test_wrong_credentials(start: Start, tmp_path: Path, wrong: str) -> None:
-    """Whoever proves something else, or nothing, is refused, and told so in one line."""
     server = start("authorization: { user: gpu, password: gpu }\n")
     await is_refused("authorization violation", server, credentials=proving(tmp_path, wrong) if wrong else "")
 

@@ -307,7 +307,6 @@ async def test_worker_leaves_when_all_is_acknowledged() -> None:
 
 
 async def test_new_publisher_leaves_too() -> None:
-    """A new publisher hears the engine's last word."""
     async with apart(drain_timeout_ms=10_000) as worker:
         requests = await asked(worker, tokens=10)
         await worker.lose_publisher()

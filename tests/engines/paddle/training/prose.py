@@ -59,13 +59,9 @@ def story(chance: random.Random, *, held_out: bool) -> str:
             break
     friends = [name for name in _PERSONS if name != _PERSONS[person]]
     names = {
-        "person": _PERSONS[person],
-        "friend": chance.choice(friends),
-        "place": _PLACES[place],
-        "thing": chance.choice(_THINGS),
-        "time": chance.choice(_TIMES),
-        "sky": chance.choice(_SKIES),
-    }
+        "person": _PERSONS[person], "friend": chance.choice(friends), "place": _PLACES[place],
+        "thing": chance.choice(_THINGS), "time": chance.choice(_TIMES), "sky": chance.choice(_SKIES),
+    }  # fmt: skip
     parts = [
         chance.choice(_OPENINGS),
         chance.choice(_FINDS),
