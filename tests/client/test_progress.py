@@ -7,27 +7,17 @@ from tokenbus.client.progress import Progress
 from tokenbus.delivery.step import Step
 from tokenbus.testing import RowShape, batch
 
-HERE, ELSEWHERE = 1, 2
-
-
-def progress_of(*keys: int, position: int = 5) -> Progress:
-    progress = Progress()
-    for key in keys:
-        progress.open(key, position, deque())
-        progress.set_sender(key, HERE)
-    return progress
-
-
-def next_of(progress: Progress, *wanted: RowShape, sender: int = HERE) -> list[bool]:
-    found: list[bool] = progress.advance(sender, batch(wanted))[1].tolist()
-    return found
+SENDER = 1
 
 
 def test_rows_that_are_next_are_counted() -> None:
-    progress = progress_of(*range(1, 101))
+    progress = Progress()
+    for key in range(1, 101):
+        progress.open(key, 5, deque())
+        progress.set_sender(key, SENDER)
     for step in range(3):
         rows = [RowShape(key, 5 + step * (key % 3 + 1), key % 3 + 1) for key in range(1, 101)]
-        assert all(next_of(progress, *rows))
+        assert progress.advance(SENDER, batch(rows))[1].tolist() == [True] * 100
     assert [progress.next_position(key) for key in (1, 2, 3, 100)] == [11, 14, 8, 11]
 
 

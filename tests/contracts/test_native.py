@@ -47,11 +47,6 @@ def _read(data: bytes) -> LogprobBatch | None:
     return LogprobBatch.of_message(header, MessageColumns(data, places))
 
 
-def _damaged(count: int) -> list[bytes]:
-    rng = seeded(20261121)
-    return [damage(rng, rng.choice(SMALL), rng.choice(SMALL)) for _ in range(count)]
-
-
 def test_it_is_in_use() -> None:
     """Where there is a C compiler the compiled check is installed, so that the tests below test something."""
     if not (shutil.which("cc") or shutil.which("gcc")):
@@ -142,7 +137,9 @@ def test_it_stays_within_the_message(tmp_path: Path) -> None:
     flags = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     source = ROOT / "tests" / "contracts" / "accept_harness.c"
     subprocess.run([compiler, *flags, "-I", str(include), "-o", str(harness), str(source)], check=True)
-    messages = [*MESSAGES.values(), *_damaged(20_000)]
+    rng = seeded(20261121)
+    damaged = [damage(rng, rng.choice(SMALL), rng.choice(SMALL)) for _ in range(20_000)]
+    messages = [*MESSAGES.values(), *damaged]
     feed = bytes(rules_for(Limits.default())) + b"".join(struct.pack("<I", len(data)) + data for data in messages)
     run = subprocess.run([harness], input=feed, capture_output=True, check=False)
     assert run.returncode == 0, run.stderr.decode()

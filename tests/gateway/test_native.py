@@ -45,7 +45,7 @@ def _drawn(random: np.random.Generator, rows: int, most: int, scoring: Scoring =
             key,
             tokens=int(random.integers(0 if key % 5 == 0 else 1, 9)),
             scoring=scoring,
-            top_k=_top_k(key) if scoring is Scoring.FULL else 0,
+            top_k=(0, 1, 5, 20)[key % 4] if scoring is Scoring.FULL else 0,
         )
         for key in range(1, rows + 1)
     ]
@@ -60,10 +60,6 @@ def _drawn(random: np.random.Generator, rows: int, most: int, scoring: Scoring =
         "alternative_logprobs": _logprobs(random, alternatives),
     }
     return LogprobBatch.of_views(made.header, columns)
-
-
-def _top_k(key: int) -> int:
-    return (0, 1, 5, 20)[key % 4]
 
 
 def _logprobs(random: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

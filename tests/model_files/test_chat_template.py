@@ -34,13 +34,11 @@ def test_what_templates_use(source: str, text: str) -> None:
 
 def test_template_is_given_the_time_and_tools() -> None:
     """The template named tool_use is taken where there are tools."""
-    told = ChatTemplate({"default": "{{ strftime_now('%d %b %Y') }}", "tool_use": "{{ tools[0].name }}"}, {}, _january)
+    january = datetime(2026, 1, 5)  # noqa: DTZ001 - a template's time is the machine's own
+    texts = {"default": "{{ strftime_now('%d %b %Y') }}", "tool_use": "{{ tools[0].name }}"}
+    told = ChatTemplate(texts, {}, lambda: january)
     assert told.render(CHAT) == "05 Jan 2026"
     assert told.render(CHAT, [{"name": "search"}]) == "search"
-
-
-def _january() -> datetime:
-    return datetime(2026, 1, 5)  # noqa: DTZ001 - a template's time is the machine's own
 
 
 @pytest.mark.parametrize(

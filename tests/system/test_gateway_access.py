@@ -123,10 +123,6 @@ async def test_tls_handshakes_that_stall_make_room(deployment: Deployment, tmp_p
 
 async def test_tls_serves_streams_and_takes_a_new_certificate(deployment: Deployment, tmp_path: Path) -> None:
     files, trusting = _certified(tmp_path)
-
-    def renew() -> httpx.AsyncClient:
-        return httpx.AsyncClient(verify=_certified(tmp_path)[1], timeout=MOST)
-
     async with httpx.AsyncClient(verify=trusting, timeout=MOST) as first, serving(deployment, **files) as served:
         assert served.url.startswith("https://")
         answer = await first.post(f"{served.url}/v1/completions", json=BODY | {"logprobs": 0, "max_tokens": 300})
@@ -135,7 +131,7 @@ async def test_tls_serves_streams_and_takes_a_new_certificate(deployment: Deploy
         assert stream.text.endswith("data: [DONE]\n\n")
         origin = {"origin": served.url.replace("https", "http")}
         assert (await first.post(f"{served.url}/inspect", json={}, headers=origin)).status_code == 403
-        async with renew() as second:
+        async with httpx.AsyncClient(verify=_certified(tmp_path)[1], timeout=MOST) as second:
 
             async def is_renewed() -> bool:
                 try:

@@ -13,7 +13,6 @@ from tests.system.bytewise import asked, not_reading, serving
 from tests.system.deployment import Deployment
 from tests.system.serving import asking, is_true, plainly, served
 from tokenbus.engines.synthetic import true_tokens
-from tokenbus.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
 UNREAD = many(500, 40)
@@ -78,16 +77,13 @@ async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -
         stalled = [not_reading(system.address, wanted=wanted) for _ in range(3)]
         try:
             await until(lambda: system.gateway.buffers.evicted)
-            assert await _is_served(system)
+            async with asking(system.url) as client:
+                given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "logprobs": 0, "max_tokens": 40}
+                assert is_true(await client.completions.create(**given))
         finally:
             for each in stalled:
                 each.close()
         await until(lambda: not system.gateway.buffers.size)
-
-
-async def _is_served(system: Serving) -> bool:
-    async with asking(system.url) as client:
-        return is_true(await client.completions.create(model="tokenbus", prompt="a", logprobs=0, max_tokens=40))
 
 
 async def test_scores_of_prompts_end_no_other_stream() -> None:
