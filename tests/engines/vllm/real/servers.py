@@ -22,6 +22,7 @@ from tests.engines.vllm.tiny_model import END
 from tests.pages import ROOT
 from tests.support.ports import reserved_port
 from tests.system.deployment import COMMAND, Deployment
+from tokenbus.settings import Settings
 
 MOST = 400.0
 Result = TypeVar("Result")
@@ -51,6 +52,8 @@ class Servers(NamedTuple):
     """Its name."""
     folder: Path
     """Where it is."""
+    settings: Settings
+    """The settings of clients of our system's bus."""
 
     def both(self, ask: Callable[..., Result], *given: Any, **named: Any) -> tuple[Result, Result]:  # noqa: ANN401
         with ThreadPoolExecutor(2) as threads:
@@ -89,9 +92,11 @@ def running(model: Path, adapter: Path) -> Iterator[Servers]:
         named += ["--enable-prompt-tokens-details"]
         theirs = deployment.start("vllm", vllm + named + options)
         ours = deployment.start("up", [*command_of_page(model), *options])
-        url = json.loads(ours.wait_for('"event": "up"'))["gateway"]
+        event = json.loads(ours.wait_for('"event": "up"'))
+        settings = deployment.settings(bus__clients_address=event["clients_address"])
         theirs.wait_for("Application startup complete")
-        yield Servers(Server.of(stack, f"http://127.0.0.1:{port}"), Server.of(stack, url), model.name, model)
+        both = Server.of(stack, f"http://127.0.0.1:{port}"), Server.of(stack, event["gateway"])
+        yield Servers(*both, model.name, model, settings)
         for pid in below(theirs.pid):  # it would wait long for its core
             os.kill(pid, SIGKILL)
         ours.terminate()
