@@ -177,15 +177,27 @@ def test_continued_request_has_each_position_from_its_last_turn() -> None:
     ]
 
 
-def test_prefill_and_decode_are_two_parts_of_one_output() -> None:
-    prefill, decode = Worker("p"), Worker("d", epoch=8, clock=50)
+@pytest.mark.parametrize("clock", [0, 50])
+def test_prefill_and_decode_are_two_parts_of_one_output(clock: int) -> None:
+    """The decode worker's admission does not say where its part begins, and its clock may be behind."""
+    prefill, decode = Worker("p", clock=25), Worker("d", epoch=8, clock=clock)
     prefill.admit(1, [10])
     prefill.step(RowShape(1, 0, 1, RowStatus.HANDED_OFF))
-    decode.admit(1, [10], first_position=1)
+    decode.admit(1, [10])
+    decode.step(RowShape(1, 1, 0, RowStatus.PREFILLING))
     decode.step(RowShape(1, 1, 2, STOP))
     session = only(decode, prefill)
     assert session.is_complete
     assert session.branches[0].token_ids.tolist() == [10, *written(1, 3)]
+    assert [each.first_position for each in session.requests[0].attempts] == [0, 1]
+    assert session.requests[0].status == "FINISHED_STOP"
+
+
+def test_decode_part_without_its_prefill_is_incomplete() -> None:
+    decode = Worker()
+    decode.admit(1, [10])
+    decode.step(RowShape(1, 1, 2, STOP))
+    assert only(decode).missing == ["request 0000000000000001: output tokens are missing before position 1"]
 
 
 def test_parent_comes_first_although_its_clock_is_ahead() -> None:

@@ -107,6 +107,11 @@ class Turn:
             mine[MASK] = [values[offsets[place] : offsets[place + 1]] for place in places]
         self.tokens.append(mine)
 
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return int(self.tokens[-1]["position"][-1]) + 1 if self.tokens else self.attempt.first_position
+
     def columns(self) -> Columns:
         """Return all its tokens."""
         if not self.tokens:

@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from tokenbus.recordings.session_turns import (
     Turn,
     TurnReader,
 )
+from tokenbus_contracts import RowStatus
 
 _SHOWN_IDS = 16
 """The number of ids on each side of a divergence."""
@@ -277,8 +279,7 @@ def _assembled(
     paths: list[_Path] = []
     missing: list[str] = []
     for first_id, of_it in _parents_first(of_request).items():
-        of_it.sort(key=lambda turn: (turn.attempt.turn, turn.attempt.first_position))
-        outputs = _outputs_of(of_it)
+        outputs = _outputs_of(_in_order(of_it))
         request, prompt, faults = _request_of(first_id, of_it, outputs)
         requests.append(request)
         if (of_parent := session_of.get(request.parent)) != name and request.parent:
@@ -308,6 +309,15 @@ def _parents_first(of_request: Mapping[int, list[Turn]]) -> dict[int, list[Turn]
         for each in reversed(waiting):
             placed[each] = of_request[each]
     return placed
+
+
+def _in_order(turns: list[Turn]) -> list[Turn]:
+    """Sort the turns of a request. A decode worker's part begins where its prefill worker's ends."""
+    turns.sort(key=lambda turn: (turn.attempt.turn, turn.attempt.status != RowStatus.HANDED_OFF.name))
+    for before, after in pairwise(turns):
+        if before.attempt.turn == after.attempt.turn:
+            after.attempt.first_position = max(after.attempt.first_position, before.end)
+    return turns
 
 
 def _outputs_of(turns: Sequence[Turn]) -> list[tuple[Turn, Columns]]:
