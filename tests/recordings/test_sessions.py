@@ -193,6 +193,39 @@ def test_prefill_and_decode_are_two_parts_of_one_output(clock: int) -> None:
     assert session.requests[0].status == "FINISHED_STOP"
 
 
+@pytest.mark.parametrize("buffered", [1, 1 << 16])
+def test_request_id_that_is_used_again_is_another_request(monkeypatch: pytest.MonkeyPatch, buffered: int) -> None:
+    monkeypatch.setattr(session_turns, "_BUFFER_TOKENS", buffered)
+    worker, other = Worker(), Worker("w1", epoch=8, clock=50)
+    first = worker.answer(1, [10, 11])
+    second = worker.answer(1, [*first, 12], tokens=5)
+    third = other.answer(1, [*second, 13], parent=1)
+    worker.answer(1, [14], session="t")
+    session, of_other = assembled(worker, other)
+    (branch,) = session.branches
+    assert session.is_complete
+    assert branch.token_ids.tolist() == third
+    assert branch.is_output.tolist() == [False] * 2 + [True] * 3 + [False] + [True] * 5 + [False] + [True] * 3
+    assert [(each.request_id, each.output_tokens) for each in session.requests] == [(1, 3), (1, 5), (1, 3)]
+    assert of_other.branches[0].token_ids.tolist() == [14, *written(1, 3)]
+
+
+def test_request_id_is_used_again_with_prefill_and_decode() -> None:
+    prefill, decode = Worker("p"), Worker("d", epoch=8)
+    prompt = [10]
+    for _ in range(2):
+        prefill.admit(1, prompt)
+        prefill.step(RowShape(1, 0, 1, RowStatus.HANDED_OFF))
+        decode.clock = prefill.clock
+        decode.admit(1, prompt)
+        decode.step(RowShape(1, 1, 2, STOP))
+        prefill.clock = decode.clock
+        prompt = [*prompt, *written(1, 3)]
+    (branch,) = only(prefill, decode).branches
+    assert branch.token_ids.tolist() == prompt
+    assert branch.requests == [1, 1]
+
+
 def test_decode_part_without_its_prefill_is_incomplete() -> None:
     decode = Worker()
     decode.admit(1, [10])
@@ -206,6 +239,16 @@ def test_parent_comes_first_although_its_clock_is_ahead() -> None:
     second = behind.answer(2, [*first, 12], parent=1)
     (branch,) = only(ahead, behind).branches
     assert branch.token_ids.tolist() == second
+
+
+def test_parents_in_a_cycle_lose_no_request() -> None:
+    worker = Worker()
+    first = worker.answer(1, [10], parent=2)
+    second = worker.answer(2, [*first, 11], parent=1)
+    third = worker.answer(3, [*second, 12], parent=3)
+    session = only(worker)
+    assert sorted(each.request_id for each in session.requests) == [1, 2, 3]
+    assert third in [branch.token_ids.tolist() for branch in session.branches]
 
 
 def unfinished(worker: Worker) -> None:

@@ -145,8 +145,8 @@ class TurnReader:
         self.session_of: dict[int, SessionName] = {}
         """The sessions of all requests, by the ids of their turns."""
         self._open: dict[tuple[_Life, int], Turn] = {}
-        self._ended: dict[_Life, list[Turn]] = defaultdict(list)
-        """Turns whose last tokens are still in the buffer."""
+        self._ended: dict[_Life, dict[int, Turn]] = defaultdict(dict)
+        """Turns whose last tokens are still in the buffer, by their ids."""
         self._buffers: dict[_Life, TokenBuffer] = defaultdict(TokenBuffer)
         self._times: dict[_Life, int] = defaultdict(int)
         """The time of the last step of each life."""
@@ -226,6 +226,8 @@ class TurnReader:
     def _turn(self, life: _Life, request_id: int) -> Turn:
         turn = self._open.get((life, request_id))
         if turn is None:
+            if request_id in self._ended[life]:
+                self._flush(life)
             turn = Turn(Attempt(request_id, *life), self._times[life], request_id)
             self._open[life, request_id] = turn
         return turn
@@ -234,20 +236,19 @@ class TurnReader:
         turn = self._open.pop((life, request_id), None)
         if turn is not None and turn.name is not None:
             turn.attempt.status, turn.attempt.error = status, error
-            self._ended[life].append(turn)
+            self._ended[life][request_id] = turn
 
     def _flush(self, life: _Life) -> None:
         """Give the buffered tokens of a life to its turns, and store the ended ones."""
-        ended = self._ended.pop(life, [])
-        turns = {request_id: turn for (of, request_id), turn in self._open.items() if of == life and turn.name}
-        turns |= {turn.attempt.request_id: turn for turn in ended}
+        ended = self._ended.pop(life, {})
+        turns = {request_id: turn for (of, request_id), turn in self._open.items() if of == life and turn.name} | ended
         columns = self._buffers[life].take()
         order = np.argsort(columns["request_id"], kind="stable")
         ids, begins = np.unique(columns["request_id"][order], return_index=True)
         for request_id, places in zip(ids.tolist(), np.split(order, begins)[1:], strict=True):
             if request_id in turns:
                 turns[request_id].add_tokens(columns, places)
-        for turn in ended:
+        for turn in ended.values():
             self._store(turn, self._times[life])
 
     def _store(self, turn: Turn, now: int) -> None:

@@ -272,17 +272,16 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 def _assembled(
     name: SessionName, turns: Sequence[Turn], session_of: Mapping[int, SessionName], gaps: Sequence[Gap]
 ) -> Session:
-    of_request: dict[int, list[Turn]] = {}
-    for turn in sorted(turns, key=attrgetter("started_at")):
-        of_request.setdefault(turn.first_id, []).append(turn)
+    ids = {each for turn in turns for each in (turn.first_id, turn.attempt.request_id)}
     requests: list[SessionRequest] = []
     paths: list[_Path] = []
     missing: list[str] = []
-    for first_id, of_it in _parents_first(of_request).items():
-        outputs = _outputs_of(_in_order(of_it))
+    for of_it in _parents_first(_by_request(turns)):
+        first_id, outputs = of_it[0].first_id, _outputs_of(_in_order(of_it))
         request, prompt, faults = _request_of(first_id, of_it, outputs)
         requests.append(request)
-        if (of_parent := session_of.get(request.parent)) != name and request.parent:
+        if request.parent and request.parent not in ids:
+            of_parent = session_of.get(request.parent)
             of_other = f"a request of session {of_parent.label!r}" if of_parent else "a request that is not recorded"
             faults.append(f"parent: a request of this session, got {request.parent:016x}, {of_other}")
         missing += [f"request {first_id:016x}: {fault}" for fault in faults]
@@ -298,22 +297,55 @@ def _assembled(
     return Session(name, requests, [path.branch() for path in paths], missing)
 
 
-def _parents_first(of_request: Mapping[int, list[Turn]]) -> dict[int, list[Turn]]:
+def _by_request(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """Return the turns of each request, in the order of their times. Several requests may have used one id."""
+    requests: list[list[Turn]] = []
+    of_id: dict[int, list[list[Turn]]] = {}
+    for turn in sorted(turns, key=attrgetter("started_at")):
+        of_same_id = of_id.setdefault(turn.first_id, [])
+        for parts in reversed(of_same_id):
+            if all(_are_of_one_request(part, turn) for part in parts):
+                parts.append(turn)
+                break
+        else:
+            of_same_id.append([turn])
+            requests.append(of_same_id[-1])
+    return requests
+
+
+def _are_of_one_request(one: Turn, other: Turn) -> bool:
+    """Tell whether two turns with the same first id can belong to one request: only prefill and decode share a turn."""
+    if one.attempt.turn != other.attempt.turn:
+        return True
+    prefill, decode = sorted((one, other), key=_is_decode)
+    is_behind = not decode.tokens or decode.tokens[0]["position"][0] >= prefill.end
+    return is_behind and not _is_decode(prefill) and _is_decode(decode)
+
+
+def _is_decode(turn: Turn) -> bool:
+    """Return False for the part of a prefill worker."""
+    return turn.attempt.status != RowStatus.HANDED_OFF.name
+
+
+def _parents_first(requests: Sequence[list[Turn]]) -> list[list[Turn]]:
     """Order requests by their times, but none before its parent: clocks of different hosts may differ."""
-    placed: dict[int, list[Turn]] = {}
-    for first_id in of_request:
-        waiting = []
-        while first_id in of_request and first_id not in placed and first_id not in waiting:
-            waiting.append(first_id)
-            first_id = of_request[first_id][0].parent  # noqa: PLW2901 - its ancestors
-        for each in reversed(waiting):
-            placed[each] = of_request[each]
-    return placed
+    first_use: dict[int, int] = {}
+    for index, turns in enumerate(requests):
+        first_use.setdefault(turns[0].first_id, index)
+    placed: dict[int, None] = {}
+    for index in range(len(requests)):
+        waiting: dict[int, None] = {}
+        ancestor: int | None = index
+        while ancestor is not None and ancestor not in placed and ancestor not in waiting:
+            waiting[ancestor] = None
+            ancestor = first_use.get(requests[ancestor][0].parent)
+        placed |= dict.fromkeys(reversed(waiting))
+    return [requests[index] for index in placed]
 
 
 def _in_order(turns: list[Turn]) -> list[Turn]:
     """Sort the turns of a request. A decode worker's part begins where its prefill worker's ends."""
-    turns.sort(key=lambda turn: (turn.attempt.turn, turn.attempt.status != RowStatus.HANDED_OFF.name))
+    turns.sort(key=lambda turn: (turn.attempt.turn, _is_decode(turn)))
     for before, after in pairwise(turns):
         if before.attempt.turn == after.attempt.turn:
             after.attempt.first_position = max(after.attempt.first_position, before.end)
