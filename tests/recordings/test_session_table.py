@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.recordings.test_parquet import READERS, Values
 from tests.recordings.test_sessions import Worker
 from tokenbus.cli import main
+from tokenbus.recordings import session_table
 from tokenbus.recordings.items import Recorder
 from tokenbus.recordings.sessions import Session, read_sessions
 from tokenbus.testing import RowShape
+from tokenbus_contracts import RowStatus
 
 
 def saved(path: Path, worker: Worker) -> Path:
@@ -34,6 +37,13 @@ def source(tmp_path: Path) -> Path:
     worker.admit(3, [10])
     worker.step(RowShape(3, 0, 2))
     return saved(tmp_path / "w0.tokenbus", worker)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        return list(pq.read_table(path).to_pylist())
+    with pa.memory_map(str(path)) as mapped:
+        return list(pa.ipc.open_file(mapped).read_all().to_pylist())
 
 
 def without_ids(payload: bytes) -> bytes:
@@ -97,6 +107,34 @@ def test_arrow_has_the_rest(source: Path, tmp_path: Path, capsys: pytest.Capture
     assert first["workers"] == [{"begin": 2, "value": "w0"}]
     assert first["weight_versions"] == [{"begin": 2, "value": 0}]
     assert first["requests"][0]["attempts"][0]["worker_id"] == "w0"
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_unknown_label_makes_a_file_without_rows(source: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"sessions.{suffix}"
+    assert main(["export", str(source), "--to", str(path), "--rows", "sessions", "--session", "none"]) == 0
+    assert rows_of(path) == []
+
+
+def test_row_group_may_end_with_the_last_session(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_table, "_GROUP_TOKENS", 1)
+    path = tmp_path / "sessions.arrow"
+    assert main(["export", str(source), "--to", str(path), "--rows", "sessions", "--session", "s"]) == 0
+    assert [row["branch"] for row in rows_of(path)] == [0, 1, 2]
+
+
+def test_request_without_a_branch_is_in_a_row_of_its_session(tmp_path: Path) -> None:
+    """Its session has a branch of another request."""
+    worker = Worker()
+    worker.answer(1, [10])
+    worker.admit(2, [11])
+    worker.step(RowShape(2, 1, 2, RowStatus.FINISHED_STOP))
+    path = tmp_path / "sessions.arrow"
+    assert main(["export", str(saved(tmp_path / "w0", worker)), "--to", str(path), "--rows", "sessions"]) == 0
+    assert [(row["branch"], [each["request_id"] for each in row["requests"]]) for row in rows_of(path)] == [
+        (0, [1]),
+        (-1, [2]),
+    ]
 
 
 def test_broken_recording_is_named_in_every_session(

@@ -112,6 +112,8 @@ class SessionFile:
         self._writer.close()
 
     def _write(self) -> None:
+        if not self._rows:
+            return
         branches = [branch for _, _, branch in self._rows]
         columns = {name: _lists(name, kind, branches) for name, kind in _OF_TOKENS.items()}
         others = pa.RecordBatch.from_pylist([self._row(*row) for row in self._rows], _OTHERS)
