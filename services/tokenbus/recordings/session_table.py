@@ -96,12 +96,12 @@ class SessionFile:
         self.sessions = self.incomplete_sessions = self.branches = self.tokens = 0
 
     def add(self, session: Session) -> None:
-        """Write a session's branches. A session without a branch has one row without tokens."""
+        """Write a session's branches, and for requests without a branch a row without tokens."""
         self.sessions += 1
         self.incomplete_sessions += not session.is_complete
         self.branches += len(session.branches)
         self._rows += [(session, index, branch) for index, branch in enumerate(session.branches)]
-        if not session.branches:
+        if any(request.branch < 0 for request in session.requests):
             self._rows.append((session, -1, _NO_BRANCH))
         self._waiting += sum(branch.token_ids.size for branch in session.branches)
         if self._waiting >= _GROUP_TOKENS:
