@@ -251,6 +251,43 @@ def test_parents_in_a_cycle_lose_no_request() -> None:
     assert third in [branch.token_ids.tolist() for branch in session.branches]
 
 
+def saved(path: Path, worker: Worker, items: Sequence[StreamItem]) -> Path:
+    recorder = Recorder(worker.epoch, worker.hello)
+    path.write_bytes(b"".join(map(recorder.add, items)))
+    return path
+
+
+@pytest.mark.parametrize("order", [(0, 0), (0, 1), (1, 0), (0, 2, 1), (3, 2), (2, 3)])
+def test_recordings_of_one_life_may_overlap_in_any_order(tmp_path: Path, order: Sequence[int]) -> None:
+    """The same file twice, a copy, parts that overlap, and one with a hole that another one fills."""
+    worker = Worker()
+    first = worker.answer(1, [10, 11])
+    second = worker.answer(2, [*first, 12])
+    items = worker.items
+    parts = [items, items, items[3:], items[:6]]
+    paths = [saved(tmp_path / str(index), worker, part) for index, part in enumerate(parts)]
+    (session,) = read_sessions(*(paths[index] for index in order))
+    (branch,) = session.branches
+    assert session.is_complete
+    assert branch.token_ids.tolist() == second
+    holed = saved(tmp_path / "holed", worker, [*items[:3], *items[5:]])
+    assert next(read_sessions(holed)).missing
+    (whole,) = read_sessions(holed, paths[2])
+    assert whole.is_complete
+    assert whole.branches[0].digest == branch.digest
+
+
+def test_items_between_two_recordings_of_one_life_are_missing(tmp_path: Path) -> None:
+    worker = Worker()
+    first = worker.answer(1, [10, 11])
+    worker.answer(2, [*first, 12])
+    worker.answer(3, [13])
+    parts = worker.items[:4], worker.items[8:]
+    (session,) = read_sessions(*(saved(tmp_path / str(part[0].sequence), worker, part) for part in parts[::-1]))
+    assert [each.request_id for each in session.requests] == [1, 3]
+    assert session.missing == ["4 items of worker w0 are missing while the session ran"]
+
+
 def unfinished(worker: Worker) -> None:
     worker.admit(1, [10])
     worker.step(RowShape(1, 0, 2))

@@ -124,19 +124,17 @@ def _sessions(options: argparse.Namespace, unfinished: Path) -> int:
     """Write the sessions of recordings or logs; return the exit status."""
     from tokenbus.recordings.session_table import SessionFile  # noqa: PLC0415 - its library is an extra
 
-    path, progress, faults = options.to, Progress(), []
+    path, progress = options.to, Progress()
+    broken: list[RecordingError] = []
     table = SessionFile(unfinished, is_arrow=path.suffix == ".arrow", text_of=_decoder(options.tokenizer))
     for source in filter(is_log, options.files):
         require_nats(source)
     with TurnReader(options.session) as reader:
         try:
-            for source in options.files:
-                try:
-                    for item in items_of(source):
-                        reader.add(item)
-                        progress.show(f"{reader.items} items read")
-                except RecordingError as error:
-                    faults.append(str(error))
+            for item in items_of(options.files, broken):
+                reader.add(item)
+                progress.show(f"{reader.items} items read")
+            faults = list(map(str, broken))
             if faults and not reader.items:
                 raise CommandError(printable(faults[0]))
             for session in sessions_of(reader, faults):

@@ -150,6 +150,8 @@ class TurnReader:
         self._buffers: dict[_Life, TokenBuffer] = defaultdict(TokenBuffer)
         self._times: dict[_Life, int] = defaultdict(int)
         """The time of the last step of each life."""
+        self._sequences: dict[_Life, int] = {}
+        """The sequence of the last item of each life."""
         self.gaps: list[Gap] = []
         self._last_gaps: dict[_Life, list[Gap]] = defaultdict(list)
         """The gaps after the last step of each life."""
@@ -164,11 +166,15 @@ class TurnReader:
         self._file.close()
 
     def add(self, item: StreamItem) -> None:
-        """Add an item; the items of each life of a worker must come in order."""
+        """Add an item, unless it is a repeated one; the items of each life of a worker must come in order."""
         life = item.worker_id, item.epoch
+        last = self._sequences.get(life, item.sequence - item.missing_items - 1)
+        if item.sequence <= last:
+            return
+        self._sequences[life] = item.sequence
         self.items += 1
-        if item.missing_items:
-            self._add_gap(life, item.missing_items)
+        if missing := item.sequence - last - 1:
+            self._add_gap(life, missing)
         try:
             if item.batch is not None:
                 self._add_batch(life, item, item.batch)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import heapq
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus.recordings.items import StreamItem, read_recording
+from tokenbus.recordings.items import RecordingError, StreamItem, read_recording
 from tokenbus.recordings.session_turns import (
     MASK,
     NO_IDS,
@@ -134,8 +135,9 @@ class Session:
 def read_sessions(*sources: str | os.PathLike[str], label: str = "") -> Iterator[Session]:
     """Iterate over the sessions in recordings or durable logs.
 
-    The recordings of all workers that computed a session belong together. The tokens of one session, and of the
-    requests that are open at once, are in memory; those of ended requests wait in a temporary file.
+    The recordings of all workers that computed a session belong together, in any order; they may overlap. The
+    tokens of one session, and of the requests that are open at once, are in memory; those of ended requests wait in a
+    temporary file.
 
     Args:
         sources: recordings, or addresses of logs (`nats://127.0.0.1:4222/log`), which are read to their ends; in a
@@ -153,10 +155,12 @@ def read_sessions(*sources: str | os.PathLike[str], label: str = "") -> Iterator
             branches = [branch for session in tokenbus.read_sessions(path) for branch in session.branches]
             return [branch.token_ids[branch.is_output].tolist() for branch in branches]
     """
+    faults: list[RecordingError] = []
     with TurnReader(label) as reader:
-        for source in sources:
-            for item in items_of(source):
-                reader.add(item)
+        for item in items_of(sources, faults):
+            reader.add(item)
+        if faults:
+            raise faults[0]
         yield from sessions_of(reader)
 
 
@@ -164,15 +168,42 @@ def is_log(source: str | os.PathLike[str]) -> bool:
     return "://" in str(source)
 
 
-def items_of(source: str | os.PathLike[str]) -> Iterator[StreamItem]:
-    """Yield the items of a recording or a durable log; raises as `read_sessions`."""
-    if not is_log(source):
+def items_of(sources: Sequence[str | os.PathLike[str]], faults: list[RecordingError]) -> Iterator[StreamItem]:
+    """Yield the items of recordings and durable logs; the items of each life of a worker come in order.
+
+    Broken recordings end at their faults, which are added to `faults`. Otherwise raises as `read_sessions`.
+    """
+    recordings = [source for source in sources if not is_log(source)]
+    if len(recordings) == 1:  # it may be a pipe, which can be read only once
+        yield from _up_to_fault(recordings[0], faults)
+    else:
+        yield from _merged_recordings(recordings, faults)
+    for source in filter(is_log, sources):
+        yield from _items_of_log(str(source))
+
+
+def _merged_recordings(sources: Sequence[str | os.PathLike[str]], faults: list[RecordingError]) -> Iterator[StreamItem]:
+    of_life: dict[tuple[str, int], list[str | os.PathLike[str]]] = {}
+    for source in sources:
+        first = next(_up_to_fault(source, faults), None)
+        if first is not None:
+            of_life.setdefault((first.worker_id, first.epoch), []).append(source)
+    for same_life in of_life.values():
+        yield from heapq.merge(*(_up_to_fault(each, faults) for each in same_life), key=attrgetter("sequence"))
+
+
+def _up_to_fault(source: str | os.PathLike[str], faults: list[RecordingError]) -> Iterator[StreamItem]:
+    try:
         yield from read_recording(source)
-        return
+    except RecordingError as error:
+        faults.append(error)
+
+
+def _items_of_log(address: str) -> Iterator[StreamItem]:
     from tokenbus.recordings.durable_log.reader import read_log  # noqa: PLC0415 - its library is an extra
 
     with asyncio.Runner() as runner:
-        items = read_log(str(source))
+        items = read_log(address)
         while (item := runner.run(_next(items))) is not None:
             yield item
 
