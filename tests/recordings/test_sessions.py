@@ -149,6 +149,34 @@ def test_samples_of_one_prompt_are_branches() -> None:
     assert [branch.divergence and branch.divergence.position for branch in session.branches] == [None, 2, 2]
 
 
+def sample(worker: Worker, request_id: int, tokens: int) -> list[int]:
+    """Run a request that writes what request 1 would; return the ids of its prompt and its output."""
+    worker.admit(request_id, [10])
+    worker.step(RowShape(1, 0, tokens, STOP))
+    made = LogprobBatch.FromString(worker.items[-1].payload)
+    made.request_ids[:] = [request_id]
+    worker.items[-1].payload = made.SerializeToString()
+    return [10, *written(1, tokens)]
+
+
+@pytest.mark.parametrize("parents", [(5, 6), (6, 5)])
+def test_samples_that_wrote_the_same_are_continued_by_their_own_requests(parents: Sequence[int]) -> None:
+    worker = Worker()
+    sample(worker, 5, 3)
+    whole = sample(worker, 6, 3)
+    for parent in parents:
+        worker.answer(parent + 10, [*whole, parent], parent=parent)
+    assert [branch.requests for branch in only(worker).branches] == [[5, 15], [6, 16]]
+
+
+def test_prompt_continues_a_whole_branch_before_it_leaves_a_longer_one() -> None:
+    worker = Worker()
+    whole = sample(worker, 5, 2)
+    sample(worker, 6, 4)
+    worker.answer(7, [*whole, 77])
+    assert [branch.requests for branch in only(worker).branches] == [[5, 7], [6]]
+
+
 def test_sessions_of_others_never_merge() -> None:
     worker = Worker()
     others: list[dict[str, Any]] = [{}, {"tenant": 6}, {"session": "t"}]

@@ -152,7 +152,7 @@ class Faults:
 
     def logged(self) -> SessionFigures:
         """Compare the sessions with the durable log."""
-        return self.sessions.compared(items_of(str(self._deployment.overrides["durable_log.address"])))
+        return self.sessions.compared(items_of([str(self._deployment.overrides["durable_log.address"])], []))
 
     def _recordings(self) -> list[Path]:
         return sorted(self._folder.glob("*.tokenbus"))

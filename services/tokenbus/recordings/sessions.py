@@ -317,7 +317,7 @@ def _assembled(
             faults.append(f"parent: a request of this session, got {request.parent:016x}, {of_other}")
         missing += [f"request {first_id:016x}: {fault}" for fault in faults]
         if prompt is not None:
-            request.branch = _place(paths, prompt)
+            request.branch = _place(paths, prompt, request.parent)
             paths[request.branch].add(request, prompt, outputs)
     begun, ended = min(turn.begun_at for turn in turns), max(turn.ended_at for turn in turns)
     missing += [
@@ -424,17 +424,25 @@ def _request_of(
     return request, longest if is_whole else None, faults
 
 
-def _place(paths: list[_Path], prompt: Ids) -> int:
-    """Return the index of the branch that a prompt continues; make a new branch if it continues none."""
-    best, shared = -1, 0
-    for index in reversed(range(len(paths))):
-        common = paths[index].shared_with(prompt)
-        if common > shared:
-            best, shared = index, common
-            if common == paths[index].ids.size:
-                return index
-    paths.append(_Path() if best < 0 else paths[best].fork(shared))
-    if best >= 0:
-        before, after = (ids[shared : shared + _SHOWN_IDS].tolist() for ids in (paths[best].ids, prompt))
-        paths[-1].divergence = Divergence(best, shared, before, after)
+def _place(paths: list[_Path], prompt: Ids, parent: int) -> int:
+    """Return the index of the branch that a prompt continues; make a new branch if it continues none.
+
+    A prompt follows the branch with which it shares the most tokens. Among equals, such as samples that wrote the same,
+    it follows its parent's branch, then one that it continues, then the latest one.
+    """
+
+    def rank(index: int) -> tuple[int, bool, bool, int]:
+        path = paths[index]
+        shared = path.shared_with(prompt)
+        return shared, parent in path.requests, shared == path.ids.size, index
+
+    shared, _, is_whole, best = max(map(rank, range(len(paths))), default=(0, False, False, -1))
+    if is_whole:
+        return best
+    if not shared:
+        paths.append(_Path())
+        return len(paths) - 1
+    paths.append(paths[best].fork(shared))
+    before, after = (ids[shared : shared + _SHOWN_IDS].tolist() for ids in (paths[best].ids, prompt))
+    paths[-1].divergence = Divergence(best, shared, before, after)
     return len(paths) - 1
