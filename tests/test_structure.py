@@ -51,7 +51,7 @@ _TOKENBUS = PACKAGES["tokenbus"]
 _MAY_IMPORT = {
     "bus": "", "cli": "bus client delivery gateway metrics model_files processor recordings worker",
     "client": "bus delivery recordings", "delivery": "", "engines": "bus cli delivery model_files worker",
-    "gateway": "bus client delivery metrics model_files", "logs": "",
+    "gateway": "bus client delivery metrics model_files recordings", "logs": "",
     "metrics": "bus delivery processor recordings worker", "model_files": "", "processor": "bus delivery recordings",
     "recordings": "bus delivery", "settings": "", "testing": "bus client engines processor worker",
     "worker": "bus delivery metrics",

@@ -48,7 +48,8 @@ async def answering(engine: Engine | None = None, *, workers: int = 1, **overrid
     """Run a processor, workers and a gateway on this event loop; settings have a double underscore for the dot."""
     given = {"gateway.tokenizer": "numbers", **{name.replace("__", "."): value for name, value in overrides.items()}}
     async with bus(engine, workers=workers) as system:
-        settings = replace(system.settings, gateway=settings_of(given).gateway)
+        found = settings_of(given)
+        settings = replace(system.settings, gateway=found.gateway, durable_log=found.durable_log)
         with closing(DeduplicatedLog()) as repeated_log:
             encoders = EncoderPool(settings, repeated_log)
             gateway = Gateway(settings, system.client, encoders, repeated_log)

@@ -1,5 +1,9 @@
-"""The label of a session, from a request's header or body to the request on the bus."""
+"""The label of a session, from a request's header or body to the bus; and sessions that are read from a log."""
 
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +13,19 @@ import pytest
 
 from tests.gateway.answering import App, answering
 from tests.gateway.reading import VALID, read, reading
+from tests.support.waiting import until
 from tests.system.serving import error_of
+from tokenbus.bus import AddressError
+from tokenbus.client import Client
 from tokenbus.engines.ngram import NgramEngine
+from tokenbus.gateway import session_reader
 from tokenbus.gateway.api_keys import made, write_keys
 from tokenbus.gateway.completion_request import BodyHeaders, Reader, unpacked
 from tokenbus.gateway.encoder_process import RESULT, Job, Reply, answer
 from tokenbus.gateway.errors import ApiError
+from tokenbus.gateway.session_reader import SessionReader
+from tokenbus.recordings.items import StreamItem
+from tokenbus.settings import Settings
 from tokenbus_contracts.generated.request_pb2 import Generate
 
 ROUTES = ("completion", "chat", "chat_batch", "messages", "responses", "generation", "inspection")
@@ -30,6 +41,7 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 COMPLETION: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 1}
 LONGEST = "é" * 64
+ADDRESS = "nats://127.0.0.1:4222/log"
 
 
 def _with_header(session: str) -> Reader:
@@ -148,3 +160,122 @@ async def test_keys_are_different_tenants(monkeypatch: pytest.MonkeyPatch, tmp_p
     tenants = [each.tenant for each in sent]
     assert tenants[:1] * 2 + tenants[2:3] * 2 == tenants
     assert len({0, *tenants}) == 3
+
+
+# GET /sessions/{id}.
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> "Log":
+    made = Log()
+    monkeypatch.setattr("tokenbus.recordings.durable_log.reader.read_log", made.read)
+    return made
+
+
+class Log:
+    """A durable log without a server."""
+
+    def __init__(self) -> None:
+        self.items: list[StreamItem] = []
+        self.error: Exception | None = None
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    async def read(self, *, settings: Settings) -> AsyncGenerator[StreamItem, None]:
+        assert settings.durable_log.address
+        if self.error is not None:
+            raise self.error
+        for item in self.items:
+            yield item
+        while not self.may_end.is_set():  # noqa: ASYNC110 - it is set in another thread
+            await asyncio.sleep(0.001)
+
+    async def keep(self, app: App, *sessions: str) -> None:
+        """Ask for one answer in each session, and keep all items."""
+        async with app.bus.client.watch() as watched, app.client() as client:
+            collecting = asyncio.create_task(self._collect(watched))
+            for session in sessions:
+                body = COMPLETION | {"session_id": session, "logprobs": 0}
+                assert (await client.post("/v1/completions", json=body)).status_code == 200
+            await app.bus.settle()
+            collecting.cancel()
+
+    async def _collect(self, watched: AsyncIterator[StreamItem]) -> None:
+        async for item in watched:
+            self.items.append(item)
+
+
+async def _get(app: App, label: str = "a") -> tuple[int, str]:
+    """Return the status of an answer, and its error or its tokens."""
+    async with app.client() as client:
+        answer = await client.get(f"/sessions/{label}")
+    if answer.status_code != 200:
+        return answer.status_code, str(error_of(answer.text)["message"])
+    return 200, str([branch["token_ids"] for branch in answer.json()["branches"]])
+
+
+async def test_sessions_need_a_durable_log() -> None:
+    async with answering(workers=0) as app:
+        assert await _get(app) == (404, "sessions: a gateway with durable_log.address, the log to read, got none")
+
+
+async def test_sessions_are_read_by_their_labels(log: Log) -> None:
+    async with answering(durable_log__address=ADDRESS) as app:
+        await log.keep(app, "a", "b")
+        status, tokens = await _get(app)
+        assert (status, tokens[:7]) == (200, "[[1, 2,")
+        assert await _get(app, "c") == (404, "there is no session 'c'")
+
+
+async def test_another_owners_session_is_not_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answering(durable_log__address=ADDRESS) as app:
+        await log.keep(app, "a")
+        monkeypatch.setattr(Client, "owner", 5)
+        assert await _get(app) == (404, "there is no session 'a'")
+        monkeypatch.setattr(Client, "owner", 0)
+        assert await _get(app) == (503, "sessions: a connected processor, got none yet")
+
+
+async def test_one_session_is_read_at_a_time(log: Log) -> None:
+    async with answering(durable_log__address=ADDRESS) as app:
+        await log.keep(app, "a")
+        log.may_end.clear()
+        first = asyncio.create_task(_get(app))
+        try:
+            await until(lambda: app.gateway.sessions._reading is not None)
+            assert await _get(app) == (503, "sessions: one read of the durable log at a time, got one more")
+        finally:
+            log.may_end.set()
+        assert (await first)[0] == 200
+        assert (await _get(app))[0] == 200
+
+
+async def test_read_has_a_time_limit(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_reader, "MOST_SECONDS", 0.05)
+    async with answering(durable_log__address=ADDRESS) as app:
+        log.may_end.clear()
+        assert await _get(app) == (503, "sessions: read within 0.05 s, got no end of the durable log")
+
+
+async def test_session_that_is_too_large_is_refused(log: Log) -> None:
+    async with answering(durable_log__address=ADDRESS) as app:
+        await log.keep(app, *["a"] * 8)
+        settings = replace(app.gateway.settings, gateway=replace(app.gateway.settings.gateway, answer_bytes=1024))
+        app.gateway.sessions = SessionReader(settings, app.gateway.repeated_log)
+        status, line = await _get(app)
+        assert status == 400
+        assert line.startswith("sessions: a session of at most 1024 bytes, got ")
+
+
+async def test_log_that_cannot_be_read_is_logged(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    log.error = AddressError(ADDRESS, "no server answers within 1 s")
+    async with answering(workers=0, durable_log__address=ADDRESS) as app:
+        line = "sessions: a durable log that can be read, got an error; the gateway's log says more"
+        assert await _get(app) == (503, line)
+    assert "no server answers" in caplog.text
+
+
+async def test_sessions_of_clients_without_a_key_are_for_this_machine(log: Log) -> None:
+    async with answering(durable_log__address=ADDRESS, gateway__hosts="*") as app, app.client("10.1.2.3") as client:
+        await log.keep(app, "a")
+        assert (await client.get("/sessions/a")).status_code == 403

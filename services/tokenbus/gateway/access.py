@@ -26,6 +26,8 @@ _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/vers
 _OPEN_FOLDER = "/page/"
 _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
 """Paths that need a key or a peer on this machine, even if the gateway has no keys."""
+_SESSIONS = "/sessions/"
+"""Paths that need a key or, if the gateway has none, a peer on this machine."""
 _ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
@@ -147,7 +149,7 @@ class Access:
         path, callers = scope["path"], self._callers
         is_open = path in _OPEN_TO_ALL or path.startswith(_OPEN_FOLDER)
         if not callers.are_asked:
-            if path in _INSIDE and not is_near:
+            if (path in _INSIDE or path.startswith(_SESSIONS)) and not is_near:
                 message = f"{path}: for clients on the gateway's own machine, as it has no gateway.keys_file"
                 raise self._refused(scope, "no_key", ApiError(403, message, code="not_local"))
             return Visitor(callers.anonymous, is_near)

@@ -17,6 +17,7 @@ from tokenbus.gateway.encoder_pool import EncoderPool, encoders_of
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import BodyRoom
 from tokenbus.gateway.processor_status import StatusCache, takes_requests
+from tokenbus.gateway.session_reader import SessionReader
 from tokenbus.gateway.tls import Certificate
 from tokenbus.gateway.vocabulary import vocabulary_of
 from tokenbus.logs import DeduplicatedLog, logger
@@ -113,6 +114,7 @@ class Gateway:
         self.adapter_folders: dict[str, str] = {}
         """Folders of the LoRA adapters that were loaded through this gateway, by their names."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
+        self.sessions = SessionReader(settings, repeated_log)
         self.cache_usage: dict[tuple[str, str], float] = {}
         """Used part of an engine's KV cache, from 0 to 1, by worker and model, if the engine reports it."""
         loop = asyncio.get_running_loop()

@@ -77,6 +77,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/v1/models": _get("List the models.", {"$ref": f"{_SCHEMAS}Models"}),
             "/healthz": _get("Report whether the gateway is healthy.", _OBJECT, 503),
             "/readyz": _get("Report whether a worker would take requests.", _OBJECT, 503),
+            "/sessions/{session_id}": _session(),
             "/bus": _get("Report the workers and the processor.", _OBJECT, 503),
             "/health": _get("Report whether a worker would take requests, only by the status.", None, 503),
             "/ping": _get("Do the same.", None, 503),
@@ -85,6 +86,12 @@ def document(types: RequestTypes) -> dict[str, Any]:
         },
         "components": {"schemas": schemas | _answers()},
     }
+
+
+def _session() -> dict[str, Any]:
+    route = _get("Read the exact tokens of a session from the durable log.", _OBJECT, 400, 401, 403, 404, 503)
+    label = {"name": "session_id", "in": "path", "required": True, "schema": _TEXT}
+    return {"get": route["get"] | {"parameters": [label]}}
 
 
 def _answers() -> dict[str, _Schema]:

@@ -39,6 +39,7 @@ from tokenbus.gateway.responses_format import ResponsesFormat
 from tokenbus.gateway.sse import InspectorFormat, StreamedAnswer
 from tokenbus.gateway.validation import checked_session, invalid, parse_json
 from tokenbus.logs import logger
+from tokenbus.recordings.session_turns import SessionName
 
 T = TypeVar("T")
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -101,6 +102,7 @@ class Routes:
             *ControlRoutes(self._gateway).routes(),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
+            Route("/sessions/{session_id:path}", self._session),
             Route("/bus", self._bus),
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -249,6 +251,11 @@ class Routes:
     async def _tokenizer_info(self, _request: Request) -> Response:
         text = json.dumps(self._gateway.vocabulary.config)  # orjson refuses a model_max_length beyond 64 bits
         return Response(text, headers=NO_STORE, media_type=JSON)
+
+    async def _session(self, request: Request) -> Response:
+        gateway, visitor = self._gateway, visitor_of(request.scope)
+        name = SessionName(gateway.client.owner, visitor.caller.tenant, request.path_params["session_id"])
+        return LongResponse(await gateway.sessions.read(name), owner_of(request.scope), gateway)
 
     async def _bus(self, _request: Request) -> Response:
         try:

@@ -165,6 +165,11 @@ class TurnReader:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    @property
+    def stored_bytes(self) -> int:
+        """The size of the turns in the file."""
+        return self._file.seek(0, os.SEEK_END)
+
     def add(self, item: StreamItem) -> None:
         """Add an item, unless it is a repeated one; the items of each life of a worker must come in order."""
         life = item.worker_id, item.epoch
