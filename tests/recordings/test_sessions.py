@@ -24,7 +24,14 @@ from tokenbus.worker.engine_output import session_events
 from tokenbus_contracts import RowStatus, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import (
+    Admitted,
+    ErrorCode,
+    Generate,
+    RequestError,
+    RequestEvent,
+    TokenPrompt,
+)
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 STOP = RowStatus.FINISHED_STOP
@@ -410,6 +417,16 @@ def test_gap_of_another_worker_is_named_if_the_session_ran_meanwhile(begin: int,
     worker.answer(1, [10])
     missing = only(worker, elsewhere(begin, end)).missing
     assert missing == ["1 items of worker w1 are missing while the session ran"] * is_named
+
+
+@pytest.mark.parametrize("size", [1, 15_360, 15_361, 40_000])
+def test_prompt_is_published_in_parts_without_fields_of_newer_versions(size: int) -> None:
+    newer = TokenPrompt(token_ids=range(size)).SerializeToString() + b"\x10\x05"
+    asked = Generate(request_id=1, session="s", tokens=TokenPrompt.FromString(newer))
+    parts = [event.session_prompt for event in session_events(asked)]
+    assert [part.position for part in parts] == list(range(0, size, 15_360))
+    assert {part.prompt_tokens for part in parts} == {size}
+    assert np.frombuffer(b"".join(part.token_ids for part in parts), "<u4").tolist() == list(range(size))
 
 
 def test_tokens_wait_in_a_file_until_their_session_is_read(tmp_path: Path) -> None:

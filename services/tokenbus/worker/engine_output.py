@@ -3,11 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-import numpy as np
-
 from tokenbus.delivery.errors import request_error
 from tokenbus.worker.step import StepArrays
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestEvent, SessionPrompt
+from tokenbus_contracts.generated.request_pb2 import (
+    Admitted,
+    ErrorCode,
+    Generate,
+    RequestEvent,
+    SessionPrompt,
+    TokenPrompt,
+)
 from tokenbus_contracts.schema import bounds_in
 
 _CHUNK_TOKENS = bounds_in(SessionPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_bytes // 4
@@ -39,8 +44,8 @@ def admitted_event(request_id: int, prompt_tokens: int, cached_tokens: int | Non
 
 def session_events(generate: Generate) -> Iterator[RequestEvent]:
     """Yield the events of a request's session, with the tokens of its prompt."""
-    ids = np.array(generate.tokens.token_ids, "<u4")
-    for begin in range(0, ids.size, _CHUNK_TOKENS):
+    size, ids = len(generate.tokens.token_ids), _packed(generate.tokens)
+    for begin in range(0, size, _CHUNK_TOKENS):
         chunk = SessionPrompt(
             request_id=generate.request_id,
             session=generate.session,
@@ -48,10 +53,21 @@ def session_events(generate: Generate) -> Iterator[RequestEvent]:
             owner=generate.owner,
             tenant=generate.tenant,
             position=begin,
-            prompt_tokens=ids.size,
-            token_ids=ids[begin : begin + _CHUNK_TOKENS].tobytes(),
+            prompt_tokens=size,
+            token_ids=ids[4 * begin : 4 * (begin + _CHUNK_TOKENS)],
         )
         yield RequestEvent(session_prompt=chunk)
+
+
+def _packed(prompt: TokenPrompt) -> bytes:
+    """Return a prompt's ids as little-endian uint32.
+
+    They end the encoded message, whose only field they are; an array of them would be made in Python, id by id.
+    """
+    known = TokenPrompt()
+    known.CopyFrom(prompt)
+    known.DiscardUnknownFields()
+    return known.SerializeToString()[-4 * len(prompt.token_ids) :]
 
 
 def error_event(request_id: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> RequestEvent:
