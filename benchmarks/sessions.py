@@ -1,16 +1,21 @@
-"""Measure the assembling of sessions from a recording: `python -m benchmarks.sessions`.
+"""Measure sessions: `python -m benchmarks.sessions`.
 
-One process reads the items of a worker, from their bytes to branches, for an agent's sessions that run at once.
+One process assembles the items of a worker, from their bytes to branches, for an agent's sessions that run at once.
+Then a worker, a processor and a client do the same requests with a session and without one, in turn.
 """
 
+import asyncio
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import median, quantiles
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.report import Report, core_to_keep, on_cores
+from benchmarks.processes import below, deployed, processor_seconds
+from benchmarks.report import Report, Row, core_to_keep, on_cores
+from tokenbus.client import Client, Generation
 from tokenbus.engines.synthetic import SyntheticEngine
 from tokenbus.recordings.items import StreamItem
 from tokenbus.recordings.session_turns import TurnReader
@@ -20,7 +25,13 @@ from tokenbus.worker.engine_output import session_events
 from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import (
+    Admitted,
+    Generate,
+    RequestEvent,
+    SamplingParameters,
+    TokenPrompt,
+)
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 
 _PROMPT = 64
@@ -35,9 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--turns", type=int, default=8, metavar="N", help="requests of each session (8)")
     add("--tokens", type=int, default=256, metavar="N", help="of each answer (256)")
     add("--rounds", type=int, default=5, metavar="N", help="how often all are assembled (5)")
+    add("--pairs", type=int, default=60, metavar="N", help="rounds of requests with a session, and without (60)")
+    add("--requests", type=int, default=128, metavar="N", help="of a round, all at once (128)")
+    add("--prompt", type=int, default=1024, metavar="N", help="tokens of each prompt of a round (1024)")
     options = report.parse(arguments)
     if options.quick:
         options.sessions, options.turns, options.rounds = 16, 2, 1
+        options.pairs, options.requests = 2, 16
     rows = []
     for top_k in (None, 0, 20):
         items = list(_items(options.sessions, options.turns, options.tokens, top_k))
@@ -52,8 +67,70 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "peak memory MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             }
         )
-    report.table(rows)
+    report.table(rows, "assembling")
+    pairs = _paired(options.pairs, options.requests, options.prompt, options.tokens)
+    report.table([_ratio(what, pairs) for what in Cost._fields], "a request with a session, beside one without")
     report.write()
+
+
+class Cost(NamedTuple):
+    """The cost of a round."""
+
+    processor_seconds: float
+    """Of worker, processor and client together."""
+    seconds: float
+
+
+def _ratio(what: str, pairs: Sequence[tuple[Cost, Cost]]) -> Row:
+    costs = [(getattr(with_session, what), getattr(without, what)) for with_session, without in pairs]
+    ratios = [with_session / without for with_session, without in costs]
+    lower, middle, upper = quantiles(ratios)
+    return {
+        "": what.replace("_", " "),
+        "with": median(with_session for with_session, _ in costs),
+        "without": median(without for _, without in costs),
+        "ratio": f"{middle:.3f}",
+        "quartiles": f"{lower:.3f} to {upper:.3f}",
+    }
+
+
+def _paired(pairs: int, requests: int, prompt: int, tokens: int) -> list[tuple[Cost, Cost]]:
+    """Return the costs of each pair of rounds; every other pair begins with the round without a session."""
+    asked = Generate(
+        tokens=TokenPrompt(token_ids=range(1, prompt + 1)),
+        sampling=SamplingParameters(max_tokens=tokens),
+        top_logprobs=0,
+    )
+    with deployed() as deployment:
+        processor = deployment.start_processor()
+        worker = deployment.start_worker("w0", "--steps-per-second", "0")
+
+        async def measured() -> list[tuple[Cost, Cost]]:
+            found = []
+            async with Client(deployment.settings()) as client:
+                for number in range(pairs + 1):
+                    costs: dict[str, Cost] = {}
+                    for label in ("run", "") if number % 2 else ("", "run"):
+                        asked.session = label
+                        costs[label] = await _round(client, asked, requests, (processor.pid, worker.pid))
+                    if number:  # the first finds nothing warm
+                        found.append((costs["run"], costs[""]))
+            return found
+
+        return asyncio.run(measured())
+
+
+async def _round(client: Client, asked: Generate, requests: int, roots: Sequence[int]) -> Cost:
+    pids = [pid for root in roots for pid in below(root)]
+    before, begin = time.process_time() + sum(map(processor_seconds, pids)), time.monotonic()
+    await asyncio.gather(*(_end(client.generate(asked)) for _ in range(requests)))
+    seconds = time.monotonic() - begin
+    return Cost(time.process_time() + sum(map(processor_seconds, pids)) - before, seconds)
+
+
+async def _end(generation: Generation) -> None:
+    async for _ in generation.rows():
+        pass
 
 
 def _assemble(items: Sequence[StreamItem], sessions: int) -> float:

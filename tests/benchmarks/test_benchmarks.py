@@ -44,7 +44,8 @@ def test_codec(run: Run) -> None:
 
 
 def test_sessions(run: Run) -> None:
-    (rows,) = run("sessions").values()
+    rows, (processor_seconds, _) = run("sessions").values()
+    assert processor_seconds["with"] > 0 < processor_seconds["without"]
     assert [row["logprobs"] for row in rows] == ["none", "k = 0", "k = 20"]
     assert all(row["tokens/s"] > 0 for row in rows)
 
