@@ -33,7 +33,7 @@ def _generated(tree: Tree) -> Iterator[str]:
 
 
 def _breaking(tree: Tree) -> Iterator[str]:
-    # Off until `make baseline` releases schema 1.0: there is nothing to compare with yet.
+    # Before the first `make baseline` there is nothing to compare with.
     if not (released := baseline(tree)):
         return
     # The baseline lacks protobuf's own descriptor.proto, which buf needs.
