@@ -172,7 +172,10 @@ class _Transport(TcpTransport):
 
     def abort(self) -> None:
         if self._io_writer is not None:
-            self._io_writer.transport.abort()
+            with contextlib.suppress(
+                AttributeError
+            ):  # before 3.11.3, Python raises it for a TLS connection that has ended
+                self._io_writer.transport.abort()
 
 
 class ServerConnection:
