@@ -1,13 +1,13 @@
 """TurnReader: collects the turns of sessions' requests from items; ended turns wait in a temporary file."""
 
 import os
-import pickle
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -119,6 +119,20 @@ class Turn:
         joined: Columns = {name: np.concatenate([each[name] for each in self.tokens]) for name in _ARRAYS}
         joined[MASK] = [mask for each in self.tokens for mask in each.get(MASK, [NO_IDS] * each["rank"].size)]
         return joined
+
+
+def _extension(array: npt.NDArray[Any]) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_TYPES.index(array.dtype), array.tobytes())
+
+
+def _array(number: int, data: memoryview) -> npt.NDArray[Any]:
+    return np.frombuffer(data, _TYPES[number])
+
+
+_TYPES = [np.dtype(each) for each in (np.uint32, np.uint64, np.float32)]
+"""The types of a turn's arrays."""
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_extension)
+_DECODER = msgspec.msgpack.Decoder(Turn, ext_hook=_array)
 
 
 @dataclass(slots=True)
@@ -269,15 +283,14 @@ class TurnReader:
         turn.started_at = turn.started_at or now
         self.session_of[turn.attempt.request_id] = self.session_of[turn.first_id] = turn.name
         if self._label in ("", turn.name.label) and self._name in (None, turn.name):
-            data = pickle.dumps(turn, pickle.HIGHEST_PROTOCOL)
+            data = _ENCODER.encode(turn)
             place = self._file.seek(0, os.SEEK_END), len(data)
             self._file.write(data)
             self._stored.setdefault(turn.name, []).append(place)
 
     def _loaded(self, offset: int, size: int) -> Turn:
         self._file.seek(offset)
-        turn: Turn = pickle.loads(self._file.read(size))  # noqa: S301 - this process wrote it
-        return turn
+        return _DECODER.decode(self._file.read(size))
 
 
 def _name_of(code: ErrorCode) -> str:
