@@ -84,7 +84,7 @@ class Cost(NamedTuple):
 def _ratio(what: str, pairs: Sequence[tuple[Cost, Cost]]) -> Row:
     costs = [(getattr(with_session, what), getattr(without, what)) for with_session, without in pairs]
     ratios = [with_session / without for with_session, without in costs]
-    lower, middle, upper = quantiles(ratios)
+    lower, middle, upper = quantiles(ratios) if len(ratios) > 1 else ratios * 3
     return {
         "": what.replace("_", " "),
         "with": median(with_session for with_session, _ in costs),
