@@ -13,22 +13,6 @@ static void *read_exactly(FILE *file, size_t size) {
     return block;
 }
 
-/* Cuts the same rows into as many messages as there may be, each with a head, in a block of exactly what they may have. */
-static void cut_rows(const uint8_t *message, size_t size, const struct rules *rules, const int64_t *columns,
-                     const int64_t *places, int64_t count) {
-    uint8_t head[] = "head";
-    for (int64_t width = 1; width <= count + 1; width += width < 3 ? 1 : count) {
-        int64_t parts = (count + width - 1) / width, ends[MOST_ROWS], sizes[MOST_ROWS], sum = 0;
-        for (int64_t part = 0; part < parts; part++) ends[part] = part == parts - 1 ? count : (part + 1) * width;
-        size_t most = size + (size_t)parts * (sizeof head + COLUMN_COUNT * MOST_KEY_BYTES);
-        uint8_t *out = malloc(most ? most : 1);
-        int64_t bytes = tokenbus_cuts(message, columns, places, ends, parts, head, sizeof head, rules, out, sizes);
-        for (int64_t part = 0; part < parts; part++) sum += sizes[part];
-        if (bytes < 0 || bytes > (int64_t)most || bytes != sum) exit(3);
-        free(out);
-    }
-}
-
 /* Deals all rows out to shares, in blocks of exactly what they may have; and nothing, where one is not next. */
 static void deal_rows(const uint8_t *message, size_t size, const struct rules *rules, const int64_t *columns) {
     static const uint8_t head[] = "head";
@@ -73,7 +57,6 @@ static void take_rows(const uint8_t *message, size_t size, const struct rules *r
         int64_t copied[2 * COLUMN_COUNT];
         if (tokenbus_selects(taken, laid, places, count, rules, again, copied) != bytes) exit(3);
         if (memcmp(taken, again, (size_t)bytes) || memcmp(laid, copied, sizeof laid)) exit(3);
-        cut_rows(message, size, rules, columns, places, count);
         free(taken);
         free(again);
     }

@@ -568,32 +568,8 @@ int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int6
     return put_rows(out, data, columns, &starts, places, count, rules, laid) - out;
 }
 
-/*
- * Writes an accepted message's rows as several messages, one after the other. Each begins with `head`, the header's
- * field, and has the places up to its end in `ends`. Returns the number of bytes, or -1 as above or if the ends are not
- * in order; `sizes` receives the size of each message. Together they take at most the bytes of the original message,
- * and in addition, for each message, its head and MOST_KEY_BYTES for each column.
- */
+/* The most bytes of a column's key and length, which each further message of the same rows adds. */
 #define MOST_KEY_BYTES 8
-int64_t tokenbus_cuts(const uint8_t *data, const int64_t *columns, const int64_t *places, const int64_t *ends,
-                      int64_t parts, const uint8_t *head, int64_t head_bytes, const struct rules *rules, uint8_t *out,
-                      int64_t *sizes) {
-    struct starts starts;
-    int64_t rows = columns[COLUMN_COUNT + REQUEST_IDS], laid[2 * COLUMN_COUNT], begin = 0;
-    for (int64_t part = 0; part < parts; begin = ends[part++])
-        if (ends[part] < begin) return -1;
-    if (!places_hold(places, begin, rows)) return -1;
-    find_starts(data, columns, rows, rules, &starts);
-    uint8_t *next = out;
-    begin = 0;
-    for (int64_t part = 0; part < parts; begin = ends[part++]) {
-        uint8_t *from = next;
-        memcpy(next, head, (size_t)head_bytes);
-        next = put_rows(next + head_bytes, data, columns, &starts, places + begin, ends[part] - begin, rules, laid);
-        sizes[part] = next - from;
-    }
-    return next - out;
-}
 
 /*
  * The state of requests, by slot: the stream that may bring a request's rows, the position of its next row, and the

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from tokenbus.recordings.sessions import Branch, Session
 
 _GROUP_TOKENS = 1 << 16
-"""A row group has at least so many tokens; the last one may have fewer."""
+"""The least number of tokens in a row group, except the last one."""
 _SPAN = [("begin", pa.uint32())]
 _ATTEMPT = pa.struct(
     [
@@ -79,7 +79,7 @@ SCHEMA = pa.schema(
         ("missing", pa.list_(pa.string())),
     ]
 )
-"""The columns; docs/training.md says what they mean."""
+"""The columns, which docs/training.md explains."""
 _NO_BRANCH = Branch.without_tokens()
 
 
