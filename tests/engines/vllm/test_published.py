@@ -270,11 +270,50 @@ def test_invalid_session_is_one_line(
 ) -> None:
     """An invalid parent does not cost a request its session."""
     sessions = Sessions()
-    found = [sessions.of(1, arguments, [5]) for _ in range(2)]
+    found = [sessions.of(1, "chatcmpl-1", arguments, [5]) for _ in range(2)]
     kept = Generate(request_id=1, session="run", tokens=TokenPrompt(token_ids=[5]))
     assert found == [kept if field == PARENT else None] * 2
     (message,) = caplog.messages
     assert message.startswith(f'session refused field="{field}" limit="{limit}" value={value}')
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("tokenbus_session:run 7:3-0a1b2c3d", "run 7"),
+        ("chatcmpl-tokenbus_session:run 7:3-0a1b2c3d", "run 7"),
+        ("cmpl-tokenbus_session:run 7::-0-0a1b2c3d", "run 7"),
+        ("resp_tokenbus_session:run 7:3_0-0a1b2c3d", "run 7"),
+        ("generate-tokens-tokenbus_session:\u00e9\n:3-0a1b2c3d", "\u00e9\n"),
+        ("12_chatcmpl-tokenbus_session:run 7:3-0a1b2c3d", "run 7"),
+        ("chatcmpl-session:run 7:3-0a1b2c3d", None),
+        ("chatcmpl-a:tokenbus_session:run 7:3-0a1b2c3d", None),
+        ("chatcmpl-mytokenbus_session:run 7:3-0a1b2c3d", None),
+        ("chatcmpl-tokenbus_session:run 7-0a1b2c3d", None),
+        ("chatcmpl-tokenbus_session::3-0a1b2c3d", None),
+        ("chatcmpl-a:b:c-0a1b2c3d", None),
+    ],
+)
+def test_label_in_a_request_id(name: str, label: str | None) -> None:
+    """The label survives vLLM's prefixes and suffixes, also those of one of n answers; other ids have no label."""
+    found = Sessions().of(1, name, None, [5])
+    assert (found and found.session) == label
+
+
+def test_argument_takes_precedence_over_a_request_id(caplog: pytest.LogCaptureFixture) -> None:
+    sessions = Sessions()
+    labelled = "chatcmpl-tokenbus_session:id:3-0a1b2c3d"
+    found = [sessions.of(1, labelled, {SESSION: given}, [5]) for given in ("argument", "", "s" * 129)]
+    assert [session and session.session for session in found] == ["argument", None, None]
+    (message,) = caplog.messages
+    assert 'limit="at most 128 bytes" value="129 bytes: sss' in message
+
+
+def test_long_label_in_a_request_id_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    sessions = Sessions()
+    assert [sessions.of(1, f"cmpl-{SESSION}:{'i' * 129}:{number}", {}, [5]) for number in range(2)] == [None, None]
+    (message,) = caplog.messages
+    assert message.startswith(f'session refused field="{SESSION}" limit="at most 128 bytes" value="129 bytes: iii')
 
 
 async def test_requests_without_a_valid_session_have_none(bus: Bus) -> None:

@@ -231,7 +231,7 @@ class Published:
             scoring = PromptScoring(top_logprobs=most)
             self._requests.prompts.add(name, Generate(request_id=request_id, prompt_scoring=scoring))
         prompt = new.prompt_token_ids if new.prompt_embeds is None else None
-        if session := self._sessions.of(request_id, sampling.extra_args, prompt):
+        if session := self._sessions.of(request_id, name, sampling.extra_args, prompt):
             self._out.admitted(request_id, len(session.tokens.token_ids))
             for event in session_events(session):
                 self._out.publish_event(event)

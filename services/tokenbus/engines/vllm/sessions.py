@@ -1,4 +1,4 @@
-"""Sessions on the bus for the requests of an existing vLLM, which labels them in their arguments."""
+"""Sessions on the bus for the requests of an existing vLLM, labelled by an argument or by vLLM's own request id."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,10 @@ PARENT = "tokenbus_parent"
 """The argument with the id of the request that this one follows, in 16 hexadecimal digits."""
 _MOST_BYTES = bounds_in(Generate.DESCRIPTOR.fields_by_name["session"].GetOptions()).max_bytes
 _ID = re.compile("[0-9a-fA-F]{16}")
+_LABELLED = re.compile(rf"(?:\d+_)?(?:[a-z-]+[-_])?{SESSION}:([^:]*):.*", re.DOTALL)
+"""The name in vLLM's core of a request with a label in its id: the number of one of n answers, vLLM's kind of request
+(`chatcmpl-`), then `tokenbus_session:LABEL:`, and anything that makes the id unique.
+"""
 _log = logger("worker")
 
 
@@ -23,10 +27,16 @@ class Sessions:
     def __init__(self) -> None:
         self._repeated_log = DeduplicatedLog()
 
-    def of(self, request_id: int, arguments: Mapping[str, Any] | None, prompt: Sequence[int] | None) -> Generate | None:
-        """Return the session of a new request with its prompt, or None; `prompt` is None if it is not of tokens."""
+    def of(
+        self, request_id: int, name: str, arguments: Mapping[str, Any] | None, prompt: Sequence[int] | None
+    ) -> Generate | None:
+        """Return the session of a new request with its prompt, or None; `prompt` is None if it is not of tokens.
+
+        An argument for the session takes precedence over a label in `name`, the request's id in vLLM's core.
+        """
         given = arguments or {}
-        if (label := self._label(given.get(SESSION, ""))) is None:
+        labelled = _LABELLED.fullmatch(name)
+        if (label := self._label(given.get(SESSION, labelled[1] if labelled else ""))) is None:
             return None
         if prompt is None:
             self._refuse(SESSION, "a prompt of token ids", "embeddings")

@@ -9,6 +9,7 @@ from openai import AsyncOpenAI
 
 from tests.engines.vllm.real.servers import Servers
 from tests.engines.vllm.real.test_clients import IDS, matching
+from tokenbus.engines.vllm.sessions import SESSION
 
 LABEL = "an agent's run"
 CITY = {"type": "object", "properties": {"city": {"enum": ["Bern", "Oslo"]}}}
@@ -86,9 +87,11 @@ class Agent:
         return found
 
     async def _ask_openai(self, seed: int, form: dict[str, Any]) -> Turn:
-        chat, body = self._chat(), IDS | self._body | form
+        # A label in the request's id does as well as further members.
+        headers = {"X-Request-Id": f"{SESSION}:{LABEL}:{seed}"}
+        chat, body = self._chat(), IDS | form | (self._body if seed % 2 else {})
         answer = await self._openai.chat.completions.create(
-            **chat, seed=seed, max_tokens=30, logit_bias={"0": 3}, extra_body=body
+            **chat, seed=seed, max_tokens=30, logit_bias={"0": 3}, extra_body=body, extra_headers=headers
         )
         message = answer.choices[0].message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
         self._messages.append(message)
