@@ -10,58 +10,58 @@ class BatchKind(IntEnum):
     UNSPECIFIED = 0
     """Invalid."""
     TARGET = 1
-    """The target model: accepted tokens, which are the request's output."""
+    """The target model, whose accepted tokens are the request's output."""
     DRAFT = 2
-    """The draft model: its proposals for the same step, accepted or not."""
+    """The draft model, whose tokens are proposals for the same step, whether accepted or not."""
 
 
 class StepPhase(IntEnum):
-    """The kind of work in a step."""
+    """The part of the generation that a step computes."""
 
     UNSPECIFIED = 0
     """Invalid."""
     PREFILL = 1
-    """Only prompts, and the first token after each."""
+    """The step computed only prompts, and the first token after each prompt."""
     DECODE = 2
-    """Only tokens that follow earlier ones."""
+    """The step computed only tokens that follow earlier tokens."""
     MIXED = 3
-    """Rows of both kinds."""
+    """The step computed prompts and later tokens."""
 
 
 class SpeculativeMethod(IntEnum):
-    """The source of draft tokens. A newer minor version may add methods: an unknown value passes."""
+    """The source of draft tokens. A newer minor version may add methods, so readers accept unknown values."""
 
     UNSPECIFIED = 0
     """Invalid."""
     NONE = 1
-    """No speculation."""
+    """The engine does not speculate."""
     NAIVE = 2
     """The engine's speculative code path ran without drafts."""
     NGRAM = 3
-    """N-grams in the request's own text."""
+    """Draft tokens come from n-grams in the request's own text."""
     SUFFIX = 4
-    """A suffix tree or array."""
+    """Draft tokens come from a suffix tree or a suffix array."""
     MTP = 5
-    """Multi-token-prediction heads."""
+    """Draft tokens come from multi-token-prediction heads."""
     EAGLE = 6
-    """An EAGLE head."""
+    """Draft tokens come from an EAGLE head."""
     DRAFT_MODEL = 7
-    """A smaller model."""
+    """Draft tokens come from a smaller model."""
 
 
 class ValueKind(IntEnum):
     """The meaning of the numbers in `logprobs` and `alternative_logprobs`."""
 
     UNSPECIFIED = 0
-    """The message has no such numbers. Invalid if a row is scored."""
+    """The message has no logprobs or logits. Invalid if a row is scored."""
     RAW_LOGPROBS = 1
     """Natural logarithms of the model's own probabilities."""
     PROCESSED_LOGPROBS = 2
-    """Natural logarithms of the probabilities after temperature, penalties and masks."""
+    """Natural logarithms of the probabilities after temperature, penalties and masks were applied."""
     RAW_LOGITS = 3
     """The model's own logits."""
     PROCESSED_LOGITS = 4
-    """The logits after temperature, penalties and masks."""
+    """The logits after temperature, penalties and masks were applied."""
 
 
 class RowStatus(IntEnum):
@@ -70,33 +70,33 @@ class RowStatus(IntEnum):
     UNSPECIFIED = 0
     """Invalid."""
     ACTIVE = 1
-    """It got tokens and continues."""
+    """The request received tokens and continues."""
     IDLE = 2
-    """It was in the batch, got no token, and continues."""
+    """The request was in the batch, received no token, and continues."""
     PREFILLING = 3
-    """A chunk of its prompt was computed, and more chunks follow."""
+    """A chunk of the request's prompt was computed, and more chunks follow."""
     PREEMPTED = 4
-    """It was removed from the batch, and will be resumed."""
+    """The request was removed from the batch, and will be resumed."""
     HANDED_OFF = 5
-    """Its prefill worker is done: the row has all tokens from this worker, and a decode worker continues."""
+    """The request's prefill worker is done, and a decode worker continues. The row has all tokens from the prefill worker."""
     FINISHED_STOP = 6
-    """It ended with a stop token or a stop text."""
+    """The request ended with a stop token or a stop text."""
     FINISHED_LENGTH = 7
-    """It ended at max_tokens, or at the model's limit."""
+    """The request ended at max_tokens or at the model's length limit."""
     ABORTED = 8
-    """Its client or its deadline ended it."""
+    """The request was ended by its client or by its deadline."""
     UNRECOVERABLE = 9
-    """The engine lost its state, and cannot compute it again."""
+    """The engine lost the request's state, and cannot compute it again."""
 
 
 class Scoring(IntEnum):
-    """The values that a row's tokens have besides their ids."""
+    """The values that a row's tokens have in addition to their ids."""
 
     UNSPECIFIED = 0
     """Invalid."""
     NONE = 1
-    """Ids only: the row has no element in `logprobs` and `ranks`, and its top_k must be zero."""
+    """The tokens have only ids: the row has no element in `logprobs` and `ranks`, and its top_k must be zero."""
     FULL = 2
-    """Each token has its logprob and rank, and top_k alternatives."""
+    """Each token has a logprob, a rank and top_k alternatives."""
     SHED = 3
-    """Each token has its logprob and rank. The worker dropped its alternatives under load, so its top_k must be zero."""
+    """Each token has a logprob and a rank. The worker dropped the alternatives under load, so the row's top_k must be zero."""
