@@ -1,1 +1,1 @@
-"""The tools for developers of the schema: they generate code, check it, and write vectors and the baseline."""
+"""Developers' tools for the schema: they generate code, check the schema, and write vectors and the baseline."""

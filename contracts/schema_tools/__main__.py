@@ -1,4 +1,4 @@
-"""python -m schema_tools: generate, check, vectors, baseline."""
+"""The command `python -m schema_tools` with its subcommands generate, check, vectors and baseline."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from schema_tools.vectors import write_vectors
 
 
 def main(arguments: list[str] | None = None, root: Path = REPOSITORY) -> int:
-    """Run one command in a checkout; exit status 1 means that a check found a fault."""
+    """Run one command in a checkout. Exit status 1 means that a check found a fault."""
     parser = argparse.ArgumentParser(prog="python -m schema_tools", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("generate", help="write the Python code that is generated from proto/")

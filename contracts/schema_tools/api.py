@@ -1,4 +1,4 @@
-"""The page of the public names, docs/api.md, from their docstrings: `python -m schema_tools.api > docs/api.md`."""
+"""Writes docs/api.md from the docstrings of the public names: `python -m schema_tools.api > docs/api.md`."""
 
 import ast
 import enum
@@ -44,26 +44,26 @@ INTERNAL = {
     "between joined concatenated",
     "Extras": "as_lists",
 }
-"""Members that only our own packages use, by class. The page leaves them out."""
+"""The members that only Tokenbus's own packages use, by class. The page omits these members."""
 _SECTION = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[a-z0-9`)\"']\.)\s+(?=[A-Z`])|\n\n")
 
 
 class Documented(NamedTuple):
-    """A public name, or a public method of one."""
+    """A public name, or a public method of a public class."""
 
     name: str
-    """Its name after `tokenbus.`."""
+    """The name without the prefix `tokenbus.`."""
     signature: str
-    """Its parameters; empty unless users call it."""
+    """The parameters, or an empty string for a name that users do not call."""
     text: str
-    """Its docstring up to the first section."""
+    """The text of the docstring before the first section."""
     sections: dict[str, str]
-    """Args, Returns, Raises and Example, each without its indentation."""
+    """The sections Args, Returns, Raises and Example, without their indentation."""
 
 
 def public_names() -> Iterator[tuple[str, list[Documented]]]:
-    """Yield each heading with the names under it, each followed by its public methods."""
+    """Yield each heading with its names. Public methods follow their class."""
     for heading, names in _GROUPS.items():
         yield heading, [each for name in names.split() for each in _of(name)]
 
@@ -93,14 +93,14 @@ def _has_own_members(found: object) -> TypeGuard[type]:
 
 
 def documented(name: str, found: object) -> Documented:
-    """Return a name with its docstring in sections."""
+    """Return a name with the sections of its docstring."""
     parts = _SECTION.split(inspect.getdoc(found) or "")
     bodies = [textwrap.dedent(part.strip("\n")).rstrip() for part in parts[2::2]]
     return Documented(name, _signature(found), parts[0].strip(), dict(zip(parts[1::2], bodies, strict=True)))
 
 
 def _signature(found: object) -> str:
-    """Return the parameters without annotations; a default that is not a plain value becomes `...`."""
+    """Return the parameters without annotations. A default that is not a plain value becomes `...`."""
     made_elsewhere = (enum.Enum, Exception, dict, Message)
     is_protocol = getattr(found, "_is_protocol", False)
     if not callable(found) or is_protocol or (isinstance(found, type) and issubclass(found, made_elsewhere)):
@@ -116,7 +116,7 @@ def _shown(default: object) -> object:
 
 
 def _fields(found: object) -> dict[str, str]:
-    """Return a class's fields, each with the docstring under it."""
+    """Return a class's fields with their docstrings."""
     if not _has_own_members(found) or issubclass(found, enum.Enum):
         return {}
     internal = INTERNAL.get(found.__name__, "").split()
@@ -133,7 +133,7 @@ def _fields(found: object) -> dict[str, str]:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a docstring, on one line."""
+    """Return the first sentence of a docstring on one line."""
     return " ".join(_SENTENCE.split(text, maxsplit=1)[0].split())
 
 
@@ -149,7 +149,7 @@ def page() -> str:
 def _entry(top: Documented, *methods: Documented) -> Iterator[str]:
     found = getattr(tokenbus, top.name)
     fields = _fields(found)
-    is_made_by_users = f"tokenbus.{top.name}(" in top.sections.get("Example", "") and not fields  # which are parameters
+    is_made_by_users = f"tokenbus.{top.name}(" in top.sections.get("Example", "") and not fields  # these are parameters
     call = f"`{top.name}{top.signature}`: " if top.signature and is_made_by_users else ""
     members = getattr(found, "__members__", ())
     yield (

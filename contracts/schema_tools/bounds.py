@@ -1,4 +1,4 @@
-"""Checks of the bounds, which buf does not know: they are Tokenbus's own options."""
+"""Checks of Tokenbus's own options for bounds, which buf does not check."""
 
 import math
 from collections import defaultdict
@@ -15,7 +15,7 @@ from tokenbus_contracts.schema import status_rule_in
 _LENGTH_NEEDED = (FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES)
 _ONE_BYTE = 127
 
-# Fields that must have the same bound; the first one counts.
+# Groups of fields that must have the same bound. The first field of a group defines the bound.
 _SAME = [
     *(
         ["LogprobBatch.token_ids.max", f"{field}.max"]
@@ -40,7 +40,7 @@ _SAME_LENGTH: dict[int, int] = {
     ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: ColumnLength.COLUMN_LENGTH_TOKENS,
 }
 
-# Bounds that are products of other bounds.
+# Bounds that must be products of other bounds.
 _PRODUCTS = [
     ("LogprobBatch.token_ids.max_items", ("LogprobBatch.request_ids.max_items", "LogprobBatch.token_counts.max")),
     ("LogprobBatch.alternative_token_ids.max_items", ("LogprobBatch.token_ids.max_items", "LogprobBatch.top_ks.max")),
@@ -53,7 +53,7 @@ _PRODUCTS = [
 
 
 def bound_faults(tree: Tree) -> Iterator[str]:
-    """Yield a line for each bound that is missing, contradicts another, or differs from the released one."""
+    """Yield a line for each bound that is missing, contradicts another bound, or differs from the released bound."""
     schema = Schema(FileDescriptorSet(file=tree.compiled))
     now = dict(_declared(schema))
     for message in schema.messages.values():
@@ -67,12 +67,12 @@ def bound_faults(tree: Tree) -> Iterator[str]:
         [*_SAME, *_same_length(now)],
     )
     for name, released in _declared(Schema(FileDescriptorSet(file=baseline(tree)))):
-        # buf reports removed fields.
+        # buf already reports removed fields.
         yield from _changed(name, released, now.get(name, released))
 
 
 def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterator[str]:
-    """Yield both lost and new bounds: a new bound on a released field refuses valid values of older writers."""
+    """Yield removed and added bounds: a bound added to a released field refuses valid values of older writers."""
     for bound in sorted(released.keys() | now.keys()):
         was, value = released.get(bound), now.get(bound)
         if was is None:
@@ -84,7 +84,7 @@ def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterat
 
 
 def _declared(schema: Schema) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield every message, field and enum value of the schema with its bounds, even if it has none."""
+    """Yield every message, field and enum value of the schema with its bounds, which may be empty."""
     for message in schema.messages.values():
         yield message.name, _set_in(message.bounds)
         yield from ((f"{message.name}.{field.proto.name}", _set_in(field.bounds)) for field in message.fields)
@@ -115,7 +115,7 @@ def _missing(message: Message) -> Iterator[str]:
 
 
 def _same_length(now: dict[str, dict[str, int]]) -> Iterator[list[str]]:
-    """Yield the bounds on the number of elements, for columns of equal length."""
+    """Yield the maximum numbers of elements, for the check that columns of equal length have equal maxima."""
     columns = defaultdict(list)
     for name, bounds in now.items():
         if length := bounds.get("length"):

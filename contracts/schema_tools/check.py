@@ -18,7 +18,7 @@ _NAMES_SHOWN = 5
 
 
 def faults(tree: Tree, *names: str) -> Iterator[str]:
-    """Yield a line for each fault: the check that found it, and how to mend it; default: of all checks."""
+    """Yield a line for each fault, with the name of the check and the remedy. Without names, all checks run."""
     for name in names or _CHECKS:
         try:
             yield from (f"{name}: {fault}" for fault in _CHECKS[name](tree))
@@ -33,7 +33,7 @@ def _generated(tree: Tree) -> Iterator[str]:
 
 
 def _breaking(tree: Tree) -> Iterator[str]:
-    # Before the first `make baseline` there is nothing to compare with.
+    # Before the first `make baseline`, no baseline exists to compare with.
     if not (released := baseline(tree)):
         return
     # The baseline lacks protobuf's own descriptor.proto, which buf needs.
@@ -45,7 +45,7 @@ def _breaking(tree: Tree) -> Iterator[str]:
 
 
 def _buf(*arguments: str) -> Iterator[str]:
-    # Look next to this Python first: the locked version is there, even if the venv is not active.
+    # First look next to this Python, because the locked version is there even if the venv is not active.
     buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
     if buf is None:
         raise SchemaError("buf is not installed: run `make setup`")

@@ -1,4 +1,4 @@
-"""The descriptors of the schema as protoc compiles it, and of the released baseline."""
+"""The descriptors of the current schema, compiled by protoc, and of the released baseline."""
 
 import subprocess
 import sys
@@ -12,20 +12,20 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Tree:
-    """The folders and files of one checkout (or of a copy) that the schema tools read and write."""
+    """The folders and files of a checkout that the schema tools read and write."""
 
     def __init__(self, root: Path = REPOSITORY) -> None:
         self.root = root
         self.proto = root / "proto"
-        """The folder that imports in .proto files start from; it also has buf.yaml."""
+        """The folder with buf.yaml, from which imports in .proto files start."""
         self.generated = root / "contracts" / "tokenbus_contracts" / "generated"
         self.vectors = root / "contracts" / "vectors" / "v1"
         self.baseline = root / "contracts" / "baseline" / "v1.binpb"
-        """The image of the last released schema."""
+        """The descriptor image of the last released schema."""
 
     @cached_property
     def compiled(self) -> list[FileDescriptorProto]:
-        """The schema's files with their comments, compiled once."""
+        """The descriptors of the schema's files with their comments, compiled once."""
         with tempfile.TemporaryDirectory() as folder:
             image = Path(folder, "image.binpb")
             protoc(self, f"--descriptor_set_out={image}", "--include_source_info")
@@ -33,7 +33,7 @@ class Tree:
 
 
 class SchemaError(Exception):
-    """A schema tool cannot go on; the message says why."""
+    """A failure of a schema tool, with the reason as its message."""
 
 
 def protoc(tree: Tree, *outputs: str) -> None:
@@ -52,13 +52,13 @@ def protoc(tree: Tree, *outputs: str) -> None:
 
 
 def baseline(tree: Tree) -> list[FileDescriptorProto]:
-    """Return the schema's files as they were last released; none before the first release."""
+    """Return the descriptors of the last released schema, or an empty list before the first release."""
     image = tree.baseline.read_bytes() if tree.baseline.exists() else b""
     return list(FileDescriptorSet.FromString(image).file)
 
 
 def write_baseline(tree: Tree) -> None:
-    """Make the current schema the baseline for later changes."""
+    """Write the current schema as the baseline for later changes."""
     tree.baseline.parent.mkdir(parents=True, exist_ok=True)
     image = FileDescriptorSet(file=tree.compiled)
     for file in image.file:

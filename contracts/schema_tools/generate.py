@@ -1,4 +1,4 @@
-"""The files generated from the schema: protoc's classes and stubs, Python enums, and descriptors with comments."""
+"""Generates protoc's classes and stubs, Python enums, and descriptors with comments from the schema."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ _PACKAGE = "tokenbus_contracts.generated"
 
 
 def generated_files(tree: Tree) -> dict[str, bytes]:
-    """Return the files of the generated folder: contents by name."""
+    """Return the contents of the generated folder's files by name."""
     contract = Schema(FileDescriptorSet(file=[each for each in tree.compiled if each.name.endswith("batch.proto")]))
     files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n', **_classes(tree)}
     files |= {"enums.py": _enums(contract), "columns.py": _columns(contract)}
@@ -46,7 +46,7 @@ def stale_files(tree: Tree) -> list[str]:
 
 
 def _stale(tree: Tree, files: dict[str, bytes]) -> list[str]:
-    # The folder is flat and has only generated files: any other file or folder would be shipped unchecked.
+    # The folder contains only generated files, because any other file would be shipped unchecked.
     entries = tree.generated.iterdir() if tree.generated.is_dir() else ()
     present = {
         path.name: path.read_bytes() if path.is_file() else None for path in entries if path.name != "__pycache__"
@@ -75,7 +75,7 @@ def _classes(tree: Tree) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         protoc(tree, f"--python_out={folder}", f"--pyi_out={folder}")
         texts = {path.name: path.read_text() for path in sorted(Path(folder).rglob("*.py*"))}
-    # The classes import one another from this package.
+    # The classes import each other from this package.
     return {
         name: BANNER + re.sub(r"^from tokenbus\.v1 import", f"from {_PACKAGE} import", text, flags=re.MULTILINE)
         for name, text in texts.items()
@@ -83,7 +83,7 @@ def _classes(tree: Tree) -> dict[str, str]:
 
 
 def _columns(contract: Schema) -> str:
-    """Return the columns of LogprobBatch, as the arguments of its constructor and as its attributes."""
+    """Return the columns of LogprobBatch as constructor arguments and as attributes."""
     given, arrays, names = [], [], []
     for field in contract.messages["LogprobBatch"].fields:
         if field.bounds.length:
@@ -106,7 +106,7 @@ def _columns(contract: Schema) -> str:
 
 
 def _enums(contract: Schema) -> str:
-    """Return the enums of the data contract, which users handle, as IntEnums with the schema's comments."""
+    """Return the enums of the data contract as IntEnums with the schema's comments."""
     lines = [BANNER + '"""The data contract\'s enums."""\n', "from enum import IntEnum"]
     for enum in contract.enums.values():
         lines.append(f'\n\nclass {enum.name}(IntEnum):\n    """{enum.comment}"""\n')

@@ -1,4 +1,4 @@
-"""The page of the metrics, docs/metrics.md, from their families: `python -m schema_tools.metrics > docs/metrics.md`."""
+"""Writes docs/metrics.md from the metric families: `python -m schema_tools.metrics > docs/metrics.md`."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -51,7 +51,7 @@ _SECTIONS = {
     ),
     "gateway_connected_processors": ("Gateway", ""),
 }
-"""Each section's heading and introduction, by the name of its first metric."""
+"""The heading and the introduction of each section, by the name of the section's first metric."""
 
 
 def families() -> list[Family[Any]]:

@@ -1,9 +1,9 @@
-"""The golden messages: files with bytes, and JSON files with their contents or their error.
+"""Golden messages: files with bytes, and JSON files with the expected contents or the expected error.
 
-Existing bytes are never rewritten. `make vectors` derives everything else from them: the JSON of each valid message,
-made only by the generated class, so that tests can compare the codec with it; the limits; and the checksums that pin
-the bytes. To add a message, write the JSON of its header and columns, and `make vectors` writes its bytes. Bytes that
-the generated class would not write are written by hand, with a JSON file that names the error.
+Existing bytes are never rewritten, and `make vectors` derives all other files from the bytes. Only the generated class
+makes the JSON of a valid message, so that tests can compare the codec with it. To add a message, write the JSON of its
+header and columns: `make vectors` then writes its bytes. If the generated class cannot write certain bytes, write them
+by hand, with a JSON file that names the error.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from tokenbus_contracts.schema import COLUMN, COLUMNS, EXTRA_COLUMNS, HEADER, fi
 _SUMS = "SHA256SUMS"
 _MOST_ELEMENTS_SPELLED_OUT = 1000
 _SPARSE = ("stops", *(column.name for column in EXTRA_COLUMNS))
-"""Columns that the JSON omits if they are empty."""
+"""The columns that the JSON omits if they are empty."""
 
 
 def write_vectors(tree: Tree) -> list[str]:
@@ -48,7 +48,7 @@ def vector_faults(tree: Tree) -> Iterator[str]:
 
 
 def _files(tree: Tree) -> dict[str, bytes]:
-    """Return the required contents of the vectors' folder, by path below it."""
+    """Return the required contents of the vectors' folder, by relative path."""
     recorded = (_bytes_of(tree.vectors / _SUMS) or b"").decode().splitlines()
     sums = {name: value for value, _, name in (line.partition("  ") for line in recorded)}
     files = {"limits.json": _json(_limits())}
@@ -79,7 +79,7 @@ def _bytes_of(path: Path) -> bytes | None:
 
 
 def _encoded(name: str, written: dict[str, Any]) -> bytes:
-    """Return the bytes of a new message whose JSON has its header and columns."""
+    """Return the bytes of a new message from the JSON of its header and columns."""
     try:
         message = ParseDict({"header": written["header"], **written["columns"]}, LogprobBatch())
     except (KeyError, ParseError) as error:
@@ -88,7 +88,7 @@ def _encoded(name: str, written: dict[str, Any]) -> bytes:
 
 
 def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of the JSON file for valid bytes; its `shows` is written by hand."""
+    """Return the contents of the JSON file for valid bytes. The value of `shows` is written by hand."""
     try:
         batch = LogprobBatch.FromString(data)
     except DecodeError as error:
@@ -112,7 +112,7 @@ def _limits() -> dict[str, Any]:
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    """Return JSON with one line for each field, so that a change shows where it is."""
+    """Return JSON with one line for each field, so that a diff shows the changed fields."""
     return ("{\n" + ",\n".join(_members(value)) + "\n}\n").encode()
 
 

@@ -18,22 +18,22 @@ from tokenbus_contracts.rows import OnlyRow, Row, Rows
 from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, Column
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # type checkers know this one on Python 3.10 too
+    from typing_extensions import Unpack  # newer than the typing module of Python 3.10
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
-"""The values in the column `stops` for a stop token and the first stop text; the next texts have the next values."""
+"""Values in the column `stops`. Further stop texts have the following values."""
 _OPTIONAL = ("stops", "extras", "given_counts", "mask_bounds")
-"""The columns that may be empty although the batch has such rows."""
-_set = object.__setattr__  # the batch's own refuses
+"""Columns that may be empty even if the batch has rows or stopped rows."""
+_set = object.__setattr__  # LogprobBatch.__setattr__ refuses every assignment
 
 
 class LogprobBatch(ColumnArrays):
-    """One step's tokens, or one part of them, as parallel columns.
+    """The tokens of one step, or of one part of a step, as parallel columns.
 
-    logprob_batch.proto documents the columns. A column may be given as anything that numpy reads; values that do not
-    fit the column's type raise a ContractError. `encode` and `decode` check everything else. A batch is immutable: its
-    arrays may be views of a message.
+    logprob_batch.proto documents the columns. A column may be given as anything that numpy reads. Values that do not
+    fit the column's type raise a ContractError. `encode` and `decode` check all other rules. A batch is immutable,
+    because its arrays may be views of a message.
 
     Example:
         raw = tokenbus.ValueKind.RAW_LOGPROBS
@@ -51,14 +51,14 @@ class LogprobBatch(ColumnArrays):
     __slots__ = ("_layout", "_message", "_rows", "has_extras", "header")
 
     has_extras: bool
-    """Whether it may have columns besides the base columns."""
+    """Whether the batch may have columns other than the base columns."""
     _layout: Layout
     _message: MessageColumns | None
     _rows: Rows | OnlyRow
     header: BatchHeader
 
     def __init__(self, header: BatchHeader, **columns: "Unpack[ColumnArguments]") -> None:
-        """Make a batch of its columns, each given by name; a column that is not given is empty."""
+        """Create a batch from columns by name. An omitted column is empty."""
         if not isinstance(header, BatchHeader):
             raise ContractError("header", "a BatchHeader", type(header).__name__, rule=Rule.TYPE)
         _set(self, "header", header)
@@ -79,7 +79,7 @@ class LogprobBatch(ColumnArrays):
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> "LogprobBatch":
-        """Make a batch of all base columns and optional extra columns, each an array of its column's type."""
+        """Create a batch from all base columns and optional extra columns, as arrays of the columns' types."""
         batch = cls.__new__(cls)
         _set(batch, "header", header)
         _set(batch, "_message", None)
@@ -90,17 +90,17 @@ class LogprobBatch(ColumnArrays):
 
     @classmethod
     def of_message(cls, header: BatchHeader, columns: MessageColumns) -> "LogprobBatch":
-        """Make a batch from a valid message; a column becomes an array when it is first read."""
+        """Create a batch from a valid message. Each column becomes an array on its first use."""
         batch = cls.__new__(cls)
         _set_header(batch, header)
         _set_message(batch, columns)
         return batch
 
     def headed(self, header: BatchHeader) -> "LogprobBatch":
-        """Return the same columns under another header."""
+        """Return a batch with the same columns under another header."""
         if self._message is not None:
             return self.of_message(header, self._message)
-        return self.of_views(header, self.columns)  # without the cached layout and rows
+        return self.of_views(header, self.columns)  # omits the cached layout and rows
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a batch is immutable; make another one with another {name}")
@@ -110,18 +110,18 @@ class LogprobBatch(ColumnArrays):
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns by name, in the order of their fields; without extras, only the base columns."""
+        """The columns by name, in the order of their fields. A batch without extras has only the base columns."""
         return {column.name: getattr(self, column.name) for column in self._present()}
 
     def arrays(self, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """Return several columns at once, faster than one by one: views of a message are not cached."""
+        """Return several columns, faster than one attribute at a time, because views of a message are not cached."""
         if self._message is None:
             return [getattr(self, name) for name in names]
         return list(map(self._message.array, names))
 
     @property
     def is_message(self) -> bool:
-        """Whether its columns are views of one message."""
+        """Whether the columns are views of one message."""
         return self._message is not None
 
     @property
@@ -130,7 +130,7 @@ class LogprobBatch(ColumnArrays):
         return self.request_ids.size
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both batches have the same header and the same bits in every column."""
+        """Return whether both batches have the same header and bitwise equal columns."""
         if not isinstance(other, LogprobBatch):
             return NotImplemented
         return self.header == other.header and all(
@@ -140,7 +140,7 @@ class LogprobBatch(ColumnArrays):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return the header's ids and the sizes, never the columns."""
+        """Return the header's ids and the sizes, without the columns."""
         header = self.header
         return (
             f"<LogprobBatch {header.worker_id}/{header.epoch} sequence={header.sequence} step={header.step} "
@@ -149,22 +149,22 @@ class LogprobBatch(ColumnArrays):
         )
 
     def has_consistent_lengths(self) -> bool:
-        """Tell whether the columns' lengths fit the counts; if not, their elements cannot be assigned to rows."""
+        """Return whether the columns' lengths fit the counts. If not, elements cannot be assigned to rows."""
         try:
-            self._layout  # noqa: B018 - its constructor compares them
+            self._layout  # noqa: B018 - the constructor of Layout compares the lengths
         except ContractError:
             return False
         return True
 
     @property
     def nbytes(self) -> int:
-        """The size of its columns in bytes."""
+        """The total size of the columns in bytes."""
         if self._message is not None:
             return len(self._message.data)
         return sum(values.nbytes for values in self.columns.values())
 
     def row_bytes(self) -> Index:
-        """Return the bytes of each row in all columns together."""
+        """Return the total size of each row's elements in all columns, in bytes."""
         found = np.zeros(self.row_count, np.intp)
         for column in self._present():
             if getattr(self, column.name).size:
@@ -172,14 +172,14 @@ class LogprobBatch(ColumnArrays):
         return found
 
     def runs(self, most_rows: int, most_bytes: int, beside: Index | None = None) -> list[int]:
-        """Split the rows into runs that each fit into a message; return the end of each run.
+        """Split the rows into runs that each fit into one message, and return the end index of each run.
 
-        A row that is too large is a run by itself.
+        A row that is too large for a message is a run by itself.
 
         Args:
             most_rows: the maximum number of rows in a message.
-            most_bytes: the maximum number of bytes of a message's rows.
-            beside: further bytes to count for each row.
+            most_bytes: the maximum total size of a message's rows in bytes.
+            beside: additional bytes to count for each row.
         """
         sizes = self.row_bytes() if beside is None else self.row_bytes() + beside
         ends, begin, used = [], 0, 0
@@ -195,17 +195,17 @@ class LogprobBatch(ColumnArrays):
         return iter(self._rows)
 
     def row(self, index: int) -> Row:
-        """Return one row, by its index in the columns; raises IndexError."""
+        """Return one row by its index in the columns, or raise IndexError."""
         return self._rows.row(index)
 
     def stop(self, index: int) -> int:
-        """Return the row's value in `stops`: which of the request's own stops ended it; 0: none, or not known."""
+        """Return the row's value in the column `stops`, or zero if the row has no such value."""
         if not self.stops.size or self.statuses[index] != RowStatus.FINISHED_STOP:
             return 0
         return int(self.stops[np.count_nonzero(self.statuses[:index] == RowStatus.FINISHED_STOP)])
 
     def in_batch_order(self) -> "LogprobBatch":
-        """Return the batch with its rows in original batch order, every column permuted together."""
+        """Return the batch with its rows in original batch order, with all columns permuted together."""
         indices = self.batch_indices
         if bool((indices[1:] > indices[:-1]).all()):
             return self
@@ -213,7 +213,7 @@ class LogprobBatch(ColumnArrays):
         return self._selected(rows, self.header) or self._taken(self._layout.elements(rows), self.header)
 
     def select(self, rows: npt.ArrayLike) -> "LogprobBatch":
-        """Return some of the rows, by their indexes in the columns, as a batch that is a selection."""
+        """Return a batch with the rows at the given indexes, marked as a selection."""
         places = np.asarray(rows)
         if not places.size:
             places = np.zeros(0, np.intp)
@@ -230,10 +230,10 @@ class LogprobBatch(ColumnArrays):
         return self._taken(self._layout.elements(places.astype(np.intp)), header)
 
     def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> "LogprobBatch":
-        """Return the batch with only a range of consecutive tokens of each row, with all their values.
+        """Return a batch with a range of consecutive tokens of each row, including all values of these tokens.
 
-        `begins` and `ends` have a token index for each row. Each row's new position is the position of its first
-        remaining token. Statuses stay, so an active row must keep a token to be valid.
+        `begins` and `ends` have one token index for each row. Each row's new position is the position of its first
+        remaining token. Statuses do not change, so an active row is valid only if at least one token remains.
         """
         first, last = np.asarray(begins, np.intp), np.asarray(ends, np.intp)
         if first.shape != (self.row_count,) or last.shape != first.shape:
@@ -247,12 +247,12 @@ class LogprobBatch(ColumnArrays):
 
     @classmethod
     def joined(cls, parts: Sequence["LogprobBatch"]) -> "LogprobBatch":
-        """Return the parts of one step as one batch in original batch order, under the last part's header."""
+        """Join the parts of one step into one batch in original batch order, under the last part's header."""
         return cls.concatenated(parts, parts[-1].header._replace(part_index=0, part_count=1)).in_batch_order()
 
     @classmethod
     def concatenated(cls, parts: Sequence["LogprobBatch"], header: BatchHeader) -> "LogprobBatch":
-        """Return the rows of several batches, one batch after another, under one header."""
+        """Return the rows of several batches in sequence, under one header."""
         present = COLUMNS if any(part.has_extras for part in parts) else BASE_COLUMNS
         names = [column.name for column in present]
         found = zip(*(part.arrays(names) for part in parts), strict=True)
@@ -263,14 +263,14 @@ class LogprobBatch(ColumnArrays):
         return cls.of_views(header, columns)
 
     def _selected(self, rows: Index, header: BatchHeader) -> "LogprobBatch | None":
-        """Return these rows of a message in this order; None: it is no message, or a row is missing or named twice."""
+        """Return the rows of a message at these indexes, or None if they are invalid or this batch is not a message."""
         columns = None if self._message is None else self._message.select(rows)
         return None if columns is None else self.of_message(header, columns)
 
     def _taken(self, elements: dict[int, Index], header: BatchHeader) -> "LogprobBatch":
-        """Return a batch of these elements.
+        """Return a batch of the elements at these indexes.
 
-        Only this code moves elements of columns, and it moves all columns together.
+        Only this function moves elements of columns, so all columns always move together.
         """
         taken = {column.name: getattr(self, column.name) for column in self._present()}
         for column in self._present():
@@ -281,10 +281,10 @@ class LogprobBatch(ColumnArrays):
     def _present(self) -> Sequence[Column]:
         return COLUMNS if self.has_extras else BASE_COLUMNS
 
-    if not TYPE_CHECKING:  # so that mypy reports unknown names as mistakes
+    if not TYPE_CHECKING:  # hidden from mypy, which then reports unknown names
 
         def __getattr__(self, name: str) -> object:
-            """Make an attribute on its first use: a column as a view of the message, the layout, or the rows."""
+            """Create an attribute on its first use: a column, the layout or the rows."""
             if name in COLUMN:
                 made: object = COLUMN[name].empty if self._message is None else self._message.array(name)
             elif name == "has_extras":
@@ -300,23 +300,23 @@ class LogprobBatch(ColumnArrays):
 
     def _made_rows(self) -> Rows | OnlyRow:
         message = self._message
-        has_extras = self.has_extras if message is None else message.has_extras  # cheaper than the attribute
+        has_extras = self.has_extras if message is None else message.has_extras  # cheaper than self.has_extras
         extras = extras_of(self, self._layout.starts) if has_extras else None
         if message is not None:
             return OnlyRow(message, extras) if message.row_count == 1 else Rows(message.array, message.numbers, extras)
-        self._layout  # noqa: B018 - a ContractError if the columns' lengths do not fit the counts
+        self._layout  # noqa: B018 - raises a ContractError if the columns' lengths do not fit the counts
         return Rows(self.__getattribute__, lambda name: getattr(self, name).tolist(), extras)
 
 
 _SETTERS = [
     (ColumnArrays.__dict__[column.name].__set__, column.name, column.dtype, column.empty) for column in BASE_COLUMNS
 ]
-"""The setter of each base column; `_set` would look it up by name."""
+"""The setter of each base column, which `_set` would have to find by name."""
 _set_header, _set_message = (LogprobBatch.__dict__[name].__set__ for name in ("header", "_message"))
 
 
 def _filled(batch: LogprobBatch, name: str) -> npt.NDArray[Any]:
-    """Return a column that may be empty, with zeros if it is."""
+    """Return an optional column. An empty column becomes zeros."""
     column: npt.NDArray[Any] = getattr(batch, name)
     if column.size:
         return column

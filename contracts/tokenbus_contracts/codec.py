@@ -1,4 +1,4 @@
-"""Encodes and decodes batches, and checks them in both directions."""
+"""Encodes, decodes and checks batches."""
 
 from tokenbus_contracts import native, wire
 from tokenbus_contracts.batch import LogprobBatch
@@ -12,14 +12,14 @@ _DEFAULT = Limits.default()
 
 
 def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
-    """Return the batch as one protobuf message, or raise the ContractError of the first rule that it breaks.
+    """Return the batch as one protobuf message, or raise a ContractError.
 
     Args:
         batch: the batch.
-        limits: its limits; default: a deployment's defaults.
+        limits: the limits to check. The default is the default limits of a deployment.
 
     Raises:
-        ContractError: the batch breaks a rule; it says which field, the limit and the value.
+        ContractError: the batch breaks a rule. The error names the first such field, its limit and its value.
 
     Example:
         batch = tokenbus.testing.batch([tokenbus.testing.RowShape(request_id=7, tokens=3, top_k=2)])
@@ -30,7 +30,7 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
     check_header(batch.header)  # protobuf would convert values of other types
     data = wire.write(batch, limits)
     if not native.accepts(data, limits):
-        # Check the written bytes: the engine may have reused its arrays in the meantime.
+        # Check the written bytes, because the engine may have reused its arrays in the meantime.
         written = wire.read(data)
         check_batch(batch if written is None else written, limits)
         if written is None:
@@ -41,15 +41,15 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
 def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> LogprobBatch:
     """Return the batch in a valid message, or raise a ContractError.
 
-    It reads any protobuf encoding of a valid batch. The batch's columns are views of `data` if it is bytes, and of a
-    copy otherwise.
+    Any protobuf encoding of a valid batch is accepted. If `data` is bytes, the batch's columns are views of `data`.
+    Otherwise, the columns are views of a copy.
 
     Args:
         data: the message.
-        limits: its limits; default: a deployment's defaults. The size is checked before anything is parsed.
+        limits: the limits to check. The default is the default limits of a deployment. The size is checked first.
 
     Raises:
-        ContractError: the message breaks a rule; it says which field, the limit and the value.
+        ContractError: the message breaks a rule. The error names the field, the limit and the value.
 
     Example:
         try:
@@ -67,7 +67,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> L
 
 
 def parse(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> LogprobBatch:
-    """Return the batch in a message without checking it, for tools that inspect refused messages."""
+    """Return the batch in a message without validation, for tools that inspect refused messages."""
     return _read(_within(data, limits))
 
 
@@ -76,7 +76,7 @@ def _read(data: bytes) -> LogprobBatch:
 
 
 def _within(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
-    """Return the message as immutable bytes, once its size is checked."""
+    """Check the size of a message, and return the message as immutable bytes."""
     check_implementation()
     if type(data) is bytes:
         size = len(data)

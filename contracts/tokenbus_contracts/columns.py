@@ -1,4 +1,4 @@
-"""MessageColumns: the columns of a received message, read from its bytes on first use."""
+"""MessageColumns reads the columns of a received message from its bytes on first use."""
 
 from collections.abc import Sequence
 from struct import Struct, unpack_from
@@ -14,7 +14,7 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
 _FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
-"""For each column with one element per row, a function that reads one value; these columns come first."""
+"""A function that reads one value, for each column with one element per row. Such columns come first in a message."""
 _PLACES = {
     2 * len(columns): {
         column.name: (place, place + len(columns), column.dtype, _CODES[column.item_bytes], column.empty)
@@ -22,7 +22,7 @@ _PLACES = {
     }
     for columns in (BASE_COLUMNS, COLUMNS)
 }
-"""Each column's index in `places`, by the length of `places`: without extras, only base columns are in it."""
+"""The indexes of each column in `places`, by the length of `places`. Without extras, `places` has only base columns."""
 
 
 class MessageColumns:
@@ -30,9 +30,9 @@ class MessageColumns:
 
     Args:
         data: the message.
-        places: the offset of each column, and then the number of elements of each column; without extras, only of the
-            base columns.
-        is_bare: whether the message has no header, as `select` writes it.
+        places: the offset of each column, followed by the number of elements of each column. Without extras, `places`
+            covers only the base columns.
+        is_bare: whether the message has no header, as in the result of `select`.
     """
 
     __slots__ = ("_is_bare", "_known", "data", "places")
@@ -49,15 +49,15 @@ class MessageColumns:
 
     @property
     def has_extras(self) -> bool:
-        """Whether it has columns besides the base columns."""
+        """Whether the message has columns other than the base columns."""
         return len(self._known) > len(BASE_COLUMNS)
 
     def first(self) -> list[int]:
-        """Return the first row's value in each column with one element for each row."""
+        """Return the first row's value in each column that has one element per row."""
         return [read(self.data, at)[0] for read, at in zip(_FIRSTS, self.places, strict=False)]
 
     def fields(self) -> bytes:
-        """Return the encoded columns, which follow the header in a message."""
+        """Return the encoded columns without the header."""
         if self._is_bare:
             return self.data
         found = self.select(np.arange(self.row_count))
@@ -66,12 +66,12 @@ class MessageColumns:
         return found.fields()
 
     def select(self, rows: native.Index) -> "MessageColumns | None":
-        """Return the columns of some rows, in the given order; None: a row does not exist, or comes twice."""
+        """Return the columns of some rows in the given order, or None if a row does not exist or is repeated."""
         selected = native.select(self.data, self.places, rows)
         return None if selected is None else MessageColumns(*selected, is_bare=True)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """Return a column as an array, a view of the message."""
+        """Return a column as an array, which is a view of the message."""
         try:
             at, items, dtype, _, empty = self._known[name]
         except KeyError:  # no row has extras
@@ -80,7 +80,7 @@ class MessageColumns:
         return np.frombuffer(self.data, dtype, count, self.places[at]) if count else empty
 
     def numbers(self, name: str) -> Sequence[int]:
-        """Return an integer column's values; for a short column this is cheaper than an array."""
+        """Return an integer column's values. For a short column, this function is faster than an array."""
         at, items, _, code, _ = self._known[name]
         begin, count = self.places[at], self.places[items]
         if code == "B":

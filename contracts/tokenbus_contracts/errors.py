@@ -1,4 +1,4 @@
-"""ContractError, in a module that imports nothing of Tokenbus, so that every module may raise it."""
+"""ContractError. This module imports nothing of Tokenbus, so that every module may raise the error."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ _LONGEST_VALUE = 200
 
 
 class Rule(str, Enum):
-    """The kind of broken bound; the names are stable, and the same in the golden vectors and in metrics."""
+    """The kind of broken bound, with a stable name that golden vectors and metrics also use."""
 
     __str__ = str.__str__
 
@@ -35,13 +35,13 @@ class Rule(str, Enum):
     FINITE = "finite"
     """A number is NaN or infinite."""
     STATUS = "status"
-    """The row's status forbids the value."""
+    """The status of the row forbids the value."""
     SCORING = "scoring"
-    """The row's scoring, or the message's value kind, forbids the value."""
+    """The scoring of the row, or the value kind of the message, forbids the value."""
     KIND = "kind"
-    """The batch's kind forbids the value."""
+    """The kind of the batch forbids the value."""
     ORDER = "order"
-    """Alternatives are out of order: by value, the largest first, ties by lower id."""
+    """Alternatives are not in descending order of value, or equal values are not in ascending order of id."""
     AGREEMENT = "agreement"
     """A sampled token's logprob or rank disagrees with its alternatives."""
 
@@ -55,10 +55,10 @@ _PHRASES = {
 
 
 class ContractError(ValueError):
-    """A value breaks the contract: the field, the limit and the actual value.
+    """A value breaks the contract: the error has the field, the limit and the actual value.
 
-    `field` names a single element if possible (``token_counts[3]``); `limit` is the bound, a number or a phrase;
-    `actual` is the wrong value; `rule` is the kind of bound, for machines.
+    `field` names a single element if possible (``token_counts[3]``). `limit` is the bound, as a number or a phrase.
+    `actual` is the wrong value. `rule` is the kind of bound, for programs.
     """
 
     def __init__(self, field: str, limit: object, actual: object, *, rule: Rule = Rule.MALFORMED) -> None:
@@ -74,10 +74,10 @@ class ContractError(ValueError):
 
 
 def _one_line(value: object) -> str:
-    """Return a value, which may come from an untrusted peer, as one short line."""
+    """Return a value as one short line. The value may come from an untrusted peer."""
     try:
         text = str(value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         return "a number of too many digits to print"
     text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[: _LONGEST_VALUE + 1])
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."

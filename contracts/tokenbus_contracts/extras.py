@@ -1,4 +1,4 @@
-"""Extras: the further values of a row's tokens that its request asked for."""
+"""Extras: the optional values of a row's tokens that a request asked for."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntFlag
@@ -13,7 +13,7 @@ from tokenbus_contracts.generated.columns import ColumnArrays
 
 
 class Extra(IntFlag):
-    """The further values of each token of a row, as flags of the column `extras`.
+    """Optional values of each token of a row, as flags of the column `extras`.
 
     Example:
         both = tokenbus.Extra.OTHER_LOGPROB | tokenbus.Extra.ENTROPY
@@ -25,7 +25,7 @@ class Extra(IntFlag):
 
 
 class Extras(NamedTuple):
-    """The further values of one row's tokens; empty if its request did not ask for them.
+    """The optional values of one row's tokens, which are empty if the request did not ask for them.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -34,22 +34,22 @@ class Extras(NamedTuple):
     """
 
     other_logprobs: npt.NDArray[np.float32]
-    """Each token's logprob in the other distribution: of sampling if `logprobs` are the model's, or the reverse."""
+    """Each token's logprob in the other distribution: raw if `logprobs` are processed, and processed otherwise."""
     entropies: npt.NDArray[np.float32]
-    """Each token's entropy of the distribution of `logprobs`, in nats."""
+    """The entropy, at each token, of the distribution that `logprobs` come from, in nats."""
     given_token_ids: npt.NDArray[np.uint32]
     """The token ids that the request named."""
     given_logprobs: npt.NDArray[np.float32]
-    """The logprob of each of these ids, with one line for each token."""
+    """The logprobs of the ids in `given_token_ids`, with one row of the array for each token."""
     mask_sizes: npt.NDArray[np.uint32]
     """The size of each token's mask: the number of ids that sampling could choose."""
     mask_token_ids: npt.NDArray[np.uint32]
-    """The ids of the masks, token by token; see `masks`."""
+    """The ids of the listed masks, token by token. `masks` splits them."""
     mask_bound: int
-    """The largest mask whose ids are listed."""
+    """The largest mask size whose ids are listed."""
 
     def as_lists(self) -> dict[str, list[Any]]:
-        """Return the values for JSON; a mask that is too large to list becomes null."""
+        """Return the values for JSON. A mask that is too large to list becomes null."""
         found: dict[str, list[Any]] = {
             name: values.tolist()
             for name in ("other_logprobs", "entropies", "given_token_ids", "given_logprobs", "mask_sizes")
@@ -60,7 +60,7 @@ class Extras(NamedTuple):
         return found
 
     def masks(self) -> Iterator[npt.NDArray[np.uint32] | None]:
-        """Yield the ids that sampling could choose, for each token; None: more than its mask_bound."""
+        """Yield, for each token, the ids that sampling could choose, or None for more than mask_bound ids."""
         begin = 0
         for size in self.mask_sizes.tolist():
             is_listed = size <= self.mask_bound
@@ -69,7 +69,7 @@ class Extras(NamedTuple):
 
 
 def extras_of(batch: ColumnArrays, starts: Mapping[int, npt.NDArray[np.intp]]) -> list[Extras | None]:
-    """Return each row's extras or None, given the start of each row's elements by kind of length."""
+    """Return the extras of each row, or None for rows without any. `starts` has the rows' starts by kind of length."""
     nothing = np.zeros(batch.request_ids.size, np.uint32)
     kinds, given, bounds = (
         (column if column.size else nothing).tolist()
@@ -94,7 +94,7 @@ def extras_of(batch: ColumnArrays, starts: Mapping[int, npt.NDArray[np.intp]]) -
         parts(batch.mask_token_ids, ColumnLength.COLUMN_LENGTH_MASK_TOKENS),
         bounds,
     )
-    # Going column by column takes a third of the time of going row by row.
+    # Building tuples column by column takes a third of the time of building them row by row.
     made = map(tuple.__new__, repeat(Extras), zip(*columns, strict=False))
     asked = zip(made, kinds, given, bounds, strict=True)
     return [extras if kind or ids or bound else None for extras, kind, ids, bound in asked]

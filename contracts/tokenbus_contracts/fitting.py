@@ -1,4 +1,4 @@
-"""Makes columns from a caller's values: converts them if that changes no value, and refuses them otherwise."""
+"""Converts a caller's values to columns, and refuses values that the conversion would change."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tokenbus_contracts.schema import Column
 
 
 def fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return values as the column's type; a ContractError says which value does not fit it."""
+    """Return values as an array of the column's type. A ContractError names the value that does not fit."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -28,14 +28,13 @@ def fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
         raise ContractError(column.name, f"values of {column.dtype.name}", kind_of(array), rule=Rule.TYPE)
     if column.dtype.kind != "f":
         _refuse_wrapping(column, array)
-    # A float64 beyond float32's range becomes infinite, and a signalling NaN becomes a quiet one; the checks refuse
-    # both.
+    # In float32, a large float64 becomes infinite, and a signalling NaN becomes a quiet NaN: later checks refuse both.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(column.dtype)
 
 
 def _whole_numbers(column: Column, values: npt.ArrayLike, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a list with integers below and above 2**63 as unsigned integers; numpy infers no integer type for it."""
+    """Return a list with integers on both sides of 2**63 as uint64: numpy infers no integer type for such a list."""
     if not isinstance(values, (list, tuple)):
         return array
     if not all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values):
@@ -53,7 +52,7 @@ def kind_of(array: npt.NDArray[Any]) -> str:
 
 
 def _refuse_wrapping(column: Column, array: npt.NDArray[Any]) -> None:
-    """Refuse integers that do not fit the column's type."""
+    """Raise a ContractError for integers that do not fit the column's type."""
     lowest, highest = int(array.min()), int(array.max())
     highest_held = (1 << 8 * column.item_bytes) - 1
     if lowest < 0:

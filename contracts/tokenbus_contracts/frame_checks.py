@@ -1,6 +1,6 @@
 """Checks of messages against their bounds, built once from the descriptor.
 
-Each check is a function of only the message: its paths, bounds and nested checks are looked up when it is made.
+Each check is a function of the message alone, because all paths, bounds and nested checks are looked up in advance.
 """
 
 import math
@@ -15,20 +15,20 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.schema import MAJOR, FieldRule, oneofs_of, rules_of
 
 Check = Callable[[Any], None]
-"""Raises a ContractError for a message that breaks a bound."""
+"""A function that raises a ContractError if a message breaks a bound."""
 
 _LOWEST, _HIGHEST = -math.inf, math.inf
 """The range of a field without bounds."""
 _UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 _MOST_BYTES_OF_A_LETTER = 4
 _FEW = 64
-"""Shorter lists are checked one element at a time."""
+"""Lists shorter than this are checked one element at a time."""
 
 
 def check_of(message: Descriptor, path: str = "") -> Check | None:
-    """Return the check of a message, or None if it has no bounds; `path` precedes its fields' names in errors.
+    """Return the check of a message, or None if the message has no bounds.
 
-    Members of a oneof are checked last.
+    `path` precedes the names of fields in errors. Members of a oneof are checked last.
     """
     by_name = {rule.name: rule for rule in rules_of(message)}
     choices = {
@@ -54,7 +54,7 @@ def check_of(message: Descriptor, path: str = "") -> Check | None:
 
 
 def _check(rule: FieldRule, path: str) -> Check | None:
-    """Return the check of a field that is more than a plain number; None: any value is valid."""
+    """Return the check of a field other than a plain number, or None if any value is valid."""
     name, here = rule.name, path + rule.name
     if rule.field.is_repeated:
         return _repeated(rule, here)
@@ -75,7 +75,7 @@ def _check(rule: FieldRule, path: str) -> Check | None:
 
 
 def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
-    """Return the check of one value and its path; None: any value is valid."""
+    """Return the check of one value and its path, or None if any value is valid."""
     if rule.field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return _length_check(rule)
     (low, high), finite = _range(rule), rule.bounds.finite
@@ -92,7 +92,7 @@ def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
 
 
 def _length_check(rule: FieldRule) -> Callable[[Any, str], None] | None:
-    """Return the check of the length in bytes of text or bytes; None: any length is valid."""
+    """Return the check of the size in bytes of a string or bytes value, or None if any size is valid."""
     low, most = rule.bounds.min_bytes, rule.bounds.max_bytes if rule.bounds.HasField("max_bytes") else _HIGHEST
     if not low and most == _HIGHEST:
         return None
@@ -147,7 +147,7 @@ def _repeated(rule: FieldRule, here: str) -> Check:
 
 
 def _hold_at_once(values: Sequence[int], rule: FieldRule) -> bool:
-    """Tell whether all elements of a long list are valid: a prompt may have a million."""
+    """Return whether all elements of a long list are valid. A prompt may have a million elements."""
     numbers = np.fromiter(values, np.uint64, len(values))
     low, high = _range(rule)
     if int(numbers.min()) < low or int(numbers.max()) > high:
@@ -183,7 +183,7 @@ def _nested(rule: FieldRule, path: str) -> Check | None:
 
 
 def _is_number(rule: FieldRule) -> bool:
-    """Tell whether a field is one number or enum that is always there and whose only bound is a range."""
+    """Return whether a field is a single number or enum, always present, whose only bound is a range."""
     field = rule.field
     is_other = field.is_repeated or field.has_presence or field.cpp_type == FieldDescriptor.CPPTYPE_STRING
     return not (is_other or field.message_type or rule.bounds.finite)
@@ -216,7 +216,7 @@ def _wrong_length(here: str, length: int, rule: FieldRule) -> ContractError:
 
 
 def refuse_twice(values: Sequence[Any], here: str) -> None:
-    """Raise the error for the first value that comes twice, if any does."""
+    """Raise a ContractError for the first repeated value."""
     seen: dict[Any, int] = {}
     for element, value in enumerate(values):
         earlier = seen.setdefault(value, element)

@@ -1,4 +1,4 @@
-"""Encodes and decodes control frames, and checks them against the schema's bounds in both directions."""
+"""Encodes and decodes control frames, and checks them against the schema's bounds."""
 
 from typing import NamedTuple, TypeVar, cast
 
@@ -14,29 +14,29 @@ from tokenbus_contracts.malformed import explain, field_numbers
 from tokenbus_contracts.schema import check_implementation, max_bytes_of, oneofs_of
 
 FRAMES: tuple[type[Message], ...] = (WorkerFrame, ProcessorFrame, ClientFrame, ServerFrame, RequestEvent)
-"""The messages that this module reads and writes."""
+"""The message types that this module reads and writes."""
 
 _MOST_PEEKED = 8
 _Frame = TypeVar("_Frame", bound=Message)
 
 
 class _Rules(NamedTuple):
-    """The rules of one kind of frame."""
+    """The rules of one type of frame."""
 
     descriptor: Descriptor
     max_bytes: int
     check: Check
     body: str
-    """The name of the oneof with the frame's contents."""
+    """The name of the oneof that holds the frame's body."""
     bodies: list[str]
 
 
 def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
-    """Return the frame in some bytes, or raise the ContractError of the first bound that it breaks.
+    """Return the decoded frame, or raise the ContractError of the first broken bound.
 
-    A frame whose body only a newer minor version defines comes back without a body; ignore it.
+    If the frame's body belongs to a newer minor version, the result has no body, and the caller should ignore it.
     """
-    if frame is not ProcessorFrame:  # only a worker reads these, from a processor that it trusts
+    if frame is not ProcessorFrame:  # only a worker reads a ProcessorFrame, from a processor that it trusts
         check_implementation()
     rules = _rules_of(frame)
     if type(data) is not bytes:
@@ -49,7 +49,7 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
         raise explain(data, rules.descriptor) from None
     try:
         rules.check(message)
-    except ContractError as error:  # frames without a body come last
+    except ContractError as error:  # the body is checked last
         known = rules.descriptor.fields_by_number
         if error.field != rules.body or all(number in known for number in field_numbers(data)):
             raise
@@ -57,16 +57,16 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
 
 
 def body_of(frame: type[Message], data: bytes) -> str | None:
-    """Return the name of a frame's body, such as "hello", from its first fields; None: the body is not among them."""
+    """Return the name of a frame's body, such as "hello", or None if the first fields do not contain the body."""
     fields, bodies = frame.DESCRIPTOR.fields_by_number, _rules_of(frame).bodies
     names = (fields[number].name for number in field_numbers(data, _MOST_PEEKED) if number in fields)
     return next((name for name in names if name in bodies), None)
 
 
 def write_frame(message: Message) -> bytes:
-    """Return the bytes of a frame; equal frames have equal bytes.
+    """Return the encoded frame. Equal frames have equal bytes.
 
-    A ContractError names the first bound that the frame breaks.
+    A ContractError names the first broken bound.
     """
     rules = _rules_of(type(message))
     rules.check(message)
@@ -77,7 +77,7 @@ def write_frame(message: Message) -> bytes:
 
 
 _RULES: dict[type[Message], _Rules] = {}
-"""The rules of the kinds of frames that this process has used; making all of them would delay its start."""
+"""The rules of the frame types in use. Building the rules of all types would delay the start of a process."""
 
 
 def _rules_of(frame: type[Message]) -> _Rules:

@@ -11,9 +11,9 @@ from tokenbus_contracts.schema import HEADER, MAJOR, MINOR
 
 
 class BatchHeader(NamedTuple):
-    """A batch's header; logprob_batch.proto documents its fields.
+    """The header of a batch. logprob_batch.proto documents its fields.
 
-    An enum field such as `method` holds a plain number if only a newer minor version has a name for the value.
+    An enum field such as `method` is a plain number if only a newer minor version has a name for the value.
 
     Example:
         header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=2)
@@ -43,7 +43,7 @@ class BatchHeader(NamedTuple):
 
 
 def to_wire(header: BatchHeader) -> bytes:
-    """Return the header's bytes; a ContractError names a value that does not fit its field."""
+    """Return the encoded header. A ContractError names a value that does not fit its field."""
     fields: dict[str, Any] = dict(zip(_FIELDS, header, strict=True))
     try:
         return HeaderMessage(**fields).SerializeToString(deterministic=True)
@@ -56,7 +56,7 @@ def from_message(message: HeaderMessage) -> BatchHeader:
 
 
 def from_values(values: Sequence[int], worker_id: str) -> BatchHeader:
-    """Return the header with a worker id and these values, indexed by field number."""
+    """Return a header with this worker id and with values indexed by field number."""
     return _named([worker_id, *_NUMBERED(values)])
 
 
@@ -74,7 +74,7 @@ _NUMBERED = itemgetter(*(HEADER.fields_by_name[name].number for name in _FIELDS[
 _FLAGS = ("selection", "draft_follows")
 _FLAG_PLACES = [_FIELDS.index(name) for name in _FLAGS]
 _ENUMS = {"kind": BatchKind, "phase": StepPhase, "method": SpeculativeMethod, "value_kind": ValueKind}
-# A look-up in a dict costs a tenth of calling the enum.
+# Looking up a value in a dict takes a tenth of the time of calling the enum.
 _NAMES = [(_FIELDS.index(name), {int(value): value for value in enum}) for name, enum in _ENUMS.items()]
 
 

@@ -1,4 +1,4 @@
-"""Layout: which elements of each column belong to which rows."""
+"""Layout: the range of elements of each row in each column."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ _MASK_TOKENS = ColumnLength.COLUMN_LENGTH_MASK_TOKENS
 
 
 class Layout:
-    """The start of each row's elements in each kind of column; a ContractError names a column of the wrong length."""
+    """The start of each row's elements by kind of column. A column of wrong length raises a ContractError."""
 
     __slots__ = ("_mask_starts", "_per_token", "starts")
 
@@ -32,7 +32,7 @@ class Layout:
         present = COLUMNS if has_extras else BASE_COLUMNS
         _check_lengths(batch, present, {_ROWS: rows})
         counts = batch.token_counts.astype(np.intp)
-        # The elements of one token in each kind of column, for each row.
+        # For each kind of column and each row, the number of elements of one token.
         self._per_token: dict[int, Index] = {
             _TOKENS: np.ones(rows, np.intp),
             ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: (batch.scorings != Scoring.NONE).astype(np.intp),
@@ -75,13 +75,13 @@ class Layout:
         self.starts[_MASK_TOKENS] = self._mask_starts[masked]
 
     def elements(self, rows: Index) -> dict[int, Index]:
-        """Return the indexes of the elements of some rows, in the given order, by kind of length."""
+        """Return the indexes of some rows' elements, in the given order of rows, for each kind of length."""
         return {
             length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self.starts.items()
         }
 
     def elements_between(self, begins: Index, ends: Index) -> dict[int, Index]:
-        """Return the indexes of the elements of some consecutive tokens of each row, by kind of length."""
+        """Return the indexes of the elements in each row's token range, for each kind of length."""
         found = {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self.starts.items()}
         for length, each in self._per_token.items():
             found[length] = _ranges(self.starts[length][:-1] + begins * each, (ends - begins) * each)
@@ -109,5 +109,5 @@ def _starts_of(counts: npt.NDArray[np.unsignedinteger | np.signedinteger]) -> In
 
 
 def _ranges(begins: Index, lengths: Index) -> Index:
-    # One long range, shifted for each row from its start in the result to its start in the column.
+    # Number the result consecutively, then shift each row from its start in the result to its start in the column.
     return np.arange(lengths.sum(), dtype=np.intp) + np.repeat(begins - _starts_of(lengths)[:-1], lengths)

@@ -1,4 +1,4 @@
-"""The bounds that a deployment enforces: the schema's own, or tighter."""
+"""The bounds that a deployment enforces: the schema's bounds or tighter ones."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,11 +11,11 @@ from tokenbus_contracts.schema import COLUMN, MESSAGE_BOUNDS
 class Limits:
     """The limits of a batch.
 
-    `Limits.schema()` has the schema's bounds, and `Limits.default()` the defaults of a deployment. Other limits must
-    not exceed the schema's.
+    `Limits.schema()` has the schema's bounds. `Limits.default()` has the defaults of a deployment. No limit may exceed
+    the schema's bound.
 
     Raises:
-        ContractError: a limit is wider than the schema's, or negative.
+        ContractError: a limit is wider than the schema's bound, or negative.
 
     Example:
         from dataclasses import replace
@@ -43,7 +43,7 @@ class Limits:
 
     @classmethod
     def schema(cls) -> "Limits":
-        """Return the widest limits: the schema's."""
+        """Return the schema's bounds, which are the widest limits."""
         return cls(**{name: most for name, (_, most) in _schema_bounds().items()})
 
     @classmethod
@@ -54,7 +54,7 @@ class Limits:
 
 @cache
 def _schema_bounds() -> dict[str, tuple[int, int]]:
-    """Return each limit's default and its largest value, from the schema."""
+    """Return the default and the maximum of each limit, from the schema."""
     return {
         "max_message_bytes": (MESSAGE_BOUNDS.default_max_bytes, MESSAGE_BOUNDS.max_bytes),
         "max_rows": (COLUMN["request_ids"].default_max_items, COLUMN["request_ids"].max_items),

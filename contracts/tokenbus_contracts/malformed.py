@@ -1,4 +1,4 @@
-"""Finds out why bytes are not a valid message, after the generated classes have refused them."""
+"""Explains why bytes are not a valid message, after the generated classes have refused the bytes."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _ITEM_SIZES = {kind: dtype.itemsize for kind, dtype in DTYPES.items()}
 _VARINT_MAX_BYTES = 10
 _MOST_FIELDS = 4096
-"""The maximum number of fields to look at: enough for a damaged message, and too few to keep a process busy."""
+"""The maximum number of fields to inspect: enough for a damaged message, and too few to keep a process busy."""
 
 
 def explain(data: bytes, message: Descriptor = BATCH) -> ContractError:
@@ -21,17 +21,17 @@ def explain(data: bytes, message: Descriptor = BATCH) -> ContractError:
         _walk(data, message, "", iter(range(_MOST_FIELDS)))
     except ContractError as error:
         return error
-    # All inspected fields are well-formed: the parser found a fault in a deeper or a later one.
+    # All inspected fields are well-formed, so the parser found a fault in a deeper or later field.
     return ContractError("message", "fields that parse", "one with damaged contents")
 
 
 def field_numbers(data: bytes, most: int = _MOST_FIELDS) -> Iterator[int]:
-    """Yield the numbers of a message's first fields, without a look at their contents."""
+    """Yield the numbers of a message's first fields without inspecting the contents of the fields."""
     return (number for number, *_ in _fields(data, 0, most))
 
 
 def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
-    """Return the offset of the field that an error names or, if it is missing, of the message without it."""
+    """Return the offset of the field that an error names, or of its enclosing message if the field is missing."""
     begin = place = 0
     for part in field.split("."):
         name, _, element = part.rstrip("]").partition("[")
@@ -51,9 +51,9 @@ def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
 
 
 def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each of the first fields: its number, and the offsets of the field, its contents and the next field.
+    """Yield, for each of the first fields, its number and the offsets of the field, its contents and the next field.
 
-    It stops at a malformed field and at a group; the schema has no groups.
+    Iteration stops at a malformed field and at a group, because the schema has no groups.
     """
     for _ in range(most):
         if at >= len(data):
@@ -68,7 +68,7 @@ def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, in
 
 
 def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) -> None:
-    """Check a message's fields one by one, and nested messages, until `left` is exhausted."""
+    """Check a message's fields and nested messages one by one, until `left` is exhausted."""
     at = 0
     groups: list[str] = []
     while at < len(data):
@@ -99,7 +99,7 @@ def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) ->
 
 
 def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterator[int]) -> None:
-    """Raise an error that names a known field with malformed contents."""
+    """Raise a ContractError if the contents of a known field are malformed."""
     if field.message_type is not None:
         _walk(contents, field.message_type, f"{name}.", left)
     elif field.type == FieldDescriptor.TYPE_STRING:
@@ -115,7 +115,7 @@ def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterato
 
 
 def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int]:
-    """Return the start of a field's contents and the end according to its length; the field is not a group."""
+    """Return the start of a field's contents, and the end according to the field's length. The field is not a group."""
     if wire_type == _VARINT:
         return at, _read_varint(data, at, name)[1]
     if wire_type == _LENGTH:

@@ -1,4 +1,4 @@
-"""PromptScores: the logprobs of a prompt's tokens, as arrays and as chunks of a stream."""
+"""PromptScores: the logprobs of a prompt's tokens, as arrays and as chunks in a stream."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk
 Ids = npt.NDArray[np.uint32]
 Values = npt.NDArray[np.float32]
 _MOST_BYTES = 61_440
-"""The maximum number of bytes of a chunk's arrays, so that the chunk fits into an event."""
+"""The maximum total size of a chunk's arrays in bytes, so that the chunk fits into an event."""
 _ITEM_BYTES = 4
 _TOKEN_BYTES = 3 * _ITEM_BYTES
 _ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_logprobs", "alternative_token_ids")
@@ -22,7 +22,7 @@ _ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_logprobs", "alternativ
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """The scores of a prompt's tokens from a position on, at least 1: the first token has no score.
+    """The scores of consecutive tokens of a prompt, from position 1 or later, because position 0 has no score.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -36,14 +36,14 @@ class PromptScores:
     request_id: int
     position: int
     prompt_tokens: int
-    """The length of the prompt."""
+    """The length of the prompt in tokens."""
     token_ids: Ids
-    """The prompt's tokens."""
+    """The ids of the scored tokens."""
     logprobs: Values
     ranks: Ids
-    """From 1."""
+    """The ranks of the scored tokens, from 1."""
     alternative_token_ids: Ids
-    """One line for each token: the most probable tokens in order, or the tokens that the request named."""
+    """One row for each token: the most probable tokens in order, or the tokens that the request named."""
     alternative_logprobs: Values
     are_named: bool = False
     """Whether the request named the alternatives."""
@@ -59,7 +59,7 @@ class PromptScores:
         return self.end >= self.prompt_tokens
 
     def chunks(self) -> Iterator[PromptScoresChunk]:
-        """Yield the scores as messages; at least one, because the last message announces the end."""
+        """Yield the scores as messages. There is at least one message, because the last message announces the end."""
         alternatives = self.alternative_logprobs.shape[1]
         line = alternatives * _ITEM_BYTES
         once, each = (line, line) if self.are_named else (0, 2 * line)
@@ -82,7 +82,7 @@ class PromptScores:
 
     @classmethod
     def of(cls, message: PromptScoresChunk) -> "PromptScores":
-        """Return the scores in a chunk; a ContractError names a value that breaks the contract."""
+        """Return the scores in a chunk. A ContractError names a value that breaks the contract."""
         count, alternatives = len(message.token_ids) // _ITEM_BYTES, message.alternatives
         lines = min(1, count) if message.alternatives_are_named else count
         ids = _array("alternative_token_ids", message.alternative_token_ids, "<u4", lines, alternatives)
@@ -113,11 +113,11 @@ class PromptScores:
 
     @classmethod
     def joined(cls, chunks: Sequence["PromptScores"]) -> "PromptScores":
-        """Return the scores of chunks that follow one another."""
+        """Return the joined scores of consecutive chunks."""
         last = chunks[-1]
         names = _ARRAYS[:-1] if last.are_named else _ARRAYS
         whole: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in chunks]) for name in names}
-        if last.are_named:  # one line for all tokens
+        if last.are_named:  # all tokens share one row of ids
             whole[_ARRAYS[-1]] = np.broadcast_to(last.alternative_token_ids[:1], whole["alternative_logprobs"].shape)
         return replace(chunks[0], **whole)
 
@@ -126,7 +126,7 @@ def _bytes(values: npt.NDArray[Any], kind: str) -> bytes:
     return np.ascontiguousarray(values, kind).tobytes()
 
 
-def _array(name: str, data: bytes, kind: str, *shape: int) -> Any:  # noqa: ANN401 - an array of either kind
+def _array(name: str, data: bytes, kind: str, *shape: int) -> Any:  # noqa: ANN401 - an array of either type
     size = _ITEM_BYTES * math.prod(shape)
     if len(data) != size:
         raise ContractError(f"prompt_scores.{name}", f"{size} bytes, for {shape}", len(data), rule=Rule.LENGTH)

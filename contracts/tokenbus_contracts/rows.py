@@ -1,4 +1,4 @@
-"""Row: one request's share of a batch, made on demand."""
+"""Row: the tokens of one request in a batch, created on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
@@ -16,19 +16,19 @@ Array = npt.NDArray[Any]
 
 
 class Parts(Protocol):
-    """One part of a column for each row."""
+    """A column in parts, with one part for each row."""
 
     def __getitem__(self, row: int, /) -> Any: ...  # noqa: ANN401 - an array
     def __iter__(self) -> Iterator[Any]: ...
 
 
 Cutter = Callable[[Array], Parts]
-"""Cuts a column into parts, one for each row."""
-_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # indexed by value; the values are consecutive
+"""A function that cuts a column into parts, one for each row."""
+_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # indexed by value, because the values are consecutive
 
 
 class Row(NamedTuple):
-    """One request's share of a batch; the arrays are views of the batch's columns.
+    """The tokens of one request in a batch, with arrays that are views of the batch's columns.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -37,42 +37,42 @@ class Row(NamedTuple):
     """
 
     request_id: int
-    """The request's id."""
+    """The id of the request."""
     batch_index: int
-    """Its index in the engine's batch."""
+    """The row's index in the engine's batch."""
     position: int
-    """The position of its first token among the request's generated tokens, from 0."""
+    """The position of the row's first token among the request's generated tokens, from 0."""
     status: RowStatus
-    """The state of its request after the step."""
+    """The state of the request after the step."""
     draft_token_count: int
     """The number of draft tokens that the step verified."""
     scoring: Scoring
-    """The values that its tokens have besides their ids."""
+    """The values that the row's tokens have in addition to their ids."""
     token_ids: npt.NDArray[np.uint32]
-    """The ids of its tokens."""
+    """The ids of the row's tokens."""
     logprobs: npt.NDArray[np.float32]
-    """The logprob of each token; empty if the row is not scored."""
+    """The logprob of each token, or an empty array if the row is not scored."""
     ranks: npt.NDArray[np.uint32]
-    """The rank of each token by probability, from 1; empty if the row is not scored."""
+    """The rank of each token by probability, from 1, or an empty array if the row is not scored."""
     alternative_token_ids: npt.NDArray[np.uint32]
-    """The alternatives' ids, with one line for each token, the most probable first."""
+    """The alternatives' ids, with one table line for each token, most probable first."""
     alternative_logprobs: npt.NDArray[np.float32]
-    """Their logprobs, in the same shape."""
+    """The alternatives' logprobs, in the same shape as their ids."""
     proposal_token_ids: npt.NDArray[np.uint32]
     """The draft tokens for the next step to verify."""
     stop: int
-    """Which of the request's own stops ended it, as in the column `stops`; 0: none, or not known."""
+    """The row's value in the column `stops`, or 0 if the row has no such value."""
     extras: Extras | None
-    """Further values that its request asked for; None: it asked for none."""
+    """The extra values that the request asked for, or None if the row has no extras."""
 
 
 _STATUS, _SCORING = map(Row._fields.index, ("status", "scoring"))
 
 
 class Rows:
-    """The rows of a batch whose columns' lengths fit its counts.
+    """The rows of a batch. The lengths of the batch's columns must fit its counts.
 
-    Rows are not cached: 256 rows made in advance would leave the CPU's cache before they are read.
+    Rows are not cached, because 256 rows made in advance would leave the CPU's cache before a consumer reads them.
     """
 
     __slots__ = ("_columns", "_count")
@@ -86,9 +86,9 @@ class Rows:
         """Cut the columns into parts, one for each row.
 
         Args:
-            array: returns a column by its name.
-            numbers: returns the values of an integer column by its name.
-            extras: the extras of each row; None: no row has any.
+            array: a function that returns a column by its name.
+            numbers: a function that returns the values of an integer column by its name.
+            extras: the extras of each row, or None if no row has extras.
         """
         counts, top_ks = numbers("token_counts"), numbers("top_ks")
         statuses, scorings = numbers("statuses"), numbers("scorings")
@@ -122,7 +122,7 @@ class Rows:
         return tuple.__new__(Row, values)
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield the rows in order; going column by column takes half the time of going row by row."""
+        """Yield the rows in order. Building rows column by column takes half the time of building them row by row."""
         columns: list[Any] = [*self._columns]
         columns[_STATUS] = map(_STATUSES.__getitem__, columns[_STATUS])
         columns[_SCORING] = map(_SCORINGS.__getitem__, columns[_SCORING])
@@ -130,7 +130,7 @@ class Rows:
 
 
 class OnlyRow:
-    """The row of a message with a single row, which is cheaper than `Rows`."""
+    """The row of a message with a single row. OnlyRow is faster than `Rows`."""
 
     __slots__ = ("_row",)
 
@@ -181,7 +181,7 @@ class _Ragged:
 
 
 class _Tables:
-    """Parts of different lengths, each a table with one line for each token of its row."""
+    """A column of tables of different lengths. Each table has one line for each token of its row."""
 
     __slots__ = ("_parts", "_shapes")
 
@@ -205,12 +205,12 @@ def _cutter(counts: Sequence[int]) -> Cutter:
         places = list(map(slice, [0, *ends], ends))
         return lambda column: _Ragged(column, places)
     if not counts[0]:
-        return lambda column: [column] * rows  # the column is empty, and so is each part
+        return lambda column: [column] * rows  # the column and all its parts are empty
     return lambda column: column.reshape(rows, counts[0], *column.shape[1:])
 
 
 def _tables(column: Array, counts: Sequence[int], top_ks: Sequence[int], tokens: Cutter) -> Parts:
-    """Return each row's alternatives, with one line for each token."""
+    """Return each row's alternatives as a table with one line for each token."""
     rows = len(counts)
     if rows and top_ks.count(top_ks[0]) != rows:
         return _Tables(_cutter(list(map(mul, counts, top_ks)))(column), list(zip(counts, top_ks, strict=True)))
@@ -221,7 +221,7 @@ def _tables(column: Array, counts: Sequence[int], top_ks: Sequence[int], tokens:
 
 
 def _stops(stops: Sequence[int], statuses: Sequence[int]) -> Sequence[int]:
-    """Return each row's stop: the column is empty, or has only those of stopped rows."""
+    """Return each row's stop. A nonempty column has one value for each stopped row."""
     if not stops:
         return bytes(len(statuses))
     each = iter(stops)

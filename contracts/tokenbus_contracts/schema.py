@@ -1,6 +1,6 @@
 """The columns of LogprobBatch and the bounds of every message, read from the descriptor.
 
-Only this module reads the schema's options; all bounds that other modules enforce come from here.
+Only this module reads the schema's options. All bounds that other modules enforce come from here.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
 MAJOR = 1
 MINOR = 0
 
-# Both of protobuf's implementations have descriptors like this one; the type stubs name the union of both.
+# The type stubs name a union of two descriptor types. Only the first type occurs at run time.
 BATCH = cast("Descriptor", logprob_batch_pb2.LogprobBatch.DESCRIPTOR)
 HEADER = cast("Descriptor", logprob_batch_pb2.BatchHeader.DESCRIPTOR)
 
@@ -33,17 +33,17 @@ DTYPES: dict[int, np.dtype[Any]] = {
     FieldDescriptor.TYPE_UINT32: np.dtype("u1"),
     FieldDescriptor.TYPE_ENUM: np.dtype("u1"),
 }
-"""The array type of a column, by its field's type."""
+"""The array type of a column, by the type of its field."""
 
 
 _IMPLEMENTATION = api_implementation.Type()
 
 
 def check_implementation() -> None:
-    """Raise ImportError if messages of other processes would be read by protobuf's pure Python implementation.
+    """Raise ImportError if protobuf's pure Python implementation would read messages of other processes.
 
-    It reads some encodings differently, and needs seconds for some messages. It writes the same bytes, so a worker may
-    use it: FastDeploy starts its workers with it.
+    The pure Python implementation reads some encodings differently, and takes seconds for some messages. FastDeploy
+    starts its workers with this implementation, which is safe because both implementations write the same bytes.
     """
     if _IMPLEMENTATION != "upb":
         raise ImportError(
@@ -54,7 +54,7 @@ def check_implementation() -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, type, key on the wire and bounds."""
+    """One column, with its name, type, key on the wire and bounds."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -67,11 +67,11 @@ class Column:
     default_max: int
     default_max_items: int
     named: bool
-    """Whether only named values of the enum are valid."""
+    """Whether a value without a name in the enum is invalid."""
 
     @cached_property
     def max_wire_items(self) -> int:
-        """`max_items`; for a varint column, the maximum size in bytes of this many elements."""
+        """The maximum number of items on the wire: `max_items` or, for a varint column, the maximum size in bytes."""
         return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.item_bytes == 1 else 1)
 
     @cached_property
@@ -98,7 +98,7 @@ class FieldRule:
 
 
 def fields_of(message: Descriptor) -> list[FieldDescriptor]:
-    """Return a message's fields by number, which is their order on the wire."""
+    """Return a message's fields in the order of their numbers, which is their order on the wire."""
     return cast("list[FieldDescriptor]", sorted(message.fields, key=lambda field: field.number))
 
 
@@ -127,14 +127,14 @@ def _rule(field: FieldDescriptor) -> FieldRule:
 
 
 def _range(rule: FieldRule) -> tuple[int, int]:
-    """Return a field's valid range, from its bounds, its enum or its type."""
+    """Return a field's valid range, according to its bounds, its enum or its type."""
     wide = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_BOOL)
     highest = 2**64 - 1 if rule.field.type in wide else 2**32 - 1
     return rule.min or 0, highest if rule.max is None else rule.max
 
 
 def _packed_key(field: FieldDescriptor) -> int:
-    """Return a packed field's key on the wire: its number and wire type 2."""
+    """Return a packed field's key on the wire, made of its number and wire type 2."""
     return field.number << 3 | 2
 
 
@@ -159,18 +159,18 @@ def _column(field: FieldDescriptor) -> Column:
 COLUMNS: tuple[Column, ...] = tuple(
     _column(field) for field in fields_of(BATCH) if bounds_in(field.GetOptions()).length
 )
-"""The columns in field order, which is their order on the wire."""
+"""The columns in the order of their fields, which is their order on the wire."""
 
 COLUMN: dict[str, Column] = {column.name: column for column in COLUMNS}
 
 _EXTRAS_FROM = COLUMN["extras"].key
 BASE_COLUMNS = tuple(column for column in COLUMNS if column.key < _EXTRAS_FROM)
-"""The columns of every batch."""
+"""The columns that every batch may have."""
 EXTRA_COLUMNS = tuple(column for column in COLUMNS if column.key >= _EXTRAS_FROM)
-"""The columns of a batch in which some row has extras."""
+"""The additional columns of a batch in which a row has extras."""
 
 NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column in BASE_COLUMNS}
-"""The base columns without elements, from which a reader starts."""
+"""The empty base columns. A reader replaces each column that it finds in a message."""
 
 HEADER_KEY = _packed_key(BATCH.fields_by_name["header"])
 
@@ -181,24 +181,24 @@ _STATUSES = {
     value.number: status_rule_in(value.GetOptions()) for value in logprob_batch_pb2.RowStatus.DESCRIPTOR.values
 }
 STATUS_RULES = {number: rule for number, rule in _STATUSES.items() if rule.tokens}
-"""The rule of each status; a status without a rule is invalid."""
+"""The rule of each valid status. A status without a rule is invalid."""
 
 
 @cache
 def rules_of(message: Descriptor) -> list[FieldRule]:
-    """Return the schema's rules for a message's fields, by number."""
+    """Return the schema's rules for a message's fields, in the order of their numbers."""
     return [_rule(field) for field in fields_of(message)]
 
 
 HEADER_RULES: dict[str, FieldRule] = {
     rule.name: replace(rule, min=low, max=high) for rule in rules_of(HEADER) for low, high in [_range(rule)]
 }
-"""The schema's rules for the header's fields; a number without a bound has its type's range."""
+"""The schema's rules for the header's fields. A number without a bound has the range of its type."""
 
 
 @cache
 def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
-    """Return the fields of each oneof, without the oneofs that protoc makes for optional fields."""
+    """Return the fields of each oneof, without the oneofs that protoc creates for optional fields."""
     return {
         oneof.name: [field.name for field in oneof.fields]
         for oneof in message.oneofs
@@ -207,5 +207,5 @@ def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
 
 
 def max_bytes_of(message: Descriptor) -> int:
-    """Return the maximum size in bytes of an encoded message; zero: only the message that contains it has a bound."""
+    """Return the maximum size of an encoded message in bytes, or zero if only its enclosing message has a bound."""
     return message_bounds_in(message.GetOptions()).max_bytes

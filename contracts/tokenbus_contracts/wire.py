@@ -1,8 +1,8 @@
 """The encodings of a batch.
 
-In the plain encoding each column is packed and in one piece, so that it can be read without a copy. Batches are written
-in the plain encoding, with the same bytes that the generated classes write. A plain message may have its fields in any
-order. The generated classes read all other encodings.
+In the plain encoding, each column is packed and contiguous, so that a reader needs no copy. Batches are written in the
+plain encoding, with the same bytes that the generated classes write. A plain message may have its fields in any order.
+The generated classes read all other encodings.
 """
 
 from collections.abc import Iterable
@@ -35,24 +35,24 @@ from tokenbus_contracts.schema import (
 )
 from tokenbus_contracts.validate.rows import unnamed
 
-# The properties of each column, in flat tables for the loops below, which run for every message.
+# The properties of columns in flat tables, because the loops below run for every message.
 _KEYS, _EXTRA_KEYS = ([column.key for column in each] for each in (BASE_COLUMNS, EXTRA_COLUMNS))
 _VALUES, _EXTRA_VALUES = (attrgetter(*(column.name for column in each)) for each in (BASE_COLUMNS, EXTRA_COLUMNS))
 _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
 _PREFIXES_KEPT = 4096
 _SHIFTS = range(7, 28, 7)
-"""The shifts of a varint's bytes after the first; parsers differ on longer varints."""
+"""The bit shifts of a varint's bytes after the first. Parsers disagree about longer varints."""
 _SMALL_BYTES = 4096
-"""Below this size, a copy is cheaper than a buffer."""
+"""The size in bytes below which a copy is cheaper than a buffer."""
 
 
 def write(batch: LogprobBatch, limits: Limits) -> bytes:
-    """Return a batch's bytes without checking it; raises ContractError if they exceed the limit."""
+    """Return the encoded batch without validation. A batch above the size limit raises a ContractError."""
     header = to_wire(batch.header)
     pieces: list[Any] = [prefix_of(HEADER_KEY, len(header)), header]
     size, most = len(pieces[0]) + len(header), limits.max_message_bytes
-    message = batch._message  # noqa: SLF001 - its columns are encoded already
+    message = batch._message  # noqa: SLF001 - the columns of a message are encoded already
     if message is not None:
         pieces.append(fields := message.fields())
         size += len(fields)
@@ -64,7 +64,7 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         if length:
             prefix = prefix_of(key, length)
             size += len(prefix) + length
-            # From the first column that does not fit, columns are only counted.
+            # From the first column that does not fit, only the sizes of columns are added.
             if size <= most:
                 as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
                 pieces += (prefix, values if as_it_lies else values.tobytes())
@@ -73,16 +73,16 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
     return b"".join(pieces)
 
 
-def deal(  # noqa: PLR0913, PLR0917 - the compiled function's arguments
+def deal(  # noqa: PLR0913, PLR0917 - the arguments of the compiled function
     batch: LogprobBatch, header: BatchHeader, slots: Index, requests: RequestColumns, stream: int, least: int
 ) -> tuple[Index, list[Share]] | None:
-    """Divide a batch's rows among the shares of their requests, whose slots are given.
+    """Distribute a batch's rows to the shares of their requests. `slots` has the slot of each row's request.
 
-    Returns the indexes of the rows, by share and then in batch order, and the shares. Shares from `least` on are
-    messages with the header, unchecked as in `write`. Returns None if the batch is not one received message, or if a
-    row is not the next one of its request.
+    Returns the indexes of the rows, ordered by share and then by batch index, and the shares. Only shares from `least`
+    on become messages with the header, without validation. Returns None if the batch is not a received message, or if a
+    row is not the next row of its request.
     """
-    message = batch._message  # noqa: SLF001 - as above
+    message = batch._message  # noqa: SLF001 - the columns of a message are encoded already
     if message is None:
         return None
     head = to_wire(header)
@@ -91,9 +91,9 @@ def deal(  # noqa: PLR0913, PLR0917 - the compiled function's arguments
 
 
 def read(data: bytes) -> LogprobBatch | None:
-    """Return the batch in a plain message, unchecked; None: the message has another encoding.
+    """Return the batch in a plain message without validation, or None if the message has another encoding.
 
-    A column that is too long for its bound is refused by its length, before it is read.
+    The length of a column is compared with its bound before the column is read.
     """
     header = None
     columns = NO_COLUMNS.copy()
@@ -112,8 +112,8 @@ def read(data: bytes) -> LogprobBatch | None:
             if key == HEADER_KEY:
                 if header is not None:
                     return None
-                # The header is parsed as a field, so that the parser's nesting limit is the same as for the whole
-                # message.
+                # The header is parsed as a field of a batch.
+                # Therefore, the parser's nesting limit is the same as for a whole message.
                 header = from_message(BatchMessage.FromString(data[start:behind]).header)
             else:
                 name, dtype, item_bytes, max_wire_items = _TO_READ[key]
@@ -132,7 +132,7 @@ def read(data: bytes) -> LogprobBatch | None:
 
 
 def read_any(data: bytes) -> LogprobBatch:
-    """Return the batch in a message; only the ranges of its columns' types are checked.
+    """Return the batch in a message. Only the ranges of the columns' types are checked.
 
     The parser uses at most a small multiple of the message's size, which the caller has checked.
     """
@@ -150,7 +150,7 @@ def read_any(data: bytes) -> LogprobBatch:
     return LogprobBatch.of_views(from_message(message.header), columns)
 
 
-def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - protobuf has no type for all of them
+def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - protobuf has no type for these lists
     count = len(values)
     if count > column.max_items:
         raise ContractError(column.name, column.max_items, count, rule=Rule.ITEMS)
@@ -167,7 +167,7 @@ def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - 
 
 @lru_cache(_PREFIXES_KEPT)
 def prefix_of(key: int, length: int) -> bytes:
-    """Return the start of a field: its key and its length, as varints."""
+    """Return the start of a field: the key and the length as varints."""
     return varint(key) + varint(length)
 
 
@@ -181,7 +181,7 @@ def varint(value: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at an offset and the offset after it; an IndexError if it is too long or incomplete."""
+    """Return the varint at an offset and the offset after it, or raise IndexError if it is too long or incomplete."""
     value = data[at]
     if value < ONE_BYTE_VARINT_END:
         return value, at + 1

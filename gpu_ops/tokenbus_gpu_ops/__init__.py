@@ -1,4 +1,4 @@
-"""From logits to logprob columns: CUDA kernels, their CPU twin and the bridges to GPU frameworks."""
+"""Computes logprob columns from logits, with CUDA kernels, an equivalent CPU version, and bridges to GPU frameworks."""
 
 from tokenbus_gpu_ops.api import token_logprobs
 from tokenbus_gpu_ops.columns import FaultReason, TokenColumns, TokenFault

@@ -1,4 +1,4 @@
-"""token_logprobs: computes the logprob columns from logits, on the CPU or a GPU."""
+"""token_logprobs: computes the logprob columns from logits, on the CPU or on a GPU."""
 
 from functools import cache, lru_cache
 from importlib import import_module
@@ -24,13 +24,13 @@ _KINDS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS, *_LOGITS)
 def token_logprobs(  # noqa: PLR0913 - keyword-only with defaults
     logits: Any,  # noqa: ANN401 - any DLPack array
     token_ids: Any,  # noqa: ANN401
-    top_k: Any = 0,  # noqa: ANN401 - a number, or one for each request
+    top_k: Any = 0,  # noqa: ANN401 - a number, or one number for each request
     *,
     token_counts: Any = None,  # noqa: ANN401
     offsets: Any = None,  # noqa: ANN401
     scored: Any = None,  # noqa: ANN401
     other_logits: Any = None,  # noqa: ANN401
-    other_logprobs: Any = None,  # noqa: ANN401 - a flag, or one for each request
+    other_logprobs: Any = None,  # noqa: ANN401 - a flag, or one flag for each request
     entropies: Any = False,  # noqa: ANN401
     given_token_ids: Any = None,  # noqa: ANN401
     given_counts: Any = None,  # noqa: ANN401
@@ -41,34 +41,38 @@ def token_logprobs(  # noqa: PLR0913 - keyword-only with defaults
 ) -> TokenColumns:
     """Return the logprob, rank and alternatives of each token, and extra scores, in one pass over the logits.
 
-    By default each row of `logits` is one token of one request; `token_counts` and `offsets` describe other layouts.
-    The caller applies temperature, penalties and masks before the call; `value_kind` tells whether the logits are raw
-    or processed, and whether the values are logprobs or logits. On a GPU the call is queued on the caller's stream; the
-    first access to the result waits. Arguments are validated before anything is computed.
+    By default, each row of `logits` is the only token of a request. `token_counts` and `offsets` describe other
+    layouts. The caller applies temperature, penalties and masks before the call. `value_kind` says whether the logits
+    are raw or processed, and whether the values are logprobs or logits. On a GPU, the call is queued on the caller's
+    stream, and the first access to the result waits. Arguments are validated before anything is computed.
 
-    A mask is the set of tokens that sampling could choose, so it is computed from processed logits: from `logits` if
-    `value_kind` is a processed kind or there are no others, else from `other_logits`.
+    A mask is the set of tokens that sampling could choose. Masks are computed from `logits` if `value_kind` is a
+    processed kind or `other_logits` is absent. Otherwise, masks are computed from `other_logits`.
 
     Args:
-        logits: [rows, vocabulary] in bfloat16, float16 or float32; a DLPack array of numpy, paddle, torch or cupy.
+        logits: [rows, vocabulary] in bfloat16, float16 or float32, as a DLPack array of numpy, paddle, torch or cupy.
         token_ids: the sampled id of each row, or of each token.
-        top_k: the number of alternatives per token: one for all requests, or one per request.
-        token_counts: the number of accepted tokens of each request; default: 1.
-        offsets: the first row of each request; default: the requests are contiguous.
-        scored: a flag per request, whether it gets more than token ids; default: all.
+        top_k: the number of alternatives per token, as one number for all requests or one number per request.
+        token_counts: the number of accepted tokens of each request. The default is 1.
+        offsets: the first row of each request. By default, the requests are contiguous.
+        scored: for each request, whether to return more than token ids. By default, all requests are scored.
         other_logits: logits of the other distribution, in the same shape and type.
-        other_logprobs: a flag, or one per request: return the values under `other_logits`; default: all.
-        entropies: a flag, or one per request: return entropies.
+        other_logprobs: whether to return the values under `other_logits` (by default, yes), for all requests or per
+        request.
+        entropies: whether to return entropies, for all requests or per request.
         given_token_ids: up to 128 ids per request to score at each token, concatenated over the requests.
-        given_counts: the number of given ids of each request; default: all requests use all ids.
-        mask_bounds: the largest mask whose ids are returned, 1 to 1024; 0: no mask. One number, or one per request.
+        given_counts: the number of given ids of each request. By default, all requests use all ids.
+        mask_bounds: the largest mask whose ids are returned (up to 1024, or 0 for no mask), for all requests or per
+        request.
         value_kind: the kind of the logits and of the returned values.
-        stream: the GPU stream; default: the framework's current stream.
-        cpu_fallback: compute on the CPU if the GPU cannot be used.
+        stream: the GPU stream. The default is the framework's current stream.
+        cpu_fallback: whether to compute on the CPU if the GPU cannot be used.
 
     Returns:
-        a `TokenColumns`: `token_ids`, `logprobs`, `ranks`, `top_ks`, `alternative_token_ids`, `alternative_logprobs`,
-        and if requested `other_logprobs`, `entropies`, `given_logprobs`, `mask_sizes`, `mask_token_ids`.
+        a `TokenColumns` with `token_ids`, `logprobs`, `ranks`, `top_ks`, `alternative_token_ids` and
+        `alternative_logprobs`. If requested, it also has `other_logprobs`, `entropies`, `given_logprobs`, `mask_sizes`
+        and
+        `mask_token_ids`.
 
     Raises:
         ContractError: an argument is invalid.
@@ -144,7 +148,7 @@ def _on_gpu(  # noqa: PLR0913, PLR0917 - internal
 def _prepared_once(  # noqa: PLR0913, PLR0917 - internal
     logits: Looks, other: Looks | None, ids: Looks, top_k: int, asked: Asked, kind: ValueKind
 ) -> Any:  # noqa: ANN401
-    """Validate and lay out a call; cached, because calls of one shape share the result."""
+    """Validate and lay out a call. The result is cached, because calls of one shape share it."""
     there, their_ids = Tensor.looking(logits), Tensor.looking(ids)
     planned, extra = _planned(there, None if other is None else Tensor.looking(other), (top_k,), asked, kind)
     return _launching().prepare(planned, there, their_ids, extra, as_logits=kind in _LOGITS)
@@ -152,5 +156,5 @@ def _prepared_once(  # noqa: PLR0913, PLR0917 - internal
 
 @cache
 def _launching() -> Any:  # noqa: ANN401 - a module
-    """Import the launch module lazily, since only GPUs need it."""
+    """Import the launch module on first use, because only GPUs need the module."""
     return import_module("tokenbus_gpu_ops.cuda.launch")

@@ -19,7 +19,7 @@ _HIGHEST_ID = COLUMN["token_ids"].max
 
 
 def check_logits(logits: Tensor, other: Tensor | None = None) -> None:
-    """Raise ContractError for invalid logits, or for other logits of another shape, type or device."""
+    """Raise ContractError for invalid logits, or if the other logits differ in shape, type or device."""
     _check_rows("logits", logits)
     if other is not None:
         _check_rows("other_logits", other)
@@ -49,7 +49,7 @@ def _check_rows(name: str, logits: Tensor) -> None:
 
 
 def check_top_k(plan: Plan, vocabulary: int) -> None:
-    """Raise ContractError for more alternatives than the vocabulary has tokens."""
+    """Raise ContractError if a token has more alternatives than the vocabulary has tokens."""
     if plan.most > vocabulary and plan.scored:
         row = int((plan.top_ks > vocabulary).argmax())
         limit = f"at most {vocabulary}, the size of the vocabulary"
@@ -57,7 +57,7 @@ def check_top_k(plan: Plan, vocabulary: int) -> None:
 
 
 def place_ids(ids: Tensor, plan: Plan, rows: int) -> Index | None:
-    """Return the array index of each token's id, for each layout that engines use; None if it is the token's number."""
+    """Return the array index of each token's id, or None if the index is the token's number."""
     allowed = _ID_TYPES if ids.device is None else GPU_ID_TYPES
     if ids.dtype not in allowed:
         raise ContractError("token_ids", f"whole numbers ({', '.join(allowed)})", ids.dtype, rule=Rule.TYPE)
@@ -88,14 +88,14 @@ def _place_in_line(ids: Tensor, plan: Plan, rows: int) -> Index | None:
 
 
 def _lines(plan: Plan) -> tuple[Index, Index]:
-    """Return each token's request, and its index among that request's tokens."""
+    """Return each token's request, and the token's index within the request."""
     counts = plan.token_counts.astype(np.intp)
     first = np.cumsum(counts) - counts
     return np.repeat(np.arange(plan.requests), counts), np.arange(plan.tokens) - np.repeat(first, counts)
 
 
 def host_ids(ids: Tensor, plan: Plan, rows: int, vocabulary: int) -> npt.NDArray[np.int32]:
-    """Return every token's id in order; raises ContractError for an invalid layout or id."""
+    """Return the ids of all tokens in order. An invalid layout or id raises ContractError."""
     place_ids(ids, plan, rows)  # checks the layout
     values = ids.host_view()
     if values.ndim > 1:
@@ -113,8 +113,8 @@ def host_ids(ids: Tensor, plan: Plan, rows: int, vocabulary: int) -> npt.NDArray
     return values.astype(np.int32)
 
 
-def as_ids(values: Any) -> Any:  # noqa: ANN401 - any array, or a list
-    """Convert a list or tuple of ids to an array; return anything else unchanged."""
+def as_ids(values: Any) -> Any:  # noqa: ANN401 - an array or a list
+    """Convert a list or tuple of ids to an array, and return any other value unchanged."""
     if not isinstance(values, (list, tuple)):
         return values
     found = np.asarray(values)

@@ -1,4 +1,4 @@
-"""Bridges to frameworks: the caller's stream, and fast access to addresses."""
+"""Bridges to GPU frameworks: the caller's stream, and fast access to addresses."""
 
 import sys
 from functools import cache
@@ -19,8 +19,8 @@ _TORCH_NAMES = {
 }
 
 
-def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - whatever speaks DLPack
-    """Return the address and layout of an argument; raises ContractError."""
+def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - any object with DLPack
+    """Return the address and layout of an argument, or raise ContractError."""
     if type(values) is np.ndarray:
         return from_numpy(values)
     if _is_torch(values) and (found := _of_torch(values)) is not None:
@@ -52,19 +52,19 @@ def is_on_gpu(values: Any) -> bool:  # noqa: ANN401
 
 
 def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
-    """Return the handle of the given stream, or of the current stream of the array's framework."""
+    """Return the handle of the given stream. The default is the current stream of the array's framework."""
     if stream is not None:
         return _handle(stream)
     if _is_torch(values):
-        # Use the tensor's device, because the current device may be another one.
-        current = sys.modules["torch"]._C._cuda_getCurrentRawStream  # noqa: SLF001 - a third of the public call's time
+        # Use the tensor's device, because it may differ from the current device.
+        current = sys.modules["torch"]._C._cuda_getCurrentRawStream  # noqa: SLF001 - faster than the public call
         return int(current(values.device.index))
     module = type(values).__module__.partition(".")[0]
     framework = sys.modules.get(module)
     if module == "cupy" and framework is not None:
         return int(framework.cuda.get_current_stream().ptr)
     if _is_paddle(values) and framework is not None:
-        # In paddle 2.6 `current_stream` does not accept the type of a tensor's `place`.
+        # In paddle 2.6, `current_stream` does not accept the type of a tensor's `place`.
         place = framework.CUDAPlace(values.place.gpu_device_id())
         return _handle(framework.device.current_stream(place))
     return 0
@@ -91,7 +91,8 @@ def _is_paddle(values: Any) -> bool:  # noqa: ANN401
 def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
     """Return the DLPack capsule of a tensor of paddle before release 3, or None for other objects.
 
-    These capsules have no stream argument; the caller works on paddle's own stream, where earlier work is complete.
+    Capsules of old paddle releases have no stream argument. The caller works on paddle's own stream, where earlier work
+    is complete.
     """
     if not _is_paddle(values):
         return None
@@ -100,7 +101,7 @@ def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
 
 
 def _of_torch(values: Any) -> Tensor | None:  # noqa: ANN401
-    """Return the address and layout of a plain torch tensor, in a third of DLPack's time; None for others."""
+    """Return the address and layout of a plain torch tensor, in a third of DLPack's time, or None for other objects."""
     name, on_gpu = _torch_name(values.dtype), values.is_cuda
     if name is None or (not on_gpu and values.device.type != "cpu"):
         return None
@@ -114,7 +115,7 @@ def _torch_name(dtype: Any) -> str | None:  # noqa: ANN401
 
 
 def _handle(stream: Any) -> int:  # noqa: ANN401
-    """Return a stream's handle, for the stream type of any framework."""
+    """Return the handle of a stream of any framework."""
     if isinstance(stream, int):
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)

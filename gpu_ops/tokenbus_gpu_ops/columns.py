@@ -33,7 +33,7 @@ _BODIES_KEPT = 1024
 
 
 class Place(NamedTuple):
-    """One column: the offset of its first element, its length, and the bytes before it in a message."""
+    """The location of one column: its offset, number of elements, type, and prefix in a message."""
 
     at: int
     items: int
@@ -46,29 +46,29 @@ class Place(NamedTuple):
 
 
 class Body(NamedTuple):
-    """The memory layout of a call's output: a fault byte per row, then the columns."""
+    """The memory layout of a call's output: one fault byte for each row, followed by the columns."""
 
     faults: int
     at: int
-    """The offset of the columns, including the first prefix."""
+    """The offset of the first column's prefix."""
     end: int
     places: tuple[Place, ...]
     extras: tuple[Place, ...]
-    """The columns of extras.Sizes after the body, aligned and without prefixes."""
+    """The columns of extras.Sizes, which follow the body, are aligned and have no prefixes."""
     size: int
-    """The size of the memory."""
+    """The size of the memory in bytes."""
 
 
 @lru_cache(_BODIES_KEPT)
 def body(tokens: int, scored: int, alternatives: int, extras: Shape = NOTHING) -> Body:
-    """Return the layout for the given sizes; like protobuf, it omits empty columns."""
+    """Return the layout for the given sizes. Like protobuf, the layout omits empty columns."""
     read = scored + extras.others
     items = (tokens, scored, scored, alternatives, alternatives)
     prefixes = [
         prefix_of(column.key, count * _ITEM_BYTES) if count else b""
         for column, count in zip(COLUMNS, items, strict=True)
     ]
-    # The first column is aligned. From 4,096 tokens on all are, because their prefixes have four bytes.
+    # The first column is aligned. From 4,096 tokens on, all columns are aligned, because each prefix has four bytes.
     first = _aligned(read + len(prefixes[0]))
     at = first - len(prefixes[0])
     begin, places = at, []
@@ -93,7 +93,7 @@ def _aligned(size: int) -> int:
 
 
 class FaultReason(IntEnum):
-    """The reason why a token has no results; the kernels use the same values."""
+    """The reason why a token has no results. The kernels use the same values."""
 
     NOT_A_NUMBER = 1
     """A logit is NaN."""
@@ -102,11 +102,11 @@ class FaultReason(IntEnum):
     ALL_MASKED = 3
     """All logits are minus infinity."""
     ID_OUT_OF_RANGE = 4
-    """The id is not in the vocabulary; for ids on the GPU this is found during the computation."""
+    """The id is not in the vocabulary. Ids on the GPU are checked during the computation."""
 
 
 class TokenFault(NamedTuple):
-    """A token without results. Its values are NaN, so the codec refuses a batch that contains it."""
+    """A token without results. The values of the token are NaN, so the codec refuses a batch that contains it."""
 
     row: int
     """The index of the request in the call."""
@@ -115,38 +115,38 @@ class TokenFault(NamedTuple):
     logits_row: int
     reason: FaultReason
     in_other_logits: bool = False
-    """Whether the fault is in `other_logits`; the results from `logits` are then valid."""
+    """Whether the fault is in `other_logits`. In this case, the results from `logits` are valid."""
 
 
-def _computed(which: int, columns: str = "_columns") -> Any:  # noqa: ANN401 - a property, which is typed where it is used
+def _computed(which: int, columns: str = "_columns") -> Any:  # noqa: ANN401 - a property, whose users declare the type
     return property(lambda self: getattr(self, columns)[which])
 
 
 class TokenColumns:
     """The columns of one call, in the layout of a message.
 
-    The first access waits for the GPU; `ready` tells whether it would. The arrays are views of one block of memory,
-    which is reused for another call when the last view is gone.
+    The first access waits for the GPU, unless `ready` is true. The arrays are views of one block of memory, which is
+    reused for another call after the last view is deleted.
     """
 
     token_ids: npt.NDArray[np.uint32] = _computed(0)
-    """The tokens' ids."""
+    """The ids of the tokens."""
     logprobs: npt.NDArray[np.float32] = _computed(1)
     """The logprobs of the scored tokens."""
     ranks: npt.NDArray[np.uint32] = _computed(2)
     """The ranks of the scored tokens, from 1."""
     alternative_token_ids: npt.NDArray[np.uint32] = _computed(3)
-    """The ids of the alternatives of each token, the most probable first."""
+    """The ids of each token's alternatives, most probable first."""
     alternative_logprobs: npt.NDArray[np.float32] = _computed(4)
     """The logprobs of the alternatives."""
     other_logprobs: npt.NDArray[np.float32] = _computed(0, "_extra_columns")
-    """The values under `other_logits`, for requests that asked for them."""
+    """The values under `other_logits`, for requests that asked for other logprobs."""
     entropies: npt.NDArray[np.float32] = _computed(1, "_extra_columns")
-    """The entropies of `logits`, in nats, for requests that asked for them."""
+    """The entropies of `logits` in nats, for requests that asked for entropies."""
     given_logprobs: npt.NDArray[np.float32] = _computed(2, "_extra_columns")
-    """The values of the given ids, for each token."""
+    """The values of the given ids for each token."""
     mask_sizes: npt.NDArray[np.uint32] = _computed(3, "_extra_columns")
-    """The size of each token's mask, the logits above -inf, for requests with a bound."""
+    """The size of each token's mask (the logits above -inf), for requests with a mask bound."""
 
     def __init__(
         self, plan: Plan, body: Body, kind: ValueKind, arrived: "Arrival", extras: Extras | None = None
@@ -182,27 +182,27 @@ class TokenColumns:
 
     @property
     def extras(self) -> npt.NDArray[np.uint8]:
-        """The extras of each request: bit 1 `other_logprobs`, bit 2 `entropies`; empty if no request has any."""
+        """The extras of each request (1: `other_logprobs`, 2: `entropies`, 3: both). Empty if no request has any."""
         return self._of_requests("flags", _NO_BYTES)
 
     @property
     def given_counts(self) -> npt.NDArray[np.uint32]:
-        """The number of given ids of each request; empty if there are none."""
+        """The number of given ids of each request. Empty if no request has given ids."""
         return self._of_requests("given_counts", _NO_IDS)
 
     @property
     def mask_bounds(self) -> npt.NDArray[np.uint32]:
-        """The mask bound of each request, 0 for no mask; empty if no request has one."""
+        """The mask bound of each request, or 0 for no mask. Empty if no request has a mask bound."""
         return self._of_requests("mask_bounds", _NO_IDS)
 
     @property
     def given_token_ids(self) -> npt.NDArray[np.uint32]:
-        """The given ids, request after request."""
+        """The given ids, concatenated over the requests."""
         return _NO_IDS if self._extras is None else self._extras.given_token_ids
 
     @cached_property
     def mask_token_ids(self) -> npt.NDArray[np.uint32]:
-        """The ids of each mask in ascending order; omitted for masks above the bound."""
+        """The ids of the masks, in ascending order within each mask. Masks above the bound are omitted."""
         if self._extras is None:
             return _NO_IDS
         masks = self._extras.items[self._extras.items["mask_bound"] > 0]
@@ -213,25 +213,25 @@ class TokenColumns:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns, by their names in LogprobBatch."""
+        """The columns by their names in LogprobBatch."""
         rows = {"token_counts": self.token_counts, "scorings": self.scorings, "top_ks": self.top_ks}
         return rows | {column.name: array for column, array in zip(COLUMNS, self._columns, strict=True)}
 
     @property
     def extra_columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The non-empty columns of extra scores, by name."""
+        """The nonempty columns of extra scores by name."""
         found = {name: getattr(self, name) for name in EXTRA_COLUMNS}
         return {name: column for name, column in found.items() if column.size}
 
     @property
     def body(self) -> memoryview:
-        """The bytes of the columns in a message: fields 11 to 15, each with its key and length."""
+        """The encoded columns of a message: fields 11 to 15, each with its key and length."""
         memory = self._arrived.memory()
         return memory[self._body.at : self._body.end].data
 
     @cached_property
     def faults(self) -> tuple[TokenFault, ...]:
-        """The tokens without results; usually empty."""
+        """The tokens without results. Usually, the tuple is empty."""
         flags = self._arrived.memory()[: self._body.faults]
         ends = np.cumsum(self.token_counts, dtype=np.intp)
         found = []
@@ -245,11 +245,11 @@ class TokenColumns:
         return tuple(found)
 
     def batch(self, header: BatchHeader, **rows: npt.ArrayLike) -> LogprobBatch:
-        """Return a batch of these columns and the caller's row columns, such as request ids and statuses."""
+        """Return a batch with these columns and the caller's row columns, such as request ids and statuses."""
         return LogprobBatch(header._replace(value_kind=self.value_kind), **self.columns, **self.extra_columns, **rows)
 
     def __repr__(self) -> str:
-        """Show the sizes, without waiting for the results."""
+        """Return the sizes, without waiting for the results."""
         plan = self._plan
         return f"<TokenColumns rows={plan.requests} tokens={plan.tokens} alternatives={plan.alternatives}>"
 
@@ -269,7 +269,7 @@ class TokenColumns:
 
 
 class Arrival:
-    """The memory of the results; in this class they are available at once."""
+    """The memory of the results, which are available at once. Subclasses may have to wait for the results."""
 
     __slots__ = ("_memory",)
 

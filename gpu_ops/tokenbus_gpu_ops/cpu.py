@@ -1,6 +1,6 @@
 """The CPU implementation in numpy, with the same results as the kernels.
 
-Each row is read once, a block at a time. Alternatives are searched for only in the groups with the largest maxima.
+Each row is read once, one block at a time. Alternatives are searched for only in the groups with the largest maxima.
 """
 
 import threading
@@ -19,20 +19,20 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 FLOOR = np.float32(-9999.0)
-"""The contract's value for minus infinity and all smaller values."""
+"""The contract's replacement for minus infinity, and the lower limit of all values."""
 BLOCK = 1 << 18
-"""The logits per block: a megabyte of floats, which stays in the cache."""
+"""The number of logits per block. A block of floats has a megabyte and stays in the cache."""
 _WIDE = 4096
 """The row length from which counting row by row is faster than counting all rows at once."""
 _GROUP = 64
 _FEWEST_GROUPS = 4
-"""The groups per alternative; with fewer groups too many logits exceed the bound of their groups."""
+"""The minimum number of groups per alternative. With fewer groups, too many logits exceed the bound of their groups."""
 _NEGLIGIBLE = np.float32(-200)
-"""An exponent whose exponential underflows to zero, for masked logits."""
+"""An exponent whose exponential underflows to zero. Masked logits get this exponent."""
 _kept = threading.local()
 
 
-def compute(  # noqa: PLR0913, PLR0917 - what one call is
+def compute(  # noqa: PLR0913, PLR0917 - the properties of one call
     plan: Plan,
     body: Body,
     logits: Tensor,
@@ -42,7 +42,7 @@ def compute(  # noqa: PLR0913, PLR0917 - what one call is
     *,
     as_logits: bool,
 ) -> npt.NDArray[np.uint8]:
-    """Compute all tokens and return the memory with the results."""
+    """Compute all tokens, and return the memory with the results."""
     memory = np.zeros(body.size, np.uint8)
     for place in body.places:
         memory[place.at - len(place.prefix) : place.at] = np.frombuffer(place.prefix, np.uint8)
@@ -70,14 +70,13 @@ class _Rows(NamedTuple):
 
     rows: Index
     ids: npt.NDArray[np.int32]
-    """The sampled tokens."""
+    """The sampled id of each row."""
     wanted: Index
-    """The number of alternatives of each."""
+    """The number of alternatives of each row."""
     alternatives_at: Index
-    """The offsets of the alternatives."""
+    """The offset of each row's alternatives."""
     faults: npt.NDArray[np.uint8]
     extras: npt.NDArray[Any] | None
-    """The extra scores of each row."""
 
     def part(self, at: slice) -> "_Rows":
         return _Rows(*(None if each is None else each[at] for each in self))  # type: ignore[arg-type]
@@ -102,7 +101,7 @@ def _put(
     *,
     as_logits: bool,
 ) -> None:
-    """Write the results of some rows; without columns, write only the extra scores."""
+    """Write the results of some rows. Without columns, write only the extra scores."""
     for begin in range(0, all_rows.rows.size, blocks.rows_at_once):
         at = slice(begin, begin + blocks.rows_at_once)
         part = all_rows.part(at)
@@ -124,7 +123,7 @@ def _put(
             _put_alternatives(columns[3:], blocks, part, totals.found, logs, as_logits=as_logits)
 
 
-def _put_more(  # noqa: PLR0913 - what is read, and where all of it goes
+def _put_more(  # noqa: PLR0913 - inputs and outputs
     more: _More, blocks: "_Blocks", part: _Rows, totals: "_Totals", logs: Doubles, *, as_logits: bool
 ) -> None:
     rows, faults, extras = part.rows, part.faults, part.extras
@@ -154,8 +153,8 @@ def _put_each(into: npt.NDArray[Any], places: npt.NDArray[Any], values: npt.NDAr
 class _Groups(NamedTuple):
     """The maximum of each group of logits.
 
-    Group g has every `across`-th logit from g on; the last group also has the rest. Neighbouring logits are in
-    different groups, so that numpy finds the maxima of all groups at once, element by element.
+    Group g consists of every `across`-th logit from g on. The last group also has the remaining logits. Neighbouring
+    logits are in different groups, so that numpy finds the maxima of all groups at once, element by element.
     """
 
     largest: Floats
@@ -175,7 +174,7 @@ class _Groups(NamedTuple):
         return cls(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), across, width)
 
     def ids_in(self, groups: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
-        """Return the token ids in each given group, one row per group, and a mask of the ids below the width."""
+        """Return the token ids in each given group, with one row per group, and a mask of the ids below the width."""
         is_rest = (groups == self.across)[:, None]
         within = np.arange(_GROUP)
         ids = np.where(is_rest, self.across * _GROUP + within, groups[:, None] + self.across * within)
@@ -184,17 +183,17 @@ class _Groups(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The candidates for the largest logits of some rows: row, id and logit of each."""
+    """The row, id and logit of each candidate for the largest logits of some rows."""
 
     rows: Index
     ids: Index
     logits: Floats
     dropped: Floats
-    """The largest omitted logit of each row; minus infinity if none was omitted."""
+    """The largest omitted logit of each row, or minus infinity if no logit was omitted."""
 
 
 def _candidates(logits: Floats, groups: _Groups, most: int) -> _Found:
-    """Return at least the `most` largest logits of each row, and all logits equal to the smallest of them."""
+    """Return the largest logits of each row: at least `most`, including all logits that tie with the last of them."""
     width = logits.shape[1]
     count = groups.largest.shape[1]
     if count < _FEWEST_GROUPS * most:
@@ -224,29 +223,29 @@ class _Totals(NamedTuple):
 
     largest: Floats
     sums: Doubles
-    """The sum of exponentials, relative to the largest logit."""
+    """The sum of exponentials relative to the largest logit."""
     above: Index
-    """The number of logits above the sampled one."""
+    """The number of logits above the sampled logit."""
     weighted: Doubles
-    """The sum of the same exponentials, each multiplied by its exponent, for entropies."""
+    """The sum of exponentials, each multiplied by its exponent, for the entropy."""
     found: _Found | None
 
 
 class _Blocks:
-    """The logits, and memory for one block of them as floats."""
+    """The logits, with memory for one block of logits as floats."""
 
     def __init__(self, logits: Tensor) -> None:
         self.view = logits.host_view()
         self._dtype = logits.dtype
         self._vocabulary = logits.shape[1]
         self.rows_at_once = max(1, BLOCK // max(1, self._vocabulary))
-        # Reused per thread: the first access to new memory is slow.
+        # The memory is kept for each thread, because the first access to new memory is slow.
         if not hasattr(_kept, "memory"):
             _kept.memory = tuple(np.empty(BLOCK, np.float32) for _ in range(3))
         self._floats, self._powers, self._exponents = _kept.memory
 
     def floats(self, logits: npt.NDArray[Any], into: Floats) -> Floats:
-        """Return logits as floats: the same array if possible, else a copy in the given memory."""
+        """Return logits as floats: the same array if possible, otherwise a copy in the given memory."""
         if self._dtype == "float32":
             return logits
         room = into[: logits.size].reshape(logits.shape)
@@ -301,11 +300,11 @@ class _Blocks:
         return _Totals(largest, sums, above, weighted, found)
 
     def faults(self, rows: Index, largest: Floats) -> npt.NDArray[np.uint8]:
-        """Return the fault reason of each row, or zero."""
+        """Return the fault reason of each row, or zero for a row without fault."""
         faults = np.zeros(rows.size, np.uint8)
         faults[largest == -np.inf] = FaultReason.ALL_MASKED
         for place in np.flatnonzero(np.isnan(largest) | (largest == np.inf)):
-            # Report an infinity first, as the kernels do: their maximum ignores NaN.
+            # An infinity is reported before NaN, as in the kernels, whose maximum ignores NaN.
             infinite = bool((self.row(int(rows[place])) == np.inf).any())
             faults[place] = FaultReason.INFINITE if infinite else FaultReason.NOT_A_NUMBER
         return faults
@@ -319,7 +318,7 @@ def _count_above(logits: Floats, limits: Floats) -> Index:
 
 
 def _values_of(logits: Floats, logs_of_sums: Doubles, *, as_logits: bool) -> Floats:
-    """Return the values of logits, given the log-sum-exp of their rows."""
+    """Return the values of logits. `logs_of_sums` has the log-sum-exp of their rows."""
     if as_logits:
         floored: Floats = np.maximum(logits, FLOOR)
         return floored
@@ -328,7 +327,7 @@ def _values_of(logits: Floats, logs_of_sums: Doubles, *, as_logits: bool) -> Flo
     return values
 
 
-def _put_alternatives(  # noqa: PLR0913 - as above
+def _put_alternatives(  # noqa: PLR0913 - inputs and outputs
     columns: Sequence[npt.NDArray[Any]], blocks: _Blocks, part: _Rows, found: _Found, logs: Doubles, *, as_logits: bool
 ) -> None:
     ids, values = columns
@@ -337,7 +336,7 @@ def _put_alternatives(  # noqa: PLR0913 - as above
         values[places[token] : places[token] + part.wanted[token]] = np.nan
     wanted = np.where(part.faults == 0, part.wanted, 0)
     found_values = _values_of(found.logits, logs[found.rows], as_logits=as_logits)
-    # The first alternatives of each row, by value and then by id.
+    # Select the first alternatives of each row, ordered by value and then by id.
     order = np.lexsort((found.ids, -found_values, found.rows))
     counts = np.bincount(found.rows, minlength=wanted.size)
     within = np.arange(order.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -346,7 +345,7 @@ def _put_alternatives(  # noqa: PLR0913 - as above
     targets = places[found.rows[chosen]] + within[kept]
     ids[targets] = found.ids[chosen]
     values[targets] = found_values[chosen]
-    # If an omitted value ties with the last selected one, a lower id may have been omitted.
+    # If an omitted value equals the last selected value, the omitted token may have a lower id.
     some = np.flatnonzero(wanted)
     last = values[places[some] + wanted[some] - 1]
     for token in some[_values_of(found.dropped[some], logs[some], as_logits=as_logits) >= last]:

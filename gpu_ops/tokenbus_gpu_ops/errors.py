@@ -1,4 +1,4 @@
-"""The error of the GPU path, in a module that every other one can import."""
+"""The error of the GPU path. This module imports nothing, so that every module can raise the error."""
 
 
 class GpuUnavailableError(RuntimeError):

@@ -20,11 +20,11 @@ NOWHERE = 0xFFFFFFFF
 _FULL = np.uint8(Scoring.FULL)
 _FIELDS = "value_at entropy_at given_ids_at given_at given_count mask_at mask_ids_at mask_bound"
 ITEM = np.dtype([(name, "<u4") for name in _FIELDS.split()])
-"""The extra scores of one row of logits, with their offsets; the struct Wish of call.cuh."""
+"""The extra scores of one row of logits and their offsets, as in the struct Wish of call.cuh."""
 
 
 class Asked(NamedTuple):
-    """The arguments for extra scores; hashable if they are the same for all requests."""
+    """The arguments for extra scores. The tuple is hashable if all requests have the same arguments."""
 
     other_logprobs: Any = None
     entropies: Any = False
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
     @property
     def is_alike(self) -> bool:
-        """Whether all requests ask for the same scores, and for no given ids."""
+        """Whether all requests ask for the same scores and have no given ids."""
         if self.given_token_ids is not None or self.given_counts is not None:
             return False
         flags_alike = isinstance(self.other_logprobs, (bool, type(None))) and isinstance(self.entropies, bool)
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
     given_logprobs: int = 0
     mask_sizes: int = 0
     mask_slots: int = 0
-    """The space for mask ids: each token's bound."""
+    """The space for the ids of masks: the sum of the bounds of all tokens."""
 
 
 class Shape(NamedTuple):
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
     """The number of rows of `other_logits` that are read."""
     sizes: Sizes = Sizes()
     is_alike: bool = False
-    """Whether all tokens ask for the same scores, and for no given ids."""
+    """Whether all tokens ask for the same scores and have no given ids."""
     masks_are_others: bool = False
     """Whether masks are computed from `other_logits`."""
     most_mask: int = 0
@@ -70,7 +70,7 @@ NOTHING = Shape()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extras:
-    """The extra scores of a call, per request and per row."""
+    """The extra scores of a call, for each request and for each row."""
 
     flags: Bytes
     given_counts: Ids
@@ -78,15 +78,15 @@ class Extras:
     mask_bounds: Ids
     shape: Shape
     others: Index
-    """The scored token of each row of `other_logits`."""
+    """The index of the scored token for each row of `other_logits`."""
     items: npt.NDArray[Any]
-    """An ITEM for each scored token, then one for each row of `other_logits`."""
+    """An ITEM for each scored token, followed by an ITEM for each row of `other_logits`."""
 
 
 def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_processed: bool) -> Extras | None:
-    """Return the extra scores of the scored tokens, or None if there are none.
+    """Return the extra scores of the scored tokens, or None if no extra scores were requested.
 
-    Masks are computed from processed logits: `logits` if these are processed or the only ones, else `other_logits`.
+    Masks are computed from processed logits: `logits` if processed or the only logits, otherwise `other_logits`.
     """
     if asked.other_logprobs is not None and not has_other and np.any(asked.other_logprobs):
         raise ContractError("other_logprobs", "other_logits with them", "none", rule=Rule.REQUIRED)
@@ -128,12 +128,12 @@ def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_pro
     bits = other.view(np.uint8) * np.uint8(Extra.OTHER_LOGPROB) | entropies.view(np.uint8) * np.uint8(Extra.ENTROPY)
     made = Extras(bits, counts.astype(np.uint32), ids, bounds.astype(np.uint32), shape, others, items)
     for column in (made.flags, made.given_counts, made.given_token_ids, made.mask_bounds):
-        column.flags.writeable = False  # the cache may return it again
+        column.flags.writeable = False  # the cache may return the array again
     return made
 
 
 def _place(into: npt.NDArray[Any], each: npt.NDArray[Any]) -> int:
-    """Write the offset of the elements of each row, or NOWHERE if it has none; return the total."""
+    """Write the offset of each row's elements, or NOWHERE for a row without elements, and return the total."""
     ends = np.add.accumulate(each, dtype=np.intp)
     into[:] = ends - each
     into[each == 0] = NOWHERE
@@ -145,7 +145,7 @@ def _flags(name: str, values: Any, requests: int) -> npt.NDArray[np.bool_]:  # n
 
 
 def _given(asked: Asked, requests: int, vocabulary: int) -> tuple[Index, Ids]:
-    """Return the number of given ids of each request, and all ids; without counts all requests use the same ids."""
+    """Return the number of given ids of each request, and all ids. Without counts, all requests use the same ids."""
     if asked.given_token_ids is None:
         if asked.given_counts is not None:
             raise ContractError("given_counts", "given_token_ids with them", "none", rule=Rule.REQUIRED)

@@ -29,31 +29,30 @@ class Plan:
     scored: int
     alternatives: int
     top_k: int | None
-    """The number of alternatives if it is the same for all and token i has row i; else None."""
+    """The number of alternatives if all tokens have the same number and token i has row i, otherwise None."""
     most: int
-    """The largest number of alternatives."""
     token_counts: Bytes
     top_ks: Bytes
     scorings: Bytes
     token_rows: Index
-    """Each token's row of logits."""
+    """The row of logits of each token."""
     scored_rows: Index
-    """Each scored token's row of logits."""
+    """The row of logits of each scored token."""
     scored_tokens: Index
-    """Their indices among all tokens."""
+    """The index of each scored token among all tokens."""
     scored_top_ks: Index
     alternatives_at: Index
-    """The offsets of their alternatives."""
+    """The offset of the alternatives of each scored token."""
 
 
 def plan(
     rows: int,
-    top_k: Any,  # noqa: ANN401 - any array-like
+    top_k: Any,  # noqa: ANN401 - any array-like object
     token_counts: Any = None,  # noqa: ANN401
     offsets: Any = None,  # noqa: ANN401
     scored: Any = None,  # noqa: ANN401
 ) -> Plan:
-    """Return the plan of a call; raises ContractError for the first invalid argument."""
+    """Return the plan of a call. The first invalid argument raises ContractError."""
     if type(top_k) is int and token_counts is None and offsets is None and scored is None:
         return _alike(rows, top_k)
     if token_counts is None:
@@ -74,12 +73,12 @@ def _alike(rows: int, top_k: int) -> Plan:
     counts = np.ones(rows, np.intp)
     made = _laid_out(counts, np.arange(rows), np.full(rows, top_k), None)
     for column in (made.token_counts, made.top_ks, made.scorings):
-        column.flags.writeable = False  # the cache returns it again
+        column.flags.writeable = False  # the cache returns the array again
     return replace(made, top_k=top_k)
 
 
 def _laid_out(counts: Index, starts: Index, ks: Index, wanted: npt.NDArray[np.bool_] | None) -> Plan:
-    """Lay out the tokens; `wanted` flags the scored requests, None means all."""
+    """Lay out the tokens. `wanted` has a flag for each request, or is None if all requests are scored."""
     ends = np.add.accumulate(counts)
     tokens = int(ends[-1]) if ends.size else 0
     if tokens > MAX_TOKENS:
@@ -117,7 +116,7 @@ def _laid_out(counts: Index, starts: Index, ks: Index, wanted: npt.NDArray[np.bo
 
 
 def _starts(counts: Index, offsets: Any, rows: int) -> Index:  # noqa: ANN401
-    """Return each request's first row of logits; its tokens have consecutive rows."""
+    """Return each request's first row of logits. The tokens of a request have consecutive rows."""
     if offsets is None:
         tokens = int(counts.sum())
         if tokens != rows:
@@ -141,7 +140,7 @@ def _starts(counts: Index, offsets: Any, rows: int) -> Index:  # noqa: ANN401
 
 
 def for_each(name: str, values: Any, requests: int, most: int) -> Index:  # noqa: ANN401
-    """Return one number per request, from such a list or one number for all."""
+    """Return one number per request from a list or from one number for all requests."""
     if isinstance(values, int) and not isinstance(values, bool):
         _check_range(name, values, most)
         return np.full(requests, values, np.intp)
@@ -161,14 +160,14 @@ def flags(name: str, values: Any, requests: int) -> npt.NDArray[np.bool_]:  # no
 
 
 def whole(name: str, values: Any, most: int) -> Index:  # noqa: ANN401
-    """Return integers from 0 to `most`; raises ContractError."""
+    """Return integers from 0 to `most`. Any other value raises ContractError."""
     found = _read(name, values)
     if not found.size:
         return np.zeros(0, np.intp)
     if found.dtype.kind not in "iu":
         raise ContractError(name, "whole numbers", found.dtype.name, rule=Rule.TYPE)
     numbers = found.astype(np.intp, copy=False)
-    # Viewed as unsigned, negative numbers are the largest, so one comparison is enough; a uint64 may have wrapped.
+    # Viewed as unsigned, negative numbers are the largest, so one comparison is enough. A uint64 may have wrapped.
     if numbers.view(np.uintp).max() > most or found.dtype == np.uint64:
         for limit, place, rule in ((0, int(found.argmin()), Rule.MIN), (most, int(found.argmax()), Rule.MAX)):
             value = int(found[place])

@@ -1,4 +1,4 @@
-"""Tensor: the address, shape, strides and type of an array, from numpy or DLPack."""
+"""Tensor: the address, shape, strides and type of an array of numpy or DLPack."""
 
 import ctypes
 from math import prod
@@ -16,16 +16,16 @@ _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _VIEWS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),  # numpy has no bfloat16; the CPU path converts the bits
+    "bfloat16": np.dtype(np.uint16),  # numpy has no bfloat16, so the CPU path converts the bits
 }
 
 
 Looks = tuple[tuple[int, ...], tuple[int, ...], str, int | None]
-"""The properties of an array except its address: shape, strides, type and device."""
+"""The shape, strides, type and device of an array, without its address."""
 
 
 class Tensor(NamedTuple):
-    """An array on any device. Strides are in elements; `device` is None for host memory."""
+    """An array on any device. Strides are counted in elements. `device` is None for host memory."""
 
     address: int
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
     dtype: str
     device: int | None
     owner: object
-    """Keeps the memory alive."""
+    """An object that keeps the memory alive."""
 
     @classmethod
     def looking(cls, looks: Looks) -> "Tensor":
@@ -93,19 +93,19 @@ _pointer_in.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - any DLPack array
-    """Return the tensor of a DLPack array; on a GPU its elements are ready for later work on the stream."""
+    """Return the tensor of a DLPack array. On a GPU, its elements are ready for later work on the stream."""
     device, _ = values.__dlpack_device__()
     if device in _HOST:
         capsule = values.__dlpack__()
     elif device in _GPU:
-        # 0 is ambiguous; 1 is the legacy default stream.
+        # In DLPack, stream 0 is ambiguous, and 1 is the legacy default stream.
         capsule = values.__dlpack__(stream=stream or 1)
     else:
         raise ContractError(name, "an array on a CPU or a CUDA GPU", f"DLPack device {device}", rule=Rule.TYPE)
     return of_capsule(name, capsule)
 
 
-def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - of a tensor that DLPack describes
+def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - a DLPack capsule
     described = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
     if described.device_type not in (*_HOST, *_GPU):
         limit = "an array on a CPU or a CUDA GPU"
@@ -121,7 +121,7 @@ def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - of a tensor
         strides=strides,
         dtype=_dtype(described),
         device=described.device_id if described.device_type in _GPU else None,
-        # The capsule is not consumed and keeps the elements alive.
+        # The capsule is not consumed, so it keeps the elements alive.
         owner=capsule,
     )
 

@@ -1,8 +1,8 @@
-"""The compiled code: it checks a message in the plain encoding, or selects rows from it, in one pass.
+"""The optional compiled code, which checks a message in the plain encoding, or selects its rows, in one pass.
 
-It is optional. If no C compiler was found when Tokenbus was installed, or if TOKENBUS_PURE_PYTHON is 1, the checks in
-`validate` and the indexes of the layout do the same with numpy. The tests run both. Messages that the compiled check
-does not accept go to `validate`, which decides, and names the reason if it refuses a message.
+If no C compiler was found at installation, or if TOKENBUS_PURE_PYTHON is 1, `validate` and the layout's indexes do the
+same work with numpy. The tests run both implementations. `validate` checks messages that the compiled check does not
+accept, and names the reason for a refusal.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ Index = npt.NDArray[np.intp]
 
 _LIMITS_KEPT = 64
 _MOST_KEY_BYTES = 8
-"""The maximum number of bytes of a column's key and length; as in accept.c."""
+"""The maximum size of a column's key and length in bytes, as in accept.c."""
 
 
 class Share(NamedTuple):
@@ -39,16 +39,16 @@ class Share(NamedTuple):
 
     number: int
     begin: int
-    """The index of its first row among all rows in their new order."""
+    """The index of the share's first row among all rows in their new order."""
     end: int
     message: bytes
-    """The rows as a message; empty if no message was wanted."""
+    """The rows as a message, or empty bytes if the caller wanted no message."""
     request_ids: bytes
     """The request ids as encoded in the message."""
 
 
 class RequestColumns(ctypes.Structure):
-    """Columns of requests by slot, which accept.c reads without a copy."""
+    """Columns of requests, indexed by slot, which accept.c reads without a copy."""
 
     _fields_ = (
         ("streams", ctypes.c_void_p),
@@ -69,43 +69,43 @@ class RequestColumns(ctypes.Structure):
         positions: npt.NDArray[np.int64],
         running: int,
     ) -> "RequestColumns":
-        """Return the columns, whose arrays must live as long as this.
+        """Return the columns. The caller must keep the arrays alive as long as the result.
 
-        By slot: the stream that brings a request's rows, the share that they belong to, the request's state, and its
-        next position. Only rows of requests in the state `running` are dealt out.
+        For each slot, the arrays have the stream that brings the request's rows, the share that receives the rows, the
+        request's state, and the next position. Only rows of requests in the state `running` are distributed.
         """
         columns = (streams, shares, states, positions)
         return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)
 
 
 _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
-"""The limits and rules for the last message."""
+"""The limits of the last message and their rules."""
 _BASE, _ALL = len(BASE_COLUMNS), len(COLUMNS)
 _OF_EXTRAS = f"{8 * (_ALL - _BASE)}x"
 _PLACES = {2 * _ALL: Struct(f"{2 * _ALL}q"), 2 * _BASE: Struct(2 * f"{_BASE}q{_OF_EXTRAS}")}
-"""The struct formats of the columns' places, by their number: without extras, only base columns have places."""
+"""The struct formats of the columns' places, by the number of places. Without extras, only base columns have places."""
 _BASE_ALONE, _WITH_EXTRAS = 1, 2
 """The kinds of accepted messages, as in accept.c."""
 _LAYOUTS = {
     _BASE_ALONE: Struct(f"16x{HEADER_NUMBERS}Q" + 2 * f"{_BASE}Q{_OF_EXTRAS}"),
     _WITH_EXTRAS: Struct(f"16x{HEADER_NUMBERS + 2 * _ALL}Q"),
 }
-"""The struct formats of a layout after the header's offset; ctypes would take three times as long to read it."""
+"""The struct formats of a layout after the header's offset. Reading it through ctypes takes three times as long."""
 _TEXT_NUMBER = HEADER.fields_by_name["worker_id"].number
 
 
 def available() -> bool:
-    """Tell whether the compiled check is in use."""
+    """Return whether the compiled check is in use."""
     return _accepts is not None
 
 
 def accepts(data: bytes, limits: Limits) -> bool:
-    """Tell whether a message is certainly valid; if False, it may still be valid."""
+    """Return whether a message is certainly valid. If the result is False, the message may still be valid."""
     return _accepts is not None and bool(_accepts(data, len(data), _rules(limits), Layout()))
 
 
 def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | None:
-    """Return the header and the columns' places if a message is certainly valid; None: it may still be valid."""
+    """Return the header and the columns' places, or None if the compiled check does not accept the message."""
     layout = Layout()
     found = 0 if _accepts is None else _accepts(data, len(data), _rules(limits), layout)
     if not found:
@@ -116,9 +116,9 @@ def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | Non
 
 
 def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequence[int]] | None:
-    """Return the encoded columns of some rows of an accepted message, and the place of each column in them.
+    """Return the encoded columns of some rows of an accepted message, and the places of the columns.
 
-    None: a row does not exist, or is named twice.
+    Returns None if a row does not exist or is repeated.
     """
     layout = _PLACES[len(places)]
     taken = np.empty(layout.size + len(data), np.uint8)
@@ -129,13 +129,13 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequ
     return None if size < 0 else (taken[layout.size : layout.size + size].tobytes(), layout.unpack_from(taken.data))
 
 
-def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
+def deal(  # noqa: PLR0913, PLR0917 - the arguments of the C function
     data: bytes, places: Sequence[int], slots: Index, requests: RequestColumns, stream: int, least: int, head: bytes
 ) -> tuple[Index, list[Share]] | None:
-    """Deal the rows of an accepted message out to the shares of their requests.
+    """Distribute the rows of an accepted message to the shares of their requests.
 
-    Returns the numbers of the rows, by share and then in batch order, and the shares. Returns None if a row is not the
-    next of its request.
+    Returns the numbers of the rows, ordered by share and then by batch index, and the shares. Returns None if a row is
+    not the next row of its request.
     """
     rows = most = len(slots)
     room = most * (len(head) + _MOST_KEY_BYTES * len(COLUMNS))
@@ -155,7 +155,7 @@ def deal(  # noqa: PLR0913, PLR0917 - what the C function takes
 
 
 def _rules(limits: Limits) -> Rules:
-    # Successive messages have the same limits, and hashing limits takes longer than checking a row.
+    # Successive messages usually have the same limits, and hashing the limits takes longer than checking a row.
     known, rules = _latest[0]
     if limits is not known:
         rules = _rules_of(limits)
@@ -174,7 +174,7 @@ def _schema_rules() -> Rules:
 
 
 def _load() -> tuple[Any, Any, Any]:
-    """Return the C functions: check, select and deal; or None for each."""
+    """Return the C functions check, select and deal, or None for each if the library cannot be used."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
         return _NONE
     if not LIBRARY.exists():

@@ -1,16 +1,17 @@
 /*
- * Checks whether a message in the plain encoding keeps the contract. The answer is yes, or "ask the checks in Python".
+ * Checks whether a message in the plain encoding keeps the contract. The answer is "valid" or "ask Python".
  *
- * This is an optimisation of tokenbus_contracts.validate and has no further rules. Python parses and checks again every
- * message that is not accepted here; it decides whether the message is valid, and which field to name if not. Every
- * bound comes from the schema, through struct rules; only the columns and the widths of their elements are written
- * here. One pass over the message, no allocation, and no access outside of it.
+ * This file is an optimisation of tokenbus_contracts.validate and has no other rules.
+ * Python parses and checks every message that is not accepted here.
+ * Python then decides whether the message is valid, and names the wrong field of an invalid message.
+ * Every bound comes from the schema, through struct rules. Only the columns and their element sizes are written here.
+ * The check takes one pass over the message, without allocation and without access outside of the message.
  */
 #include <float.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Each column and its element size in bytes, in the order of schema.COLUMNS; a library with others is not used. */
+/* Each column and its element size in bytes, in the order of schema.COLUMNS. Python refuses a library that differs. */
 #define COLUMNS(X) \
     X(REQUEST_IDS, 8) X(BATCH_INDICES, 4) X(POSITIONS, 4) X(STATUSES, 1) X(TOKEN_COUNTS, 1) \
     X(DRAFT_TOKEN_COUNTS, 1) X(PROPOSAL_COUNTS, 1) X(SCORINGS, 1) X(TOP_KS, 1) X(TOKEN_IDS, 4) X(LOGPROBS, 4) \
@@ -31,18 +32,18 @@ enum scoring_flag { SCORING_VALID = 1, SCORED = 2, MAY_HAVE_ALTERNATIVES = 4 };
 enum found { BASE_ALONE = 1, WITH_EXTRAS = 2 };
 enum extra { OTHER_LOGPROB = 1, ENTROPY = 2 };
 
-#define HEADER_NUMBERS 32 /* header fields have numbers below this, or are left to Python */
+#define HEADER_NUMBERS 32 /* header fields with larger numbers are left to Python */
 #define KEY_SLOTS 4096    /* at least twice as many as a message may have rows */
 #define MOST_ROWS (KEY_SLOTS / 2)
 #define MOST_STEP_ROWS 65536
 
 struct rules {
-    uint64_t header_min[HEADER_NUMBERS], header_max[HEADER_NUMBERS]; /* of a text: its bytes */
+    uint64_t header_min[HEADER_NUMBERS], header_max[HEADER_NUMBERS]; /* for a text, the size in bytes */
     int32_t header_type[HEADER_NUMBERS];
     int32_t header_key, column_keys[COLUMN_COUNT];
-    int32_t part_index, part_count, step_rows, selection, kind, value_kind, draft_follows, vocabulary; /* numbers */
+    int32_t part_index, part_count, step_rows, selection, kind, value_kind, draft_follows, vocabulary; /* field ids */
     int32_t draft_kind, no_value_kind;
-    uint32_t logit_kinds; /* a bit for each value kind that is not a logprob */
+    uint32_t logit_kinds; /* one bit for each value kind that means logits */
     uint32_t position_max, rank_min, rank_max, token_id_max;
     uint32_t rows_max, token_count_max, draft_count_max, top_k_max, stop_max;
     uint32_t extras_max, given_count_max, mask_bound_max;
@@ -50,9 +51,9 @@ struct rules {
 };
 
 /*
- * The offset and the number of elements of each column in the message, and the offset and size of the header. The
- * header's values are indexed by field number. The value of its text field is the length in bytes; index 0 has the
- * header's offset.
+ * The offset and size of the header, and the offset and number of elements of each column in the message.
+ * The header's values are indexed by field number. The value of the text field is the text's length in bytes.
+ * Index 0 of the values has the text's offset.
  */
 struct layout {
     int64_t header_at, header_bytes;
@@ -60,12 +61,12 @@ struct layout {
     int64_t at[COLUMN_COUNT], items[COLUMN_COUNT];
 };
 
-/* Columns may be unaligned: each begins where the field before it ends. */
+/* Columns may be unaligned, because each column begins at the end of the previous field. */
 typedef uint64_t u64 __attribute__((aligned(1), may_alias));
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 typedef float f32 __attribute__((aligned(1), may_alias));
 
-/* Four elements at a time: every CPU that this is compiled for has registers of that size. */
+/* Loops handle four elements at a time, because every supported CPU has registers of that size. */
 #define LANES 4
 typedef uint32_t u32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef float f32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
@@ -75,7 +76,7 @@ typedef int32_t i32x4 __attribute__((vector_size(4 * LANES)));
 #define KEY_BYTES 4
 #define VALUE_BYTES 10
 
-/* Returns the place after a varint of at most `most` bytes, or NULL. */
+/* Returns the address after a varint of at most `most` bytes, or NULL if there is no such varint. */
 static const uint8_t *varint(const uint8_t *at, const uint8_t *end, int most, uint64_t *value) {
     uint64_t result = 0;
     for (int shift = 0; shift < 7 * most && at < end; shift += 7) {
@@ -113,7 +114,7 @@ static int header_holds(const uint8_t *data, const struct rules *rules, struct l
             if (wire_type != 2 || !(at = varint(at, end, KEY_BYTES, &value))) return 0;
             if (value > (uint64_t)(end - at)) return 0;
             for (uint64_t i = 0; i < value; i++)
-                if (at[i] >= 0x80) return 0; /* whether it is UTF-8 is for protobuf to say */
+                if (at[i] >= 0x80) return 0; /* protobuf decides whether the text is UTF-8 */
             values[0] = (uint64_t)(at - data);
             at += value;
             break;
@@ -143,7 +144,7 @@ static int lay_out(const uint8_t *data, int64_t size, const struct rules *rules,
         while (column < COLUMN_COUNT && (int64_t)key != rules->column_keys[column]) column++;
         if (column == COLUMN_COUNT) return 0;
         if (!(at = varint(at, end, KEY_BYTES, &length)) || !length || length > (uint64_t)(end - at) || length % ITEM_BYTES[column])
-            return 0; /* a column without elements is none: the codec does not write it, and Python does not call it plain */
+            return 0; /* the codec never writes a column without elements, and Python does not treat one as plain */
         layout->at[column] = at - data;
         layout->items[column] = (int64_t)length / ITEM_BYTES[column];
         at += length;
@@ -178,7 +179,7 @@ static int indices_hold(const u32 *indices, int64_t rows, uint64_t step_rows) {
     return 1;
 }
 
-/* One for each stopped row, or none at all. */
+/* Checks the column of stops, which has one element for each stopped row. */
 static int stops_hold(const uint8_t *stops, int64_t count, const uint8_t *statuses, int64_t rows,
                       const struct rules *rules) {
     int64_t stopped = 0;
@@ -199,21 +200,21 @@ static int finite_within(const f32 *values, int64_t count, float least, float mo
     int64_t i = 0;
     for (; i <= count - LANES; i += LANES) {
         f32x4 value = *(const f32x4 *)(values + i);
-        wrong |= ~(value <= most) | ~(value >= least); /* NaN is neither */
+        wrong |= ~(value <= most) | ~(value >= least); /* NaN fails both comparisons */
     }
     for (; i < count; i++) wrong[0] |= !(values[i] <= most) | !(values[i] >= least);
     return !(wrong[0] | wrong[1] | wrong[2] | wrong[3]);
 }
 
-/* The faults found so far, by lane, and the bits of all ids: collected without branches and tested once at the end. */
+/* The faults by lane, and the bits of all ids. They are collected without branches and tested once at the end. */
 struct findings {
     i32x4 wrong, ids;
 };
 
 /*
- * Checks the alternatives of one token: their order, finite values, known ids, and whether they agree with the token
- * itself. Valid ids are below 2^31, so they are compared as signed numbers, which takes fewer instructions. An invalid
- * id leaves its sign bit in the findings.
+ * Checks the alternatives of one token: their order, values and ids, and their agreement with the token.
+ * Valid ids are below 2^31, so ids are compared as signed numbers, which takes fewer instructions.
+ * An invalid id leaves its sign bit in the findings.
  */
 static inline int alternatives_wrong(const u32 *ids, const f32 *values, int32_t count, int32_t own_id, float own,
                                      uint32_t rank, int32_t most, float ceiling, struct findings *findings) {
@@ -222,7 +223,7 @@ static inline int alternatives_wrong(const u32 *ids, const f32 *values, int32_t 
     int32_t i = 1;
     if (count > LANES) {
         for (int32_t next = 1; i < count; i = next += LANES) {
-            if (i > count - LANES) i = count - LANES; /* the last four again, rather than fewer */
+            if (i > count - LANES) i = count - LANES; /* the last step repeats elements, so that it has four */
             f32x4 value = *(const f32x4 *)(values + i), before = *(const f32x4 *)(values + i - 1);
             i32x4 id = (i32x4)*(const u32x4 *)(ids + i), id_before = (i32x4)*(const u32x4 *)(ids + i - 1);
             findings->wrong |= ~(value <= before) | ((value == before) & (id <= id_before));
@@ -268,9 +269,9 @@ static int all_alternatives_hold(struct tokens next, const uint8_t *counts, cons
 }
 
 /*
- * Returns the number of ids that are not above the id before them; -1 if an id is too large. One pass checks the ids of
- * all masks: the ids of a mask ascend, so only the first id of a mask may be counted. They are compared as signed, as
- * above.
+ * Returns the number of ids that are not above the previous id, or -1 if an id is too large.
+ * One pass checks the ids of all masks: the ids of a mask ascend, so only the first id of a mask may be counted.
+ * Ids are compared as signed numbers, as in alternatives_wrong.
  */
 static int64_t not_ascending(const u32 *ids, int64_t count, int32_t last) {
     i32x4 found = {0}, beyond = {0};
@@ -278,7 +279,7 @@ static int64_t not_ascending(const u32 *ids, int64_t count, int32_t last) {
     for (; i <= count - LANES; i += LANES) {
         i32x4 id = (i32x4)*(const u32x4 *)(ids + i), before = (i32x4)*(const u32x4 *)(ids + i - 1);
         found -= id <= before;
-        beyond |= (id > last) | id; /* the sign bit of either tells */
+        beyond |= (id > last) | id; /* a fault sets the sign bit */
     }
     for (; i < count; i++) {
         found[0] += ids[i] <= ids[i - 1];
@@ -288,7 +289,7 @@ static int64_t not_ascending(const u32 *ids, int64_t count, int32_t last) {
     return found[0] + found[1] + found[2] + found[3];
 }
 
-/* The extra scores that a row's request asked for; all zero if the columns are absent. */
+/* The extra scores that a row's request asked for. Absent columns count as zero. */
 struct asked {
     uint32_t extras, given, mask_bound;
 };
@@ -301,13 +302,12 @@ static struct asked asked_by(const uint8_t *data, const int64_t *at, const int64
     return asked;
 }
 
-/* Checks the columns of extra scores. */
 static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *items, const struct rules *rules,
                        float ceiling, uint32_t token_id_max, uint32_t most_tokens) {
     int64_t rows = items[REQUEST_IDS], other = 0, entropies = 0, given = 0, values = 0, masked = 0, told = 0;
     const uint8_t *counts = data + at[TOKEN_COUNTS], *scorings = data + at[SCORINGS];
     const u32 *sizes = (const u32 *)(data + at[MASK_SIZES]), *ids = (const u32 *)(data + at[MASK_TOKEN_IDS]);
-    int64_t firsts = 0; /* of a mask, and not above the last of the mask before it */
+    int64_t firsts = 0; /* first ids of masks that are not above the last id of the previous mask */
     int wrong = token_id_max > INT32_MAX;
     for (int column = EXTRAS; column <= MASK_BOUNDS; column++)
         if (items[column] && items[column] != rows) return 0;
@@ -338,11 +338,11 @@ static int extras_hold(const uint8_t *data, const int64_t *at, const int64_t *it
            && finite_within((const f32 *)(data + at[GIVEN_LOGPROBS]), values, -FLT_MAX, ceiling);
 }
 
-/* The start of each row's elements in the ragged columns and, after the last row, their end. */
+/* The start of each row's elements in the ragged columns. The last element is the end of the last row. */
 struct starts {
     uint32_t tokens[MOST_ROWS + 1], scored[MOST_ROWS + 1], alternatives[MOST_ROWS + 1], proposals[MOST_ROWS + 1];
     uint32_t stops[MOST_ROWS + 1];
-    /* Only if a row has extras. */
+    /* The following arrays are set only if a row has extras. */
     uint32_t other[MOST_ROWS + 1], entropies[MOST_ROWS + 1], given[MOST_ROWS + 1], given_values[MOST_ROWS + 1];
     uint32_t masked[MOST_ROWS + 1], told[MOST_ROWS + 1];
 };
@@ -404,7 +404,7 @@ static const uint32_t *starts_of(int column, const struct starts *starts) {
     case GIVEN_LOGPROBS: return starts->given_values;
     case MASK_SIZES: return starts->masked;
     case MASK_TOKEN_IDS: return starts->told;
-    default: return 0; /* one element a row */
+    default: return 0; /* one element for each row */
     }
 }
 
@@ -435,7 +435,7 @@ static uint8_t *put_elements(uint8_t *out, const uint8_t *from, const uint32_t *
     return out;
 }
 
-/* Identifies the source that this was compiled from, to detect a stale library. */
+/* The checksum of the source at compilation, by which Python detects a stale library. */
 #ifndef SOURCE_CRC32
 #define SOURCE_CRC32 0
 #endif
@@ -520,7 +520,7 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     return further ? WITH_EXTRAS : BASE_ALONE;
 }
 
-/* Whether each given place is a row's, and none is named twice. */
+/* Returns whether all given places are places of rows, without repetition. */
 static int places_hold(const int64_t *places, int64_t count, int64_t rows) {
     uint64_t taken[MOST_ROWS / 64] = {0};
     if (rows > MOST_ROWS || count > rows) return 0;
@@ -532,7 +532,7 @@ static int places_hold(const int64_t *places, int64_t count, int64_t rows) {
     return 1;
 }
 
-/* Writes some rows' columns as fields and returns the place after them; `laid` gets each column's offset in `out`. */
+/* Writes the columns of some rows as fields, and returns the end. `laid` receives each column's offset in `out`. */
 static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *columns, const struct starts *starts,
                          const int64_t *places, int64_t count, const struct rules *rules, int64_t *laid) {
     const int64_t *at = columns, *items = columns + COLUMN_COUNT;
@@ -540,7 +540,7 @@ static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *colum
     for (int column = 0; column < COLUMN_COUNT; column++) {
         const uint32_t *begins = starts_of(column, starts);
         int64_t chosen = 0;
-        if (!items[column]) /* nothing to choose from, such as stops that nobody named */;
+        if (!items[column]) /* the column is absent */;
         else if (!begins) chosen = count;
         else for (int64_t i = 0; i < count; i++) chosen += begins[places[i] + 1] - begins[places[i]];
         laid[column] = 0;
@@ -555,9 +555,10 @@ static uint8_t *put_rows(uint8_t *out, const uint8_t *data, const int64_t *colum
 }
 
 /*
- * Writes some rows of an accepted message, in the given order, as the fields of their columns, and the offset of each
- * column in them. Returns the number of bytes, at most the size of the message; or -1 if a place is no row's or is
- * named twice. `columns` has each column's offset in the message and then its number of elements.
+ * Writes some rows of an accepted message, in the given order, as fields. Also writes the offset of each column.
+ * Returns the number of bytes, which is at most the size of the message.
+ * Returns -1 if a place is not the place of a row, or is repeated.
+ * `columns` has the offset of each column in the message, followed by the number of elements of each column.
  */
 int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int64_t *places, int64_t count,
                          const struct rules *rules, uint8_t *out, int64_t *laid) {
@@ -568,12 +569,12 @@ int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int6
     return put_rows(out, data, columns, &starts, places, count, rules, laid) - out;
 }
 
-/* The most bytes of a column's key and length, which each further message of the same rows adds. */
+/* The maximum size of a column's key and length, which each additional message repeats. */
 #define MOST_KEY_BYTES 8
 
 /*
- * The state of requests, by slot: the stream that may bring a request's rows, the position of its next row, and the
- * share that receives them. Only rows of requests in the state `running` are accepted.
+ * Columns of requests, indexed by slot. Only rows of requests in the state `running` are accepted.
+ * For each slot: the stream that may bring rows, the share that receives rows, the state, and the next position.
  */
 struct requests {
     const int32_t *streams, *shares;
@@ -595,7 +596,7 @@ static int are_next(const uint8_t *data, const int64_t *at, const int64_t *slots
     return !wrong;
 }
 
-/* The sort key of each row: by share, then by batch index; the lowest bits are the row's place. */
+/* The sort key of each row has, from the highest bits down, the share, the batch index and the row's place. */
 #define PLACE_BITS 11
 #define INDEX_BITS 16
 
@@ -610,10 +611,12 @@ static void order(uint64_t *keys, int64_t count) {
 }
 
 /*
- * Divides an accepted message's rows among shares, if each row is the next of its request. Writes the rows of each
- * share, in original batch order, as a message that begins with `head`; shares below `least` are not written. Returns
- * the number of shares, or -1 if a row is not next or there is no room for so many messages. `places` receives the rows
- * in their new order. `parts` receives for each share: its number, the end of its rows in `places`, its size in bytes,
+ * Distributes the rows of an accepted message to shares, if each row is the next row of its request.
+ * Writes the rows of each share, in original batch order, as a message that begins with `head`.
+ * Shares below `least` are not written.
+ * Returns the number of shares, or -1 if a row is not the next row or there are more than `most_parts` shares.
+ * `places` receives the rows in their new order.
+ * `parts` receives for each share: its number, the end of its rows in `places`, its size in bytes,
  * and the offset of its request ids.
  */
 int64_t tokenbus_deals(const uint8_t *data, const int64_t *columns, const int64_t *slots,

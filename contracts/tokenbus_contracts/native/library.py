@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class LibraryError(Exception):
-    """The compiled library cannot be used."""
+    """The reason why the compiled library cannot be used."""
 
 
 def open_library(library: Path, source: Path) -> ctypes.PyDLL:
-    """Return the library, or raise a LibraryError.
+    """Return the compiled library, or raise a LibraryError.
 
-    Its functions hold the GIL: they take microseconds, and releasing the GIL would take as long.
+    Functions of the library hold the GIL, because a call takes microseconds, and releasing the GIL would take as long.
     """
     if not library.exists():
         raise LibraryError(f"there is no {library.name}: no C compiler was found when Tokenbus was installed")

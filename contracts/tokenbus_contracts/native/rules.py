@@ -1,4 +1,4 @@
-"""The structs of accept.c, filled from the schema and the limits."""
+"""Fills the structs of accept.c from the schema and the limits."""
 
 import ctypes
 
@@ -24,7 +24,7 @@ _SCORING_FLAGS = {
 
 
 class Rules(ctypes.Structure):
-    """struct rules."""
+    """The fields of struct rules in accept.c."""
 
     _fields_ = (
         ("header_min", ctypes.c_uint64 * HEADER_NUMBERS),
@@ -44,7 +44,7 @@ class Rules(ctypes.Structure):
 
 
 Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(COLUMNS))
-"""struct layout: the header's offset and bytes, its values, each column's offset, each column's number of elements."""
+"""The fields of struct layout: the header's offset, size and values, then each column's offset, then its length."""
 
 
 def rules_for(limits: Limits) -> Rules:

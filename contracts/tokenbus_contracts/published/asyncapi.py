@@ -1,4 +1,4 @@
-"""An AsyncAPI 3 document of the protocols: channels, directions, and payloads as JSON Schema."""
+"""An AsyncAPI 3 document of the protocols, with channels, directions, and payloads as JSON Schema."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,22 +18,22 @@ _PARTS = {
     ("ServerFrame", "outputs"): ["ServerFrame", "LogprobBatch (target)", "LogprobBatch (draft), if has_draft is set"],
     ("ServerFrame", "watched_item"): ["ServerFrame", "LogprobBatch or RequestEvent, as watched_item.payload_kind says"],
 }
-"""The parts of the transport messages that have more parts than the frame."""
+"""The parts of transport messages that consist of more than a frame."""
 _EXAMPLES = ("one_row", "two_rows_with_alternatives", "draft", "finished_stop", "first_part")
 
 
 class Channel(NamedTuple):
-    """A channel, as its listener sees it."""
+    """A channel from the point of view of its listener."""
 
     name: str
     listener: str
     setting: str
-    """The setting with its address."""
+    """The name of the setting for the channel's address."""
     address: str
     received: str
-    """The frame that its peers send."""
+    """The name of the frame that peers send to the listener."""
     sent: str
-    """The frame that it sends."""
+    """The name of the frame that the listener sends."""
     about: str
 
 
@@ -50,7 +50,7 @@ CHANNELS = (
 
 
 def asyncapi(schema: Schema) -> Document:
-    """Return the document; its examples are golden messages."""
+    """Return the AsyncAPI document, with golden messages as examples."""
     frames = [frame for channel in CHANNELS for frame in (channel.received, channel.sent)]
     payloads = ["LogprobBatch", "RequestEvent"]
     return {
@@ -145,7 +145,6 @@ def _message(message: Message, titles: Document, payload: Document) -> Document:
 
 
 def _examples() -> Iterator[Document]:
-    """Yield some golden batches in protobuf's JSON form."""
     for message in golden_messages():
         name = message.name.removeprefix("valid/")
         if name in _EXAMPLES:

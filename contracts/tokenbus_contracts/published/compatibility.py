@@ -1,4 +1,4 @@
-"""A comparison of two versions of the schema: each difference, and the peers for which it breaks something."""
+"""Compares two versions of the schema, and names the peers that each difference breaks."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ _LARGEST = ("max", "max_items", "max_bytes")
 _SMALLEST = ("min", "least", "min_bytes")
 _DEMANDS = ("finite", "unique", "named", "required", "length")
 _DEFAULTS = {"default_max": "max", "default_max_items": "max_items", "default_max_bytes": "max_bytes"}
-"""Each default with the bound that applies without it."""
+"""For each default, the bound that applies if the default is absent."""
 _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_ROWS,
     ColumnLength.COLUMN_LENGTH_TOKENS,
@@ -23,7 +23,7 @@ _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_ALTERNATIVES,
     ColumnLength.COLUMN_LENGTH_PROPOSALS,
 }
-"""The lengths of columns that every message with rows has."""
+"""The lengths of the columns that are present in every message with rows."""
 _NUMBERS = (
     {
         FieldDescriptorProto.TYPE_BOOL: (0, 1),
@@ -35,18 +35,18 @@ _NUMBERS = (
     {FieldDescriptorProto.TYPE_FIXED32: (0, 2**32 - 1), FieldDescriptorProto.TYPE_SFIXED32: (-(2**31), 2**31 - 1)},
     {FieldDescriptorProto.TYPE_FIXED64: (0, 2**64 - 1), FieldDescriptorProto.TYPE_SFIXED64: (-(2**63), 2**63 - 1)},
 )
-"""Types of numbers with their ranges, grouped by encoding: two types of a group encode common values alike."""
+"""Number types with their ranges, grouped by encoding: two types of one group encode common values alike."""
 
 
 class Change(NamedTuple):
     """A difference between two versions of the schema."""
 
     subject: str
-    """The message, field or enum value."""
+    """The name of the message, field or enum value."""
     breaks: bool
-    """Whether peers of the two versions cannot work together as they did."""
+    """Whether the change breaks something between peers of the two versions."""
     sentence: str
-    """The difference, and the peers that notice it."""
+    """A description of the difference and of the affected peers."""
 
 
 class _Sides(NamedTuple):
@@ -56,14 +56,14 @@ class _Sides(NamedTuple):
     readers: str
 
     def refusal(self, *, by_new: bool, without_limit: bool = False) -> str:
-        """Return a phrase: readers with one version of the schema refuse messages of writers with the other one."""
+        """Return a phrase about readers that refuse messages of writers with the other version of the schema."""
         refusing, writing = ("new", "old") if by_new else ("old", "new")
         readers = f"{self.readers} with the {refusing} schema" + " that set no limit of their own" * without_limit
         return f"{readers} refuse what {self.writers} with the {writing} one may send"
 
 
 def changes(old: Schema, new: Schema) -> list[Change]:
-    """Return the differences between two versions, breaking ones first, sorted by subject."""
+    """Return the differences between two versions, sorted by subject, with breaking differences first."""
     found = [*_messages(old, new), *_enums(old, new)]
     return sorted(found, key=lambda change: (not change.breaks, change.subject))
 
@@ -80,7 +80,7 @@ def _messages(old: Schema, new: Schema) -> Iterator[Change]:
 
 
 def _sides(name: str, *schemas: Schema) -> _Sides:
-    """Return the writers and the readers of a message or of one nested in it."""
+    """Return the writers and the readers of a top-level or nested message."""
     holders = [
         frame
         for frame in FRAMES
@@ -134,7 +134,7 @@ def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Chan
         yield Change(subject, breaks=True, sentence=text)
     before, after = _kind(was), _kind(now)
     if before != after:
-        # The contents of a message aside, these two determine the encoding.
+        # Apart from the contents of nested messages, label and type determine the encoding.
         has_same_bytes = (was.is_repeated, was.proto.type) == (now.is_repeated, now.proto.type)
         is_alike = _are_read_alike(was, now)
         if is_alike:
@@ -150,7 +150,7 @@ def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Chan
 
 
 def _are_read_alike(was: Field, now: Field) -> bool:
-    """Tell whether two types of a number encode alike each value that both versions' bounds permit."""
+    """Return whether both types encode every value alike that the bounds of both versions permit."""
     one, other = was.proto.type, now.proto.type
     is_same_form = was.is_repeated == now.is_repeated and was.proto.proto3_optional == now.proto.proto3_optional
     if not is_same_form or not any(one in kind and other in kind for kind in _NUMBERS):
@@ -198,19 +198,19 @@ def _bounds(subject: str, was: _Bounds, now: _Bounds, sides: _Sides) -> Iterator
             text = f"{demand}: {how}: {sides.refusal(by_new=bool(after))}"
             yield Change(subject, breaks=True, sentence=text)
     for default, bound in _DEFAULTS.items():
-        # Without a default limit, the bound itself applies.
+        # If the default limit is absent, the bound itself applies.
         before, after = (_value(each, default) or _value(each, bound) for each in (was, now))
         if _value(was, bound) == _value(now, bound) and before != after:
             yield _moved(subject, default, before, after, sides, is_upper=True)
 
 
 def _value(bounds: _Bounds, name: str) -> int | None:
-    """Return a bound's value; None if it is not set, or if there is no such bound for a field or for a message."""
+    """Return a bound's value, or None if the bound is absent or does not exist for this kind of element."""
     return next((int(value) for field, value in bounds.ListFields() if field.name == name), None)
 
 
 def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, is_upper: bool) -> Change:  # noqa: ANN401, PLR0913
-    """Return the change of a bound that became narrower or wider; None means no bound."""
+    """Return the change if a bound became narrower or wider. None means no bound."""
     is_narrower = after is not None and (before is None or (after < before if is_upper else after > before))
     text = (
         f"{bound}: {_shown(after)} instead of {_shown(before)}: "
@@ -235,7 +235,7 @@ def _enums(old: Schema, new: Schema) -> Iterator[Change]:
 
 
 def _is_closed(name: str, schema: Schema) -> bool:
-    """Tell whether a field refuses values of an enum that the schema does not name."""
+    """Return whether a field refuses enum values that the schema does not name."""
     fields = (field for message in schema.messages.values() for field in message.fields)
     return any(field.type_name == name and field.bounds.named for field in fields)
 

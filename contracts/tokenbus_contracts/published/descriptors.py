@@ -1,4 +1,4 @@
-"""Schema: the messages, fields and enums of a set of descriptors, by name, with their comments and bounds."""
+"""Schema: messages, fields and enums of a set of descriptors, by name, with their comments and bounds."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -20,7 +20,7 @@ from tokenbus_contracts.schema import bounds_in, message_bounds_in
 
 PACKAGE = Path(__file__).parents[1]
 _MESSAGES, _ENUMS, _FIELDS, _NESTED, _NESTED_ENUMS, _VALUES = 4, 5, 2, 3, 4, 2
-"""The numbers of these lists in the descriptors, which lead to their comments."""
+"""The field numbers of lists in descriptors. A comment's path in a descriptor consists of field numbers and indexes."""
 _OURS = "tokenbus.v1."
 FRAMES = {
     "WorkerFrame": ("workers", "processors"),
@@ -30,7 +30,7 @@ FRAMES = {
     "LogprobBatch": ("workers", "processors and clients"),
     "RequestEvent": ("workers", "processors"),
 }
-"""The messages that are parts of a transport message, each with its writers and readers."""
+"""The message types that form parts of a transport message, with their writers and readers."""
 
 
 class Field(NamedTuple):
@@ -49,19 +49,19 @@ class Field(NamedTuple):
 
     @property
     def must_be_set(self) -> bool:
-        """Whether a message without it is invalid: it is required, or its zero, which is not encoded, is invalid."""
+        """Whether a message without the field is invalid, because it is required or its zero value is invalid."""
         bounds, proto = self.bounds, self.proto
         may_be_absent = self.is_repeated or proto.proto3_optional or proto.HasField("oneof_index")
         return bounds.required or (not may_be_absent and bool(bounds.min or bounds.min_bytes or bounds.least > 0))
 
     @property
     def type_name(self) -> str:
-        """The name of its message or enum type, without the package."""
+        """The name of the field's message or enum type, without the package."""
         return self.proto.type_name.removeprefix(f".{_OURS}")
 
 
 class Message(NamedTuple):
-    """A message, with its fields in the order of their numbers."""
+    """A message type with its fields in the order of their numbers."""
 
     name: str
     proto: DescriptorProto
@@ -73,7 +73,7 @@ class Message(NamedTuple):
         return message_bounds_in(self.proto.options)
 
     def oneofs(self) -> dict[str, list[Field]]:
-        """Return the fields of each oneof in the schema, without the oneofs that protoc makes for optional fields."""
+        """Return the fields of each oneof, without the oneofs that protoc creates for optional fields."""
         found: dict[str, list[Field]] = {}
         for field in self.fields:
             if field.proto.HasField("oneof_index") and not field.proto.proto3_optional:
@@ -82,12 +82,12 @@ class Message(NamedTuple):
 
 
 class Enum(NamedTuple):
-    """An enum."""
+    """An enum type."""
 
     name: str
     comment: str
     values: list[tuple[EnumValueDescriptorProto, str]]
-    """The values with their comments."""
+    """The values of the enum with their comments."""
 
 
 class Schema:
@@ -99,26 +99,26 @@ class Schema:
 
     @classmethod
     def installed(cls) -> "Schema":
-        """Return the schema of this version."""
+        """Return the installed version of the schema."""
         return cls(FileDescriptorSet.FromString((PACKAGE / "generated" / "schema.binpb").read_bytes()))
 
     def descriptor_set(self) -> FileDescriptorSet:
-        """Return the descriptors, together with protobuf's own file that they import."""
+        """Return the descriptors, including protobuf's own descriptor.proto, which they import."""
         imported = FileDescriptorProto.FromString(descriptor_pb2.DESCRIPTOR.serialized_pb)
         return FileDescriptorSet(file=[imported, *self._files])
 
     @cached_property
     def messages(self) -> dict[str, Message]:
-        """Every message by its name without the package, as Outer.Inner if nested."""
+        """Every message type by its name without the package. The name of a nested type is Outer.Inner."""
         return {each.name: each for each in self._all if isinstance(each, Message)}
 
     @cached_property
     def enums(self) -> dict[str, Enum]:
-        """Every enum by its name, as for messages."""
+        """Every enum type by its name without the package. The name of a nested type is Outer.Inner."""
         return {each.name: each for each in self._all if isinstance(each, Enum)}
 
     def reached_from(self, name: str) -> set[str]:
-        """Return the names of a message and of all messages and enums in it."""
+        """Return the names of a message type and of all messages and enums that its fields reach."""
         found, waiting = set[str](), [name]
         while waiting:
             each = waiting.pop()
@@ -130,13 +130,13 @@ class Schema:
 
 
 def proto_files() -> dict[str, str]:
-    """Return the text of each .proto file of the schema, by its import path."""
+    """Return the text of each .proto file of the schema by its import path."""
     folder = next(each for each in (PACKAGE / "proto", PACKAGE.parents[1] / "proto") if each.is_dir())
     return {path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*.proto"))}
 
 
 def _declared(file: FileDescriptorProto) -> Iterator[Message | Enum]:
-    """Yield the messages and enums of a file with their comments; nested ones are named Outer.Inner."""
+    """Yield the messages and enums of a file with their comments. The name of a nested type is Outer.Inner."""
     found = {tuple(place.path): " ".join(place.leading_comments.split()) for place in file.source_code_info.location}
 
     def comment(*path: int) -> str:

@@ -1,4 +1,4 @@
-"""The golden messages, with the result that every reader of the contract must have."""
+"""The golden messages, with the result that every reader of the contract must produce."""
 
 import json
 from collections.abc import Iterator
@@ -8,30 +8,30 @@ from tokenbus_contracts.published.descriptors import PACKAGE
 
 
 class GoldenMessage(NamedTuple):
-    """A golden message, and the result that every reader of the contract must have."""
+    """A golden message, with the result that every reader of the contract must produce."""
 
     name: str
-    """Its name, such as `valid/two_rows`."""
+    """The name of the message, such as `valid/two_rows`."""
     data: bytes
-    """The message."""
+    """The encoded message."""
     expected: dict[str, Any]
-    """The header and columns of a valid message; the field, rule, limit and value of the error of an invalid one."""
+    """The header and columns of a valid message, or the error's field, rule, limit and value for an invalid message."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether a reader must accept it."""
+        """Whether a reader must accept the message."""
         return self.name.startswith("valid/")
 
 
 def golden_messages() -> Iterator[GoldenMessage]:
-    """Yield every golden message, valid and invalid, in the order of their names.
+    """Yield all golden messages, valid and invalid, in the order of their names.
 
     Example:
         for message in tokenbus.testing.golden_messages():
             if message.is_valid:
                 tokenbus.decode(message.data, tokenbus.Limits.schema())
     """
-    # In the package or in a clone.
+    # The folder is in the installed package or in a clone.
     folder = next(each for each in (PACKAGE / "vectors", PACKAGE.parent / "vectors" / "v1") if each.is_dir())
     for path in sorted(folder.glob("*valid/*.json")):
         name = f"{path.parent.name}/{path.stem}"

@@ -18,7 +18,7 @@ _MOST = {True: 2**64 - 1, False: 2**32 - 1}
 
 
 def json_schema(schema: Schema, name: str = "LogprobBatch") -> Document:
-    """Return the JSON Schema of a message and of all messages and enums in it.
+    """Return the JSON Schema of a message type and of all messages and enums that its fields reach.
 
     The descriptions state the rules that JSON Schema cannot express, such as the length of a column.
     """
@@ -31,14 +31,14 @@ def json_schema(schema: Schema, name: str = "LogprobBatch") -> Document:
 
 
 def definitions(schema: Schema, names: list[str], place: str) -> Document:
-    """Return the schema of these messages and of all in them, by name; `place` is the prefix of their references."""
+    """Return the schemas of these messages and of all types that they reach, by name. References begin with `place`."""
     writer = _Writer(schema, place)
     reached = sorted(set().union(*map(schema.reached_from, names)))
     return {each: writer.message(each) if each in schema.messages else writer.enum(each) for each in reached}
 
 
 class _Writer:
-    """Writes the schemas of messages and enums, whose references begin with a prefix."""
+    """Writes the JSON Schemas of messages and enums. References begin with a prefix."""
 
     def __init__(self, schema: Schema, place: str) -> None:
         self._schema = schema
@@ -110,7 +110,7 @@ def _of_float(field: Field) -> Document:
 
 
 def _one_of(names: list[str]) -> Document:
-    """Demand at most one of some members; a frame without any may be of a newer minor version."""
+    """Return a schema that allows at most one of the names. A frame of a newer minor version may have none of them."""
     each = [{"required": [name]} for name in names]
     return {"oneOf": [*each, {"not": {"anyOf": each}}]}
 
@@ -122,6 +122,6 @@ def _of_integer(field: Field) -> Document:
     if field.proto.type in _SIGNED and not bounds.HasField("least"):
         least, most = -(2**31), 2**31 - 1
     found: Document = {"type": "integer", "minimum": least, "maximum": most}
-    # Protobuf's JSON writes 64-bit numbers as text, for readers with doubles, and reads both.
+    # Protobuf's JSON form writes 64-bit numbers as text, for readers that use doubles, and reads text and numbers.
     digits = "^[1-9][0-9]*$" if least else "^[0-9]+$"
     return found | {"type": ["string", "integer"], "pattern": digits} if is_wide else found

@@ -1,7 +1,7 @@
-"""The checks of a batch: every bound of the schema, and every rule between columns.
+"""Checks of a batch: every bound of the schema, and every rule between columns.
 
-Each check tests a whole column at once, and looks for the wrong element only if the test fails. Checking a valid batch
-of hundreds of rows takes about forty numpy calls.
+Each check tests a whole column at once. If the test fails, the check looks for the wrong element. Checking a valid
+batch of hundreds of rows takes about forty numpy calls.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ _RANGES: list[tuple[int, Any, Any, FieldRule]] = [
 
 
 def check_batch(batch: LogprobBatch, limits: Limits) -> None:
-    """Raise the ContractError of the first rule that the batch breaks, if it breaks any."""
+    """Raise the ContractError of the first rule that the batch breaks."""
     check_header(batch.header)
     with np.errstate(invalid="ignore"):  # some versions of numpy warn when they compare NaN
         shape = check_rows(batch, limits)
@@ -42,7 +42,7 @@ def check_batch(batch: LogprobBatch, limits: Limits) -> None:
 
 
 def check_header(header: BatchHeader) -> None:
-    """Refuse another major version, values out of bounds or of a wrong type, and a part_index beyond part_count."""
+    """Raise a ContractError for another major version, an invalid value, or a part_index at or above part_count."""
     try:
         _check(header)
     except (TypeError, AttributeError, ValueError) as error:

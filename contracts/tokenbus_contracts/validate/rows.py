@@ -1,4 +1,4 @@
-"""Checks of the columns with one element for each row."""
+"""Checks of the columns that have one element for each row."""
 
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMN, COLUMNS, STATUS_RULES, Column
 
 _ROW_COLUMNS = [column.name for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
-# Sets of byte values, for bytes.translate to delete: if nothing remains, a column has only members of the set. For a
-# few hundred bytes that is several times faster than any array operation.
+# Sets of byte values for bytes.translate to delete. If nothing remains, all values of a column are in the set.
+# For a few hundred bytes, bytes.translate is several times faster than any array operation.
 _UP_TO = [bytes(range(most + 1)) for most in range(256)]
 _STATUSES = bytes(STATUS_RULES)
 _SCORINGS = bytes(scoring for scoring in Scoring if scoring)
@@ -27,7 +27,7 @@ _FORBIDS_TOKENS = np.isin(_ANY, [s for s, rule in STATUS_RULES.items() if rule.t
 
 
 class Shape(NamedTuple):
-    """The lengths of the ragged columns according to a batch's counts."""
+    """The required lengths of the ragged columns, computed from a batch's counts."""
 
     tokens: int
     scored_tokens: int
@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
 
 def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
-    """Check every row column, and return the required lengths of the ragged columns."""
+    """Check every column with one element per row, and return the required lengths of the ragged columns."""
     rows = batch.request_ids.size
     if rows > limits.max_rows:
         raise ContractError("request_ids", limits.max_rows, rows, rule=Rule.ITEMS)
@@ -104,7 +104,7 @@ def _check_once(name: str, values: npt.NDArray[np.unsignedinteger], least: int, 
 
 
 def _check_statuses(batch: LogprobBatch, rows: int) -> None:
-    """Check that each row's status, and the batch's kind, permit its counts."""
+    """Check that the statuses of the rows and the kind of the batch permit the counts."""
     counts = batch.token_counts
     if batch.statuses.tobytes().count(RowStatus.ACTIVE) != rows or 0 in counts.tobytes():
         carries = counts != 0
@@ -131,7 +131,7 @@ def _check_scorings(batch: LogprobBatch, rows: int) -> None:
 
 
 def check_zero(batch: LogprobBatch, name: str, forbids: npt.NDArray[np.bool_]) -> None:
-    """Refuse a value other than 0 in the rows whose scoring forbids it."""
+    """Raise a ContractError for a nonzero value in a row whose scoring forbids it."""
     surplus = forbids & (getattr(batch, name) != 0)
     if surplus.any():
         row = int(surplus.argmax())
@@ -155,13 +155,12 @@ def check_range(name: str, values: npt.NDArray[np.unsignedinteger], most: int, l
 
 
 def _refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int) -> None:
-    """Raise the error for the first value above `most`."""
     element = int((values > most).argmax())
     raise ContractError(f"{name}[{element}]", most, int(values[element]), rule=Rule.MAX)
 
 
 def unnamed(column: Column, element: int, value: int) -> ContractError:
-    """Return the error for an enum value below the column's bound, or without a name in the schema."""
+    """Return the error for an enum value that is below the column's bound or has no name in the schema."""
     field = f"{column.name}[{element}]"
     if value < column.min:
         return ContractError(field, column.min, value, rule=Rule.MIN)
@@ -169,7 +168,7 @@ def unnamed(column: Column, element: int, value: int) -> ContractError:
 
 
 def _refuse_status(batch: LogprobBatch, name: str, wrong: npt.NDArray[np.bool_], limit: str) -> None:
-    """Refuse the first row whose value its status forbids, if any is wrong."""
+    """Raise a ContractError for the first wrong row, whose status forbids its value."""
     if wrong.any():
         row = int(wrong.argmax())
         status = RowStatus(batch.statuses[row]).name

@@ -20,7 +20,7 @@ _LOGITS = (ValueKind.RAW_LOGITS, ValueKind.PROCESSED_LOGITS)
 
 
 def check_tokens(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
-    """Check the lengths of the ragged columns, and ids, ranks and values one by one."""
+    """Check the lengths of the ragged columns, and each id, rank and value."""
     check_length("token_ids", batch.token_ids, shape.tokens, "one for each token")
     check_length("logprobs", batch.logprobs, shape.scored_tokens, "one for each scored token")
     check_length("ranks", batch.ranks, shape.scored_tokens, "one for each scored token")
@@ -34,7 +34,7 @@ def check_tokens(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
     if shape.scored_tokens:
         check_range("ranks", batch.ranks, batch.header.vocabulary_size or _RANKS.max, _RANKS.min)
         highest, lowest = np.maximum.reduce(batch.logprobs), np.minimum.reduce(batch.logprobs)
-        # A NaN anywhere makes both NaN, and every comparison with NaN fails.
+        # If any value is NaN, both results are NaN, and every comparison with NaN fails.
         if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
             refuse_value("logprobs", batch.logprobs, ceiling(batch))
 
@@ -45,13 +45,13 @@ def ceiling(batch: LogprobBatch) -> float:
 
 
 def highest_token_id(batch: LogprobBatch, limits: Limits) -> int:
-    """Return the largest valid token id: below the vocabulary's size if that is known."""
+    """Return the largest valid token id, which is below the vocabulary size if the size is known."""
     vocabulary = batch.header.vocabulary_size
     return min(limits.max_token_id, vocabulary - 1) if vocabulary else limits.max_token_id
 
 
 def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least: float = -_LARGEST) -> None:
-    """Raise the error for the first value that is not finite or out of bounds."""
+    """Raise a ContractError for the first value that is not finite or out of bounds."""
     for element, value in enumerate(values.tolist()):
         if not math.isfinite(value):
             raise ContractError(f"{name}[{element}]", "a finite number", value, rule=Rule.FINITE)
@@ -62,7 +62,7 @@ def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least:
 
 
 def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
-    """Check the alternatives' ids, values, order and agreement; there is at least one alternative."""
+    """Check the ids, values, order and agreement of alternatives. The batch must have at least one alternative."""
     check_range("alternative_token_ids", batch.alternative_token_ids, highest_token_id(batch, limits))
     sampled = _Sampled(batch, shape)
     _check_order(batch, sampled)
@@ -70,11 +70,11 @@ def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> Non
 
 
 class _Sampled:
-    """The sampled tokens with alternatives, and where the alternatives begin and end."""
+    """The sampled tokens that have alternatives, with the ranges of their alternatives."""
 
     def __init__(self, batch: LogprobBatch, shape: Shape) -> None:
         self.places = np.flatnonzero(shape.top_ks)
-        """Their indexes in the columns of scored tokens."""
+        """The indexes of the sampled tokens in the columns of scored tokens."""
         of_scored = batch.token_ids
         if of_scored.size != shape.scored_tokens:
             of_scored = of_scored[np.repeat(batch.scorings != Scoring.NONE, batch.token_counts)]
@@ -89,16 +89,16 @@ class _Sampled:
 
 def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
     values, ids = batch.alternative_logprobs, batch.alternative_token_ids
-    # If they are in order, a token's first value is the largest and its last value the smallest, so checking these two
-    # is enough. A NaN is neither below nor above its neighbour, so it counts as out of order; without a neighbour it is
-    # first.
+    # In a correct order, a token's first value is its largest, and its last value is its smallest.
+    # Therefore, only the first and the last value need a check of bounds.
+    # A NaN counts as out of order. A NaN without a neighbour is the first value.
     highest = np.maximum.reduce(values[sampled.starts])
     lowest = np.minimum.reduce(values[sampled.lasts])
     if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
         refuse_value("alternative_logprobs", values, ceiling(batch))
     descends = np.empty(values.size, np.bool_)
     np.less(values[1:], values[:-1], out=descends[:-1])
-    descends[sampled.lasts] = True  # the next value is another token's first
+    descends[sampled.lasts] = True  # the next value belongs to another token
     if np.count_nonzero(descends) == descends.size:
         return
     ties = np.flatnonzero(~descends)
@@ -123,7 +123,7 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
     elements -= 1
     value_there = values[elements]
     same = value_there == sampled.logprobs
-    # A token has the value of the alternative at its rank, or its rank comes after all its alternatives.
+    # The alternative at a token's rank has the token's value, unless the rank exceeds the number of alternatives.
     if np.count_nonzero(same) != same.size:
         right = same | ((sampled.ranks > sampled.top_ks) & (value_there > sampled.logprobs))
         if not right.all():
@@ -134,8 +134,8 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
             )
             field = f"ranks[{int(sampled.places[token])}]"
             raise ContractError(field, limit, int(sampled.ranks[token]), rule=Rule.AGREEMENT)
-    # A token that is among its alternatives has the same value there. Usually it is at its rank, where it was compared
-    # above, so counting is enough.
+    # A token among its alternatives must have the same value there. Usually, the alternative at its rank is the token.
+    # The comparison above covered the alternative at the rank, so counting is enough here.
     own = np.repeat(sampled.ids, sampled.top_ks) == ids
     same &= ids[elements] == sampled.ids
     if np.count_nonzero(own) == np.count_nonzero(same):

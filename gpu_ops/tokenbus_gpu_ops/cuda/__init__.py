@@ -1,1 +1,1 @@
-"""The GPU path: compilation, launches and memory. It is imported only when logits are on a GPU."""
+"""The GPU path: compilation, launches and memory. The package is imported only if logits are on a GPU."""

@@ -18,7 +18,7 @@ class Kernel(NamedTuple):
 
 
 class Card:
-    """The state of one GPU, for the lifetime of the process."""
+    """The state of one GPU, which is kept until the process ends."""
 
     def __init__(self, number: int) -> None:
         cuda = driver()
@@ -36,7 +36,7 @@ class Card:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make the card this thread's current one in this block."""
+        """Make the card current for this thread within the block."""
         done(driver().cuCtxPushCurrent(self.context))
         try:
             yield
@@ -44,7 +44,7 @@ class Card:
             done(driver().cuCtxPopCurrent())
 
     def kernel(self, dtype: str, *, with_alternatives: bool, with_extras: bool) -> Kernel:
-        """Return a kernel, compiling and loading it at the first use."""
+        """Return a kernel, which is compiled and loaded on first use."""
         found = self._kernels.get((dtype, with_alternatives, with_extras))
         if found is None:
             with self.entered():

@@ -1,6 +1,6 @@
-"""Compiles the package's CUDA source to a kernel for the card in use, once for each user and type of card.
+"""Compiles the package's CUDA source for the card in use, once for each user and type of card.
 
-Compiled kernels are kept in the user's own cache: one file for each source, compiler and card.
+Compiled kernels are cached for each user, in one file for each source, compiler and card.
 """
 
 import contextlib
@@ -22,24 +22,24 @@ _MACROS = {"bfloat16": "LOGITS_BF16", "float16": "LOGITS_F16", "float32": "LOGIT
 
 
 def macros_of(dtype: str, *, with_alternatives: bool, with_extras: bool = False) -> list[str]:
-    """Return the macros of the kernel for one type of logits; extras include alternatives."""
+    """Return the macros of the kernel for one type of logits. Extras include alternatives."""
     alternatives = ["WITH_ALTERNATIVES"] if with_alternatives or with_extras else []
     return [_MACROS[dtype], *alternatives, *(["WITH_EXTRAS"] if with_extras else [])]
 
 
 def source() -> str:
-    """Return the kernel's source with its headers inlined once."""
+    """Return the kernel's source. Each header is inlined once."""
     return _written_out(SOURCE, set())
 
 
 def kernel(
-    device: Any,  # noqa: ANN401 - cuda-core's own types
+    device: Any,  # noqa: ANN401 - the types of cuda-core
     dtype: str,
     *,
     with_alternatives: bool,
     with_extras: bool = False,
 ) -> Any:  # noqa: ANN401
-    """Return the kernel for a card, from the cache or newly compiled; raises GpuUnavailableError."""
+    """Return the kernel for a card, cached or newly compiled, or raise GpuUnavailableError."""
     capability = tuple(device.compute_capability)
     if capability < OLDEST_CARD:
         wanted = ".".join(map(str, OLDEST_CARD))
@@ -97,7 +97,7 @@ def _written_out(name: str, seen: set[str]) -> str:
 
 
 def folder() -> Path:
-    """Return the folder of compiled kernels, without creating it."""
+    """Return the folder of compiled kernels. The folder may not exist yet."""
     own = os.environ.get(VARIABLE)
     if own:
         return Path(own) / "kernels"
@@ -108,7 +108,7 @@ def folder() -> Path:
 
 
 def key_of(*parts: str | bytes) -> str:
-    """Return a unique name for the result of these parts."""
+    """Return a unique name for the kernel that is compiled from these parts."""
     found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -117,7 +117,7 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def load(name: str) -> bytes | None:
-    """Return a cached kernel; None if it is missing or incomplete."""
+    """Return a cached kernel, or None if it is missing or incomplete."""
     try:
         data = (folder() / name).read_bytes()
     except OSError:
@@ -127,7 +127,7 @@ def load(name: str) -> bytes | None:
 
 
 def keep(name: str, kernel: bytes) -> None:
-    """Cache a kernel for the next process; if that fails, the next process compiles again."""
+    """Cache a kernel for the next process. After a failure, the next process compiles the kernel again."""
     with contextlib.suppress(OSError):
         where = folder()
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def keep(name: str, kernel: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(kernel).digest() + kernel)
-            Path(temporary).replace(where / name)  # atomic, even if another process writes it
+            Path(temporary).replace(where / name)  # atomic, even if another process writes the same file
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             raise

@@ -1,4 +1,4 @@
-"""CUDA's driver through its Python bindings, imported at the first use, with errors as exceptions."""
+"""CUDA's driver through its Python bindings, imported on first use. Errors become exceptions."""
 
 from functools import cache
 from typing import Any
@@ -38,7 +38,7 @@ def name_of(fault: Any) -> str:  # noqa: ANN401
 
 
 def done(result: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """Return the result of a driver call, or raise its error."""
+    """Return the result of a driver call. An error of the driver is raised as an exception."""
     fault = result[0]
     if fault:
         raise RuntimeError(f"CUDA: {name_of(fault)}")

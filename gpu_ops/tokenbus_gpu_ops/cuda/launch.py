@@ -1,4 +1,4 @@
-"""Queues one call on the GPU: upload the per-row arguments, launch, copy the results, without waiting."""
+"""Queues one call on the GPU: upload of per-row arguments, launch of the kernel, and copy of the results."""
 
 import ctypes
 from functools import lru_cache
@@ -18,7 +18,7 @@ from tokenbus_gpu_ops.extras import NOTHING, Extras, Shape
 from tokenbus_gpu_ops.plan import Plan
 from tokenbus_gpu_ops.tensor import Tensor
 
-# The struct Call of kernels/call.cuh, by position.
+# The fields of the struct Call in kernels/call.cuh, in order.
 _POINTERS = Struct("<14Q")
 _COLUMNS_AND_NUMBERS = Struct("<" + "IIQ" * 5 + "16I")
 _CALL_BYTES = _POINTERS.size + _COLUMNS_AND_NUMBERS.size
@@ -37,13 +37,13 @@ _RECIPES_KEPT = 1024
 THREADS = 256
 VECTOR_BYTES = 16
 VECTORS_OF_GROUPS = 20480
-"""The maximum number of vectors in a part with alternatives: the kernel keeps the maxima of this many groups."""
+"""The maximum number of vectors in a part with alternatives. The kernel keeps the maxima of this many groups."""
 
 _BLOCKS_PER_PROCESSOR = 2
 _MOST_PARTS = 32
 _BLOCKS_PER_PROCESSOR_WITH_ALTERNATIVES = 1
 _MOST_PARTS_WITH_ALTERNATIVES = 8
-"""Each part finds candidates, and one block merges them."""
+"""The limit of parts with alternatives is lower, because one block merges the candidates of all parts."""
 
 
 class _Shape(NamedTuple):
@@ -64,7 +64,7 @@ class _Shape(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """The shared data of calls with one shape."""
+    """The data that calls of one shape share."""
 
     grid: tuple[int, int]
     output_bytes: int
@@ -73,7 +73,7 @@ class _Recipe(NamedTuple):
     mask_ids_at: int
     uploads_at: int
     packed: bytes
-    """The end of the struct Call."""
+    """The fields of the struct Call after the addresses."""
 
 
 class _Uploads(NamedTuple):
@@ -87,7 +87,7 @@ class _Uploads(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """The size of each argument, rounded up for alignment."""
+        """The size of each argument in bytes, rounded up for alignment."""
         return [0 if part is None else _aligned(part.nbytes) for part in self]
 
     def write(self, memory: npt.NDArray[np.uint8]) -> None:
@@ -99,7 +99,7 @@ class _Uploads(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A call without its addresses, shared by calls with the same properties."""
+    """A call without its addresses. Calls with the same properties share one Prepared object."""
 
     plan: Plan
     layout: Body
@@ -113,7 +113,7 @@ class Prepared(NamedTuple):
 
 
 class Parameters:
-    """The struct Call in memory, in the driver's form."""
+    """The struct Call in memory, in the form that the driver expects."""
 
     __slots__ = ("_pointer", "_struct", "address")
 
@@ -123,13 +123,13 @@ class Parameters:
         self.address = ctypes.addressof(self._pointer)
 
 
-# All calls share it: the caller holds the lock while it fills it, and the driver copies it during the launch.
+# All calls share one struct. A lock protects the struct until the driver has copied it during the launch.
 _call = bytearray(_CALL_BYTES)
 _parameters = Parameters(_call)
 
 
 def prepare(plan: Plan, logits: Tensor, ids: Tensor, extras: Extras | None, *, as_logits: bool) -> Prepared:
-    """Return a call without its addresses; raises an error if it cannot be launched."""
+    """Return a call without its addresses, or raise an error if the call cannot be launched."""
     if logits.device is None:
         raise ContractError("logits", "logits on a GPU", "on the CPU", rule=Rule.TYPE)
     if ids.device not in (None, logits.device):
@@ -215,9 +215,9 @@ def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int, other:
 
 
 class Arriving(Arrival):
-    """The future results of a call, in pinned memory that returns to its pool when the last view is gone.
+    """The future results of a call, in pinned memory that returns to its pool after the last view is deleted.
 
-    It keeps the inputs alive until the results are available.
+    An Arriving object keeps the inputs alive until the results are available.
     """
 
     __slots__ = ("_inputs", "_piece", "_pool")
@@ -232,7 +232,7 @@ class Arriving(Arrival):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Numpy's array interface; arrays and their views keep this object alive."""
+        """The array interface of numpy. Arrays and their views keep the Arriving object alive."""
         return self._piece.array.__array_interface__
 
     def ready(self) -> bool:
@@ -279,7 +279,7 @@ def _recipe(shape: _Shape) -> _Recipe:
 
 
 def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras | None) -> _Uploads:
-    """Return the per-token arguments; empty if token i is row i and its id is on the GPU."""
+    """Return the per-token arguments, which are empty if token i has row i and its id is on the GPU."""
     own = host_ids(ids, plan, rows, vocabulary) if ids.device is None else None
     at = np.arange(plan.tokens) if own is not None else place_ids(ids, plan, rows)
     is_alike = plan.top_k is not None and (extras is None or extras.shape.is_alike)
@@ -309,20 +309,20 @@ def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras
 
 
 def parts_of(rows: int, vocabulary: int, item_bytes: int, processors: int, *, with_alternatives: bool) -> int:
-    """Return the number of parts of each row, for a card's number of multiprocessors."""
+    """Return the number of parts of each row. `processors` is the card's number of multiprocessors."""
     vectors = vectors_of_part(vocabulary, item_bytes, 1)
     if with_alternatives:
         fewest = (vectors + VECTORS_OF_GROUPS - 1) // VECTORS_OF_GROUPS
         blocks, most = _BLOCKS_PER_PROCESSOR_WITH_ALTERNATIVES * processors, _MOST_PARTS_WITH_ALTERNATIVES
     else:
         fewest, blocks, most = 1, _BLOCKS_PER_PROCESSOR * processors, _MOST_PARTS
-    # With fewer vectors than threads, some threads would be idle.
+    # If a part had fewer vectors than threads, some threads would be idle.
     worth = max(1, vectors // THREADS)
     return max(fewest, min(blocks // max(rows, 1), most, worth))
 
 
 def vectors_of_part(vocabulary: int, item_bytes: int, parts: int) -> int:
-    """Return the number of vectors of each part of a row; the last part has the rest."""
+    """Return the number of vectors of each part of a row. The last part may have fewer vectors."""
     vectors = (vocabulary * item_bytes + VECTOR_BYTES - 1) // VECTOR_BYTES
     return (vectors + parts - 1) // parts
 

@@ -1,4 +1,4 @@
-"""Pinned memory for results and device memory for kernels; both are reused and bounded."""
+"""Pinned memory for results and device memory for kernels. Both kinds of memory are reused and bounded."""
 
 import ctypes
 import threading
@@ -12,14 +12,14 @@ from tokenbus_gpu_ops.plan import MAX_TOKENS
 
 _LEAST_BYTES = 1 << 14
 MAX_PINNED_BYTES = 1 << 28
-"""The limit for one device: referenced results and free memory together."""
+"""The limit for one device in bytes, which includes referenced results and free memory."""
 _STREAMS_KEPT = 8
 TICKET_BYTES = 4 * 2 * MAX_TOKENS
-"""One for each row that is read; with other logits, two per token."""
+"""The size of the tickets in bytes. Each row that is read has a ticket, so other logits need a second one per token."""
 
 
 class Pinned:
-    """One block of pinned memory, with the event that marks its results as complete."""
+    """A block of pinned memory, with an event that marks the results in the block as complete."""
 
     __slots__ = ("address", "array", "event", "seen", "size")
 
@@ -51,19 +51,19 @@ class Pinned:
 
 
 class Pool:
-    """The pinned memory of one device. Returned blocks may still be written to, so their events are checked first."""
+    """The pinned memory of one device. The GPU may still write to returned blocks, so `take` checks their events."""
 
     def __init__(self, max_bytes: int = MAX_PINNED_BYTES) -> None:
         self._free: dict[int, deque[Pinned]] = {}
         self._max_bytes = max_bytes
         self.bytes = 0
-        """The allocated bytes, used and free."""
+        """The number of allocated bytes in use or free."""
 
     def take(self, wanted: int) -> Pinned:
         """Return a block of at least `wanted` bytes."""
         size = max(_LEAST_BYTES, 1 << (wanted - 1).bit_length())
         free = self._free.setdefault(size, deque())
-        # The first block was returned before the others: while it is still busy, most of the others are too.
+        # If the block that was returned first is still busy, most of the other blocks are busy, too.
         if free and free[0].is_idle():
             return free.popleft()
         if self.bytes + size > self._max_bytes:
@@ -85,7 +85,7 @@ class Pool:
         self._free.setdefault(piece.size, deque()).append(piece)
 
     def _let_go(self, wanted: int) -> None:
-        """Free unused memory of other sizes."""
+        """Free unused blocks of other sizes."""
         for size, free in self._free.items():
             while size != wanted and free and self.bytes + wanted > self._max_bytes:
                 piece = free.popleft()
@@ -96,7 +96,7 @@ class Pool:
 
 
 class Scratch:
-    """The device memory of one stream, which its calls use in turn."""
+    """The device memory of one stream. The calls of the stream use the memory in turn."""
 
     __slots__ = ("_last", "address", "size")
 
@@ -106,9 +106,9 @@ class Scratch:
         self.size = 0
 
     def grown_to(self, wanted: int, stream: int) -> int:
-        """Return the address of a large enough block, which begins with tickets that are zero between launches.
+        """Return the address of a block of sufficient size, which begins with tickets that are zero between launches.
 
-        Memory is allocated, cleared and freed in the stream's order, so that no thread waits for it.
+        Memory is allocated, cleared and freed in the order of the stream, so that no thread waits.
         """
         if wanted > self.size:
             cuda = driver()
@@ -120,9 +120,9 @@ class Scratch:
         return self.address
 
     def take_turn(self, stream: int, result: Pinned) -> None:
-        """Order a stream's next work after the last work queued here.
+        """Order the stream's next work after the last work queued here.
 
-        On the same stream the order holds anyway. But by now the handle may belong to another stream than before.
+        Work on the same stream is ordered anyway, but the handle may now belong to another stream.
         """
         self._follow(stream)
         self._last = result
@@ -139,13 +139,13 @@ class Scratch:
 
 
 class Scratches:
-    """The device memory of recently used streams, by handle."""
+    """The device memory of recently used streams by handle."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[int, Scratch] = OrderedDict()
 
     def of(self, stream: int) -> Scratch:
-        """Return a stream's memory, evicting the least recently used one if necessary."""
+        """Return the memory of a stream. If necessary, the memory of the least recently used stream is evicted."""
         scratch = self._of.get(stream)
         if scratch is None:
             scratch = self._of[stream] = Scratch()
@@ -157,4 +157,4 @@ class Scratches:
 
 
 LOCK = threading.Lock()
-"""Held while a call is assembled and queued, because the calls share memory."""
+"""The lock that a thread holds while it assembles and queues a call, because calls share memory."""

@@ -1,4 +1,4 @@
-// The arguments of one launch. launch.py fills the same bytes; CALL_BYTES checks that both agree.
+// The arguments of one launch. launch.py fills the same bytes, and CALL_BYTES checks that the sizes agree.
 #pragma once
 
 #include "sums.cuh"
@@ -9,8 +9,8 @@ enum Extra { OTHER_LOGPROBS = 0, ENTROPIES = 1, GIVEN_LOGPROBS = 2, MASK_SIZES =
 constexpr u32 NOWHERE = 0xffffffffu;
 enum Column { TOKEN_IDS = 0, LOGPROBS = 1, RANKS = 2, ALTERNATIVE_IDS = 3, ALTERNATIVE_LOGPROBS = 4, COLUMNS = 5 };
 
-// One scored token: its row of logits, the location of its id, its index among all tokens, and the offset and number of
-// its alternatives.
+// One scored token: its row of logits, the location of its id, and its index among all tokens.
+// Also the offset and the number of its alternatives.
 struct __align__(16) Place {
     u32 row;
     u32 id_at;
@@ -20,7 +20,7 @@ struct __align__(16) Place {
     u32 unused[3];
 };
 
-// The extra scores of a row, and where to write them: offsets in the extra columns, or nowhere.
+// The extra scores of a row and their offsets in the extra columns. An offset may be NOWHERE.
 struct __align__(16) Wish {
     u32 value_at;
     u32 entropy_at;
@@ -29,10 +29,10 @@ struct __align__(16) Wish {
     u32 given_count;
     u32 mask_at;
     u32 mask_ids_at;
-    u32 mask_bound;  // zero: no mask
+    u32 mask_bound;  // zero means no mask
 };
 
-// A token that wants only its id.
+// A token whose result is only its id.
 struct Unscored {
     u32 id_at;
     u32 token;
@@ -49,7 +49,7 @@ struct __align__(16) Partial {
     u32 unused;
 };
 
-// The offset of a column in the output, and the bytes before it in a message.
+// The offset of a column in the output, and the column's prefix in a message.
 struct ColumnPlace {
     u32 at;
     u32 prefix_bytes;
@@ -60,7 +60,7 @@ struct Call {
     const unsigned char* logits;
     long long row_bytes;
     const void* token_ids;
-    const Place* places;  // none: token i is row i, and all are alike
+    const Place* places;  // null if token i has row i and all tokens are alike
     const Unscored* unscored;
     unsigned char* output;
     Partial* partials;
@@ -68,9 +68,9 @@ struct Call {
     u32* tickets;
     const unsigned char* other_logits;
     long long other_row_bytes;
-    const Wish* wishes;  // none: all alike
+    const Wish* wishes;  // null if all tokens are alike
     const u32* given_ids;
-    u32* mask_ids;  // of each part of a row
+    u32* mask_ids;  // the number of vectors in each part of a row
     ColumnPlace columns[COLUMNS];
     u32 vocabulary;
     u32 scored;
@@ -79,11 +79,11 @@ struct Call {
     u32 id_type;
     u32 as_logits;
     u32 vectors_of_part;
-    u32 items;  // the rows to read: the scored rows of the first tensor, then the rows of the second
+    u32 items;  // the number of rows to read: the scored rows of the first tensor, then the rows of the second tensor
     u32 extras_at[EXTRA_COLUMNS];
     u32 most_mask;
     u32 masks_are_others;
-    u32 extras;  // of all tokens if they are alike: bit 1 other logprobs, bit 2 entropies
+    u32 extras;  // the extras of all tokens if they are alike: bit 1 for other logprobs, bit 2 for entropies
 };
 
 constexpr int CALL_BYTES = 256;
@@ -101,7 +101,7 @@ __device__ __forceinline__ Wish wish_of(const Call& call, u32 item) {
     return {value_at, entropy_at, 0, 0, 0, token, token * call.most_mask, has_mask ? call.most_mask : 0};
 }
 
-// Columns begin where the message has them, so they may be unaligned.
+// Columns are at their offsets in the message, so they may be unaligned.
 __device__ __forceinline__ void put(unsigned char* at, u32 value) {
     if ((reinterpret_cast<u64>(at) & 3) == 0) {
         *reinterpret_cast<u32*>(at) = value;

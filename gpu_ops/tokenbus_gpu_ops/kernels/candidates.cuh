@@ -1,24 +1,24 @@
-// Finds the largest of many numbers: first a bound, then the numbers above it, then exactly as many as wanted.
+// Finds the largest of many numbers: first a bound, then the numbers above it, then exactly the wanted count.
 #pragma once
 
 #include "sums.cuh"
 
 static_assert(THREADS < 1 << 10, "the bound is searched for with counts of ten bits");
-constexpr int FEW = 256;  // candidates: one for each thread, so that they are sorted at once
+constexpr int FEW = 256;  // the number of candidates that are sorted at once, one for each thread
 static_assert(FEW <= THREADS, "each candidate needs a thread");
-constexpr int ROOM = THREADS * PER_VECTOR + FEW;  // one step of a stream, and the candidates kept so far
+constexpr int ROOM = THREADS * PER_VECTOR + FEW;  // the candidates of one step of a stream and the kept candidates
 
 struct Candidates {
     u64 keys[ROOM];
     u32 count;
-    u64 floor;  // once something was dropped: all kept candidates are at or above this, and only larger ones are wanted
+    u64 floor;  // after the first drop, all kept candidates are at or above the floor, and only larger ones are wanted
     u32 bound;
     u32 maxima[THREADS];
     u32 counts[2][2 * WARPS];
     u64 ends[2][WARPS];
 };
 
-// Only in the first warp: find a bound that at least `wanted` of the maxima reach, and seldom many more.
+// Find a bound that at least `wanted` of the maxima reach, and seldom many more. Only the first warp calls this.
 __device__ __forceinline__ void find_bound(Candidates& room, int wanted, int unused_bits) {
     u32 mine[WARPS];
     u32 low = 0xffffffffu, high = 0;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void find_bound(Candidates& room, int wanted, int unu
     }
     low = __reduce_min_sync(EVERY_LANE, low);
     high = __reduce_max_sync(EVERY_LANE, high);
-    // All maxima are at or above `low`. Three bounds are tried at a time, and their counts are added up in one number.
+    // All maxima are at or above `low`. Three bounds are tried at a time, and one number has the counts of all three.
     u32 span = high - low + 1;
     while (span > 1) {
         const u32 step = (span + 3) / 4;
@@ -63,8 +63,8 @@ __device__ __forceinline__ void push(Candidates& room, u64 key) {
     if (at < ROOM) room.keys[at] = key;
 }
 
-// Keep the `wanted` largest of the room's candidates, in any order. All keys differ, so one key separates them from the
-// others.
+// Keep the `wanted` largest candidates of the room, in any order.
+// All keys differ, so one key separates them from the other candidates.
 __device__ __noinline__ void keep_largest(Candidates& room, int wanted) {
     constexpr int EACH = (ROOM + THREADS - 1) / THREADS;
     __syncthreads();
@@ -138,7 +138,7 @@ __device__ __noinline__ void keep_largest(Candidates& room, int wanted) {
     __syncthreads();
 }
 
-// Make room before a step of a stream, in which each thread may push one key for each logit of a vector.
+// Make room before a step of a stream. In one step, each thread may push one key for each logit of a vector.
 __device__ __forceinline__ void make_room(Candidates& room, int wanted) {
     __syncthreads();
     if (room.count > FEW) keep_largest(room, wanted);

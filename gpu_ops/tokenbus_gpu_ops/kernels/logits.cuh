@@ -1,6 +1,6 @@
 // The types of logits: how sixteen bytes of a row become numbers, for each type.
 //
-// No header of CUDA is included, so the run-time compiler needs none to be installed.
+// The file includes no CUDA header, so the run-time compiler works without an installed CUDA toolkit.
 #pragma once
 
 typedef unsigned int u32;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float minus_infinity() { return __uint_as_float(MINUS
 #ifndef L2_HINT
 #define L2_HINT ".L2::128B"
 #endif
-// Read a row for the first time; its data need not stay in the nearest cache.
+// Read a row for the first time. The data need not stay in the nearest cache.
 __device__ __forceinline__ uint4 load_once(const void* from) {
     uint4 words;
     asm volatile("ld.global.nc.L1::no_allocate" L2_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -53,7 +53,7 @@ __device__ __forceinline__ float half_to_float(u32 bits) {
 }
 #endif
 
-// The logits of one word: one float, or two halves, the one at the lower address first.
+// The logits of one word: one float, or two halves. The half at the lower address comes first.
 __device__ __forceinline__ void unpack(u32 word, float* values) {
 #if defined(LOGITS_F32)
     values[0] = __uint_as_float(word);
@@ -84,7 +84,7 @@ __device__ __forceinline__ float logit_at(const void* row, long long place) {
 #endif
 }
 
-// The larger logits of two words; if a word holds two halves, of each half. A number is preferred to a NaN.
+// The larger logits of two words. Halves are compared one by one. A number is preferred to a NaN.
 __device__ __forceinline__ u32 larger(u32 left, u32 right) {
     u32 result;
 #if defined(LOGITS_F32)
@@ -111,16 +111,15 @@ __device__ __forceinline__ float largest_of(u32 word) {
 #endif
 }
 
-// Counts the logits that are larger than a given one. If the card supports it, two halves are compared at once: each
-// comparison gives a mask of sixteen ones, and the sums of the masks are separated at the end.
+// Counts the logits that are larger than a limit. If the card supports it, two halves are compared at once.
+// Each comparison yields a mask of sixteen ones, and the sums of the masks are separated at the end.
 struct CountAbove {
     float limit;
     u32 sum;
 
     __device__ __forceinline__ explicit CountAbove(float above) : limit(above), sum(0) {}
 
-    // The limit in both halves of a word. It is made here, where it is used, so that earlier code need not wait for the
-    // limit.
+    // The limit in both halves of a word. It is made at its use, so that earlier code need not wait for the limit.
     __device__ __forceinline__ u32 limits() const {
         u32 both = 0;
 #if defined(LOGITS_BF16)
@@ -163,7 +162,7 @@ struct CountAbove {
     }
 };
 
-// Integers in the same order as the floats; both zeros become the same integer.
+// Integers in the same order as the floats. Both zeros become the same integer.
 __device__ __forceinline__ u32 order_of(float value) {
     const u32 bits = __float_as_uint(value + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -184,8 +183,8 @@ __device__ __forceinline__ u32 order_before(u32 order) {
 
 __device__ __forceinline__ u32 order_after(u32 order) { return order + (1u << UNUSED_BITS); }
 
-// An alternative as one number: larger for a larger logit and, if the logits are equal, larger for a lower id. Bits
-// that this type of logit never uses are left out, so that a search among such numbers takes fewer steps.
+// An alternative as one number, which is larger for a larger logit or, if logits are equal, for a lower id.
+// Bits that this type of logit never uses are omitted, so that a search among such numbers takes fewer steps.
 constexpr int ID_BITS = 24;
 constexpr u32 ID_MASK = (1u << ID_BITS) - 1;
 

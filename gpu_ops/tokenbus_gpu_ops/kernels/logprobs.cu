@@ -1,23 +1,23 @@
-// Computes the sampled token's logprob and rank, and the alternatives, in one pass over a row of logits.
+// Computes each sampled token's logprob and rank, and the alternatives, in one pass over a row of logits.
 //
-// A row is divided among gridDim.x blocks. The last block to finish combines the results of all.
+// A row is divided among gridDim.x blocks. The last block to finish combines the results of all blocks.
 #include "call.cuh"
 #include "row.cuh"
 
 #ifndef BLOCKS_AT_ONCE
 #if defined(WITH_EXTRAS) && defined(LOGITS_BF16) && __CUDA_ARCH__ < 900
-#define BLOCKS_AT_ONCE 3  // counting logits takes more registers there
+#define BLOCKS_AT_ONCE 3  // counting logits takes more registers in this case
 #else
 #define BLOCKS_AT_ONCE 4
 #endif
 #endif
 
-constexpr float FLOOR = -9999.0f;  // the contract's value for minus infinity
+constexpr float FLOOR = -9999.0f;  // the contract's replacement for minus infinity
 constexpr u32 NO_NUMBER = 0x7fc00000u;
 
 #ifdef WITH_ALTERNATIVES
-constexpr float LOWEST = -3.402823466e38f;  // no logit is below it, except minus infinity
-constexpr int MAX_PARTS = 512;  // parts of a row; launch.py refuses vocabularies that would need more
+constexpr float LOWEST = -3.402823466e38f;  // only minus infinity is lower
+constexpr int MAX_PARTS = 512;  // the maximum number of parts of a row, which launch.py ensures
 #endif
 
 struct Shared {
@@ -32,7 +32,7 @@ struct Shared {
     };
     Candidates room;
     float last_value;
-    bool last_is_crowded;  // whether other logits may have the same value as the last one
+    bool last_is_crowded;  // whether omitted logits may have the same value as the last alternative
     u32 offsets[WARPS];
 #endif
 };
@@ -48,7 +48,8 @@ struct Scale {
     }
 };
 
-// For logits whose products overflow a float; they are rare, so a second and a third pass over the row are acceptable.
+// Handles logits whose products overflow a float.
+// Such logits are rare, so a second and a third pass over the row are acceptable.
 __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, u32 vocabulary, Totals once) {
     float sum = 0.0f, weighted = 0.0f;
     for (u32 id = threadIdx.x; id < vocabulary; id += THREADS) {
@@ -57,7 +58,7 @@ __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, 
         sum += power;
         if (EXTRAS) weighted += power * fmaxf(exponent, NEGLIGIBLE);
     }
-    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // relative to the same reference in every thread
+    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // all threads use the same reference
     Totals all = together(room, mine);
     return {once.largest, all.sum, once.above, once.dropped, all.weighted, once.unmasked};
 }
@@ -70,7 +71,7 @@ __device__ __forceinline__ Fault fault_of(const Totals& totals, long long id, u3
 }
 
 #ifdef WITH_ALTERNATIVES
-// The number of parts from which a thread loads candidates at once, one from each part.
+// The number of candidates that a thread loads at once, one from each part.
 constexpr int PARTS_AT_ONCE = 8;
 
 __device__ __forceinline__ void take(u64 (&keys)[PARTS_AT_ONCE], const Shared& shared, const u64* found, u32 from,
@@ -83,8 +84,8 @@ __device__ __forceinline__ void take(u64 (&keys)[PARTS_AT_ONCE], const Shared& s
     }
 }
 
-// Collect the candidates of all parts that may still be among the largest. Returns the integer of the largest one that
-// was left out, or zero.
+// Collect those candidates of all parts that may be among the largest.
+// Returns the integer of the largest omitted candidate, or zero if no candidate was omitted.
 __device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 item, u32 parts, int wanted) {
     Candidates& room = shared.room;
     const u64* found = call.candidates + static_cast<u64>(item) * parts * FEW;
@@ -135,9 +136,10 @@ __device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 ite
     return order ? order_before(order) : 0;
 }
 
-// Different logits may have the same rounded logprob. Then the lower id comes first, so the list of a smaller top_k is
-// always a prefix of the list of a larger one. If omitted logits tie with the last selected one, find them: all larger
-// logits are selected already.
+// Different logits may have the same rounded logprob. For equal logprobs, the lower id comes first.
+// The list of a smaller top_k is therefore always a prefix of the list of a larger top_k.
+// This function finds the omitted logits that tie with the last selected logit.
+// All larger logits are already selected.
 __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const void* row, Scale scale,
                                          u32 alternatives_at, int wanted, u32 larger_ones) {
     constexpr int EACH = 8;
@@ -172,11 +174,11 @@ __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const
     }
 }
 
-// Like a key, but of a value (any float) instead of a logit.
+// Returns a number like a key, but made from a value (any float) instead of a logit.
 __device__ __forceinline__ u64 placed(u32 order, u32 id) { return static_cast<u64>(order) << ID_BITS | (~id & ID_MASK); }
 __device__ __forceinline__ u32 value_order_in(u64 number) { return static_cast<u32>(number >> ID_BITS); }
 
-// Sort the candidates by value and id, and write the first ones.
+// Sort the candidates by value and id, and write the first candidates.
 __device__ __forceinline__ void put_alternatives(Shared& shared, const Call& call, const void* row,
                                                  const Scale& scale, u32 alternatives_at, int wanted, u32 dropped) {
     const u32 count = shared.room.count;
@@ -228,7 +230,7 @@ __device__ __noinline__ void put_ascending(Shared& shared, u32* into) {
     u32 size = 2;
     while (size < count) size *= 2;
     for (u32 at = threadIdx.x; at < size; at += THREADS) ids[at] = at < count ? id_in(ids[at]) : ~0ull;
-    // Bitonic sort: the runs double in length, and within a run the distance of the compared elements halves.
+    // A bitonic sort doubles the length of its runs. Within a run, the distance of compared elements halves.
     for (u32 run = 2; run <= size; run *= 2) {
         for (u32 reach = run / 2; reach; reach /= 2) {
             __syncthreads();
@@ -272,7 +274,7 @@ __device__ __forceinline__ void put_extras(const Call& call, const Wish& wish, u
     }
     const u32 parts = gridDim.x;
     if (parts == 1 || !wish.mask_bound || totals.unmasked > wish.mask_bound) return;
-    // The ids of each part are in order, and lower than those of the next part.
+    // The ids of each part are in ascending order, and lower than the ids of the next part.
     u32 before = wish.mask_ids_at;
     for (u64 part = static_cast<u64>(item) * parts; part < (item + 1ull) * parts; ++part) {
         const u32 count = __ldcg(&call.partials[part].unmasked);
@@ -284,7 +286,7 @@ __device__ __forceinline__ void put_extras(const Call& call, const Wish& wish, u
 }
 #endif
 
-// Write the results of this part, and tell whether it is the last part of the row to do so.
+// Write the results of this part, and return whether this is the last part of the row to finish.
 __device__ __forceinline__ bool hand_over(Shared& shared, const Call& call, u32 item, const Totals& totals) {
     const u32 parts = gridDim.x;
     const u64 mine = static_cast<u64>(item) * parts + blockIdx.x;
@@ -299,7 +301,7 @@ __device__ __forceinline__ bool hand_over(Shared& shared, const Call& call, u32 
                                count,          totals.weighted, totals.unmasked, 0};
         __threadfence();
         const bool is_last = atomicAdd(call.tickets + item, 1) == parts - 1;
-        if (is_last) call.tickets[item] = 0;  // for the next launch
+        if (is_last) call.tickets[item] = 0;  // reset for the next launch
         __threadfence();
         shared.is_last = is_last;
     }
@@ -350,12 +352,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
     const unsigned char* row = is_other ? call.other_logits + place.row * call.other_row_bytes
                                         : call.logits + place.row * call.row_bytes;
     const Part part(row, call.vocabulary, call.vectors_of_part, blockIdx.x, parts);
-    // The count needs two dependent loads, so the first one is issued early.
+    // The count needs two dependent loads, so the first load is issued early.
     const long long id = token_id(call, place.id_at);
     uint4 vectors[VECTORS_AT_ONCE];
     load(vectors, part, part.begin + threadIdx.x);
     const bool id_is_known = id >= 0 && id < call.vocabulary;
-    // No logit is larger than NaN, so nothing is counted.
+    // A comparison with NaN is false, so no logit is counted.
     const float sampled = id_is_known ? logit_at(part.row, id) : __uint_as_float(NO_NUMBER);
     CountAbove above(sampled);
     CountAbove unmasked(has_mask ? minus_infinity() : __uint_as_float(NO_NUMBER));
@@ -394,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
                                              running.weighted[0] + running.weighted[1], there});
     if (threadIdx.x == THREADS - 1) shared.log_of_sum = log_of_sum(totals.largest, totals.sum);
 #ifdef WITH_ALTERNATIVES
-    const Wish wish = EXTRAS ? wish_of(call, item) : Wish{};  // read only now, so that it takes no registers earlier
+    const Wish wish = EXTRAS ? wish_of(call, item) : Wish{};  // read late to save registers
     if (has_mask && totals.unmasked <= wish.mask_bound) {
         push_all(shared.room, part, shared.groups, of_thread, of_edge, LOWEST);
         const u64 mine = static_cast<u64>(item) * parts + blockIdx.x;

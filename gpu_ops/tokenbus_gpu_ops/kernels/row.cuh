@@ -1,7 +1,7 @@
 // One block's part of a row: its logits, and the passes over them.
 //
-// A row may be unaligned. Then a few logits come before its first sixteen aligned bytes, and a few after the last: the
-// edges. The vectors between the edges are divided among the parts of the row.
+// A row may be unaligned. Then a few logits precede its first sixteen aligned bytes, and a few follow the last.
+// These logits are the edges. The vectors between the edges are divided among the parts of the row.
 #pragma once
 
 #include "candidates.cuh"
@@ -10,14 +10,14 @@
 #define VECTORS_AT_ONCE 4
 #endif
 constexpr int STEP = THREADS * VECTORS_AT_ONCE;
-constexpr int MAX_STEPS = 20480 / STEP;  // in a part with alternatives; launch.py makes the parts small enough
+constexpr int MAX_STEPS = 20480 / STEP;  // the limit for a part with alternatives, which launch.py ensures
 
 struct Part {
     const unsigned char* row;
     const unsigned char* vectors;  // the first aligned byte
-    u32 head;                      // logits before it
-    u32 tail_at, tail;             // logits after the last vector
-    u32 begin, end;                // this part's vectors
+    u32 head;                      // the number of logits before the first aligned byte
+    u32 tail_at, tail;             // the logits after the last vector
+    u32 begin, end;                // the range of vectors of this part
     bool first, last;
 
     __device__ __forceinline__ Part(const unsigned char* row, u32 vocabulary, u32 each, u32 part, u32 parts) : row(row) {
@@ -37,7 +37,7 @@ struct Part {
     __device__ __forceinline__ const unsigned char* at(u32 vector) const { return vectors + 16ull * vector; }
     __device__ __forceinline__ u32 id_of(u32 vector) const { return head + vector * PER_VECTOR; }
 
-    // This thread's logit at an edge, if it has one.
+    // Returns this thread's logit at an edge, if there is one.
     __device__ __forceinline__ bool edge(u32& id) const {
         if (first && threadIdx.x < head) {
             id = threadIdx.x;
@@ -49,10 +49,10 @@ struct Part {
     }
 };
 
-// The largest logit of each step of each thread, which tells where to look for alternatives again.
+// The largest logit of each step of each thread. The search for alternatives needs only some of these groups.
 struct Groups {
     float largest[MAX_STEPS][THREADS];
-    unsigned short promising[ROOM];  // the groups to search: step and thread
+    unsigned short promising[ROOM];  // the groups to search, as numbers made of step and thread
     u32 count;
 };
 
@@ -95,8 +95,8 @@ __device__ __forceinline__ float absorb(Running& running, CountAbove& above, Cou
     return of_group;
 }
 
-// One pass over the part; the loads of its first step have been issued. The loads of the next step are issued before
-// this step's loads are waited for, so that two steps are always in flight.
+// Makes one pass over the part. The caller has issued the loads of the first step.
+// The loads of the next step are issued before this step's loads arrive, so that two steps are always in flight.
 template <bool WITH_GROUPS, bool WITH_ENTROPY>
 __device__ __forceinline__ void stream(const Part& part, Running& running, CountAbove& above, CountAbove& unmasked,
                                        Groups* groups, uint4 (&vectors)[VECTORS_AT_ONCE]) {
@@ -127,8 +127,8 @@ __device__ __forceinline__ void push_vector(Candidates& room, const Part& part, 
     }
 }
 
-// The slow path, which works for all inputs: step by step, never more candidates at a time than there is room for,
-// dropping those that are too small.
+// The slow path works for all inputs. It goes step by step, with no more candidates than there is room for.
+// Candidates that are too small are dropped.
 __device__ __noinline__ void gather_in_steps(Candidates& room, const Part part, const Groups& groups, int wanted) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -140,7 +140,7 @@ __device__ __noinline__ void gather_in_steps(Candidates& room, const Part part, 
     const bool has_edge = part.edge(id);
     if (has_edge && id < part.head) push(room, ranked(order_of(logit_at(part.row, id)), id));
     for (int step = 0; step < part.steps(); ++step) {
-        // Ids ascend, so a logit that only equals the floor comes after the ones that are kept.
+        // Ids ascend, so a logit equal to the floor comes after the kept candidates.
         const bool promising = room.floor == 0 || order_of(groups.largest[step][threadIdx.x]) > order_in(room.floor);
         if (!__syncthreads_or(promising)) continue;
         for (int each = 0; each < VECTORS_AT_ONCE; ++each) {
@@ -155,8 +155,8 @@ __device__ __noinline__ void gather_in_steps(Candidates& room, const Part part, 
     keep_largest(room, wanted);
 }
 
-// Push the logits of this part that are at or above a bound. Returns the number of groups with such logits; if there is
-// no room for so many groups, nothing from them was pushed.
+// Push the logits of this part that are at or above a bound. Returns the number of groups with such logits.
+// If there is no room for so many groups, none of their logits is pushed.
 __device__ __forceinline__ u32 push_all(Candidates& room, const Part& part, Groups& groups, float of_thread,
                                         float of_edge, float bound) {
     if (of_thread >= bound) {
@@ -185,12 +185,12 @@ __device__ __forceinline__ u32 push_all(Candidates& room, const Part& part, Grou
     return promising;
 }
 
-// Find the largest logits of this part: at least as many as wanted, if it has as many, and few more. Returns the
-// integer of the largest one that was left out, or a smaller number; zero if none was left out. The bound was found
-// before.
+// Find the largest logits of this part: at least as many as wanted, if the part has as many, and few more.
+// Returns the integer of the largest omitted logit or a smaller number, or zero if no logit was omitted.
+// The caller has found the bound.
 __device__ __forceinline__ u32 gather(Candidates& room, const Part& part, Groups& groups, float of_thread,
                                       float of_edge, int wanted) {
-    const u32 order = max(room.bound, ORDER_OF_MINUS_INFINITY);  // the cut-off bits may have led below it
+    const u32 order = max(room.bound, ORDER_OF_MINUS_INFINITY);  // without the omitted low bits, it may be lower
     const u32 promising = push_all(room, part, groups, of_thread, of_edge, in_order(order));
     const u32 count = room.count;
     if (promising <= ROOM && count <= FEW) return order_before(order);

@@ -1,4 +1,4 @@
-// The sum of exponentials of a row, computed in one pass: relative to the largest logit so far, in powers of two.
+// The sum of exponentials of a row in one pass, relative to the largest logit so far, in powers of two.
 #pragma once
 
 #include "logits.cuh"
@@ -17,9 +17,9 @@ constexpr u32 EVERY_LANE = 0xffffffffu;
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr double LN_2 = 0.6931471805599453094;
-constexpr float FAR = 1e37f;  // beyond it, a logit times LOG2_E may overflow a float
+constexpr float FAR = 1e37f;  // the product of a larger logit and LOG2_E may overflow a float
 
-constexpr float NEGLIGIBLE = -150.0f;  // two to the power of this, or of less, is zero here
+constexpr float NEGLIGIBLE = -150.0f;  // two to the power of this exponent or a lower one counts as zero
 
 __device__ __forceinline__ float two_to_the(float exponent) {
     float power;
@@ -27,11 +27,11 @@ __device__ __forceinline__ float two_to_the(float exponent) {
     return power;
 }
 
-// The reference of the exponents. Masked rows have no largest number, so they get a fixed one. Rounded here: if the
-// compiler fused the product into a subtraction, it would have two different values.
+// The reference of the exponents. Masked rows have no largest number, so they get a fixed reference.
+// The product is rounded here, because a fused product would have two different values.
 __device__ __forceinline__ float reference_for(float largest) { return __fmul_rn(fmaxf(largest, -FAR), LOG2_E); }
 
-// Converts a sum of powers times exponents to a new reference, which differs by `by`; `sum` is the sum of the powers.
+// Converts a sum of powers times exponents to a new reference. `by` is the difference, `sum` the sum of the powers.
 __device__ __forceinline__ float moved(float weighted, float sum, float by) {
     return two_to_the(by) * fmaf(fmaxf(by, NEGLIGIBLE), sum, weighted);
 }
@@ -65,7 +65,7 @@ struct Running {
         const float exponent = fmaf(logit, LOG2_E, -reference);
         const float power = two_to_the(exponent);
         sums[which] += power;
-        // The exponent of a masked logit is minus infinity, and its product would be NaN.
+        // The exponent of a masked logit is minus infinity, and the product would be NaN.
         if (WITH_ENTROPY) weighted[which] = fmaf(power, fmaxf(exponent, NEGLIGIBLE), weighted[which]);
     }
 };
@@ -96,7 +96,7 @@ __device__ __forceinline__ float sum_of_warp(float value) {
     return value;
 }
 
-// The total of all threads of the block; every thread gets it.
+// Returns the total of all threads of the block to every thread.
 __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mine) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 order = __reduce_max_sync(EVERY_LANE, order_of(mine.largest));
@@ -141,7 +141,7 @@ __device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mi
     return all;
 }
 
-// A logarithm with full float precision: the exponent is separated first, so that the rest is small.
+// A logarithm with full float precision. The exponent is separated first, so that the rest is small.
 __device__ __forceinline__ double log_of(float sum, double rounding) {
     const int bits = __float_as_int(sum) - 0x3f3504f3;  // so that the rest is between sqrt(1/2) and sqrt(2)
     const int exponent = bits >> 23;
@@ -149,13 +149,13 @@ __device__ __forceinline__ double log_of(float sum, double rounding) {
     return (exponent + rounding) * LN_2 + static_cast<double>(logf(rest));
 }
 
-// The logarithm of a row's sum. The reference was rounded; its rounding error is added back.
+// The logarithm of a row's sum. The reference was rounded, so its rounding error is added back.
 __device__ __forceinline__ double log_of_sum(float largest, float sum) {
     const double rounding = static_cast<double>(reference_for(largest)) - static_cast<double>(largest) * LOG2_E;
     return static_cast<double>(largest) + log_of(sum, rounding);
 }
 
-// In nats; all exponents must have the same reference.
+// Returns the entropy in nats. All exponents must have the same reference.
 __device__ __forceinline__ float entropy_of(const Totals& totals) {
     const double mean = static_cast<double>(totals.weighted) / static_cast<double>(totals.sum);
     return static_cast<float>(fmax(log_of(totals.sum, 0.0) - mean * LN_2, 0.0));
