@@ -51,7 +51,7 @@ class LogprobBatch(ColumnArrays):
     __slots__ = ("_layout", "_message", "_rows", "has_extras", "header")
 
     has_extras: bool
-    """Whether the batch may have columns other than the base columns."""
+    """Whether the batch may have extra columns."""
     _layout: Layout
     _message: MessageColumns | None
     _rows: Rows | OnlyRow
@@ -195,7 +195,7 @@ class LogprobBatch(ColumnArrays):
         return iter(self._rows)
 
     def row(self, index: int) -> Row:
-        """Return one row by its index in the columns, or raise IndexError."""
+        """Return the row at an index, or raise IndexError."""
         return self._rows.row(index)
 
     def stop(self, index: int) -> int:
@@ -205,7 +205,7 @@ class LogprobBatch(ColumnArrays):
         return int(self.stops[np.count_nonzero(self.statuses[:index] == RowStatus.FINISHED_STOP)])
 
     def in_batch_order(self) -> "LogprobBatch":
-        """Return the batch with its rows in original batch order, with all columns permuted together."""
+        """Return the batch with its rows in original batch order. All columns are permuted together."""
         indices = self.batch_indices
         if bool((indices[1:] > indices[:-1]).all()):
             return self

@@ -6,7 +6,7 @@ _LONGEST_VALUE = 200
 
 
 class Rule(str, Enum):
-    """The kind of broken bound, with a stable name that golden vectors and metrics also use."""
+    """The kind of broken bound. Golden vectors and metrics use the same stable names."""
 
     __str__ = str.__str__
 
@@ -55,7 +55,7 @@ _PHRASES = {
 
 
 class ContractError(ValueError):
-    """A value breaks the contract: the error has the field, the limit and the actual value.
+    """An error that names a wrong field, its limit and the actual value.
 
     `field` names a single element if possible (``token_counts[3]``). `limit` is the bound, as a number or a phrase.
     `actual` is the wrong value. `rule` is the kind of bound, for programs.

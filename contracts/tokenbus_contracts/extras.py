@@ -25,7 +25,7 @@ class Extra(IntFlag):
 
 
 class Extras(NamedTuple):
-    """The optional values of one row's tokens, which are empty if the request did not ask for them.
+    """Optional values of one row's tokens. Values that the request did not ask for are empty.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -36,11 +36,11 @@ class Extras(NamedTuple):
     other_logprobs: npt.NDArray[np.float32]
     """Each token's logprob in the other distribution: raw if `logprobs` are processed, and processed otherwise."""
     entropies: npt.NDArray[np.float32]
-    """The entropy, at each token, of the distribution that `logprobs` come from, in nats."""
+    """For each token, the entropy in nats of the distribution of `logprobs`."""
     given_token_ids: npt.NDArray[np.uint32]
     """The token ids that the request named."""
     given_logprobs: npt.NDArray[np.float32]
-    """The logprobs of the ids in `given_token_ids`, with one row of the array for each token."""
+    """For each token, the logprobs of `given_token_ids`."""
     mask_sizes: npt.NDArray[np.uint32]
     """The size of each token's mask: the number of ids that sampling could choose."""
     mask_token_ids: npt.NDArray[np.uint32]
@@ -60,7 +60,7 @@ class Extras(NamedTuple):
         return found
 
     def masks(self) -> Iterator[npt.NDArray[np.uint32] | None]:
-        """Yield, for each token, the ids that sampling could choose, or None for more than mask_bound ids."""
+        """Yield, for each token, the ids that sampling could choose. A mask above the bound is None."""
         begin = 0
         for size in self.mask_sizes.tolist():
             is_listed = size <= self.mask_bound

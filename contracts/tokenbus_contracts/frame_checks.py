@@ -22,7 +22,7 @@ _LOWEST, _HIGHEST = -math.inf, math.inf
 _UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 _MOST_BYTES_OF_A_LETTER = 4
 _FEW = 64
-"""Lists shorter than this are checked one element at a time."""
+"""The length below which a list is checked one element at a time."""
 
 
 def check_of(message: Descriptor, path: str = "") -> Check | None:

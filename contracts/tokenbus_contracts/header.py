@@ -11,7 +11,7 @@ from tokenbus_contracts.schema import HEADER, MAJOR, MINOR
 
 
 class BatchHeader(NamedTuple):
-    """The header of a batch. logprob_batch.proto documents its fields.
+    """A batch's header, whose fields logprob_batch.proto documents.
 
     An enum field such as `method` is a plain number if only a newer minor version has a name for the value.
 

@@ -43,7 +43,7 @@ class Limits:
 
     @classmethod
     def schema(cls) -> "Limits":
-        """Return the schema's bounds, which are the widest limits."""
+        """Return the schema's bounds: the widest limits."""
         return cls(**{name: most for name, (_, most) in _schema_bounds().items()})
 
     @classmethod

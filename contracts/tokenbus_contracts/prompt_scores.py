@@ -22,7 +22,7 @@ _ARRAYS = ("token_ids", "logprobs", "ranks", "alternative_logprobs", "alternativ
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """The scores of consecutive tokens of a prompt, from position 1 or later, because position 0 has no score.
+    """The scores of consecutive tokens of a prompt. Position 0 has no score.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -36,14 +36,14 @@ class PromptScores:
     request_id: int
     position: int
     prompt_tokens: int
-    """The length of the prompt in tokens."""
+    """The prompt's length in tokens."""
     token_ids: Ids
     """The ids of the scored tokens."""
     logprobs: Values
     ranks: Ids
-    """The ranks of the scored tokens, from 1."""
+    """The scored tokens' ranks, from 1."""
     alternative_token_ids: Ids
-    """One row for each token: the most probable tokens in order, or the tokens that the request named."""
+    """For each token, the most probable tokens in order, or the tokens that the request named."""
     alternative_logprobs: Values
     are_named: bool = False
     """Whether the request named the alternatives."""

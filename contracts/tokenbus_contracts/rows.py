@@ -28,7 +28,7 @@ _STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # indexed by value, becau
 
 
 class Row(NamedTuple):
-    """The tokens of one request in a batch, with arrays that are views of the batch's columns.
+    """The tokens of one request in a batch. The arrays are views of the batch's columns.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -41,29 +41,29 @@ class Row(NamedTuple):
     batch_index: int
     """The row's index in the engine's batch."""
     position: int
-    """The position of the row's first token among the request's generated tokens, from 0."""
+    """The position of the row's first token in the request's output, from 0."""
     status: RowStatus
     """The state of the request after the step."""
     draft_token_count: int
     """The number of draft tokens that the step verified."""
     scoring: Scoring
-    """The values that the row's tokens have in addition to their ids."""
+    """The values that tokens have besides their ids."""
     token_ids: npt.NDArray[np.uint32]
     """The ids of the row's tokens."""
     logprobs: npt.NDArray[np.float32]
-    """The logprob of each token, or an empty array if the row is not scored."""
+    """The logprob of each token. Empty if the row is not scored."""
     ranks: npt.NDArray[np.uint32]
-    """The rank of each token by probability, from 1, or an empty array if the row is not scored."""
+    """The rank of each token by probability, from 1. Empty if the row is not scored."""
     alternative_token_ids: npt.NDArray[np.uint32]
-    """The alternatives' ids, with one table line for each token, most probable first."""
+    """The alternatives' ids for each token, most probable first."""
     alternative_logprobs: npt.NDArray[np.float32]
-    """The alternatives' logprobs, in the same shape as their ids."""
+    """The alternatives' logprobs for each token."""
     proposal_token_ids: npt.NDArray[np.uint32]
     """The draft tokens for the next step to verify."""
     stop: int
-    """The row's value in the column `stops`, or 0 if the row has no such value."""
+    """The row's value in the column `stops`, or 0 if there is none."""
     extras: Extras | None
-    """The extra values that the request asked for, or None if the row has no extras."""
+    """The row's extra values, or None if the row has none."""
 
 
 _STATUS, _SCORING = map(Row._fields.index, ("status", "scoring"))

@@ -31,14 +31,14 @@ def json_schema(schema: Schema, name: str = "LogprobBatch") -> Document:
 
 
 def definitions(schema: Schema, names: list[str], place: str) -> Document:
-    """Return the schemas of these messages and of all types that they reach, by name. References begin with `place`."""
+    """Return the schemas of these messages and of all types that they reach, by name. Each reference begins with `place`."""
     writer = _Writer(schema, place)
     reached = sorted(set().union(*map(schema.reached_from, names)))
     return {each: writer.message(each) if each in schema.messages else writer.enum(each) for each in reached}
 
 
 class _Writer:
-    """Writes the JSON Schemas of messages and enums. References begin with a prefix."""
+    """Writes the JSON Schemas of messages and enums. Each reference begins with a prefix."""
 
     def __init__(self, schema: Schema, place: str) -> None:
         self._schema = schema
