@@ -212,12 +212,12 @@ bench: setup ## Run every benchmark, beside its peers where it has some
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"
-	@$(LOCK) $(EVERYWHERE) --extra dev --extra gateway --extra models --extra nats --extra paddle --extra parquet -o requirements/dev.txt
+	@$(LOCK) $(EVERYWHERE) --extra dev --extra bridge --extra gateway --extra models --extra nats --extra paddle --extra parquet -o requirements/dev.txt
 	@echo "==> lock: build"
 	@echo 'hatchling>=1.27' | $(COMPILE) - $(EVERYWHERE) $(AS_TESTED) -o requirements/build.txt
 	@echo "==> lock: base"
 	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) -o requirements/base.txt
-	@for extra in gateway models nats paddle parquet schema; do \
+	@for extra in bridge gateway models nats paddle parquet schema; do \
 		echo "==> lock: $$extra"; \
 		$(LOCK) $(EVERYWHERE) $(AS_TESTED) --extra $$extra -o requirements/$$extra.txt || exit; \
 	done

@@ -12,6 +12,7 @@ from tokenbus.gateway.buffers import COLLECTED_BYTES, Buffers, Collected, SendQu
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.event_writer import EventStream
+from tokenbus.gateway.last_turns import TurnRecorder
 from tokenbus.gateway.logprob_writers import MemberWriter, Piece, Written
 from tokenbus.gateway.rendered_step import RenderedStep
 from tokenbus.gateway.stop_strings import RunningText
@@ -103,6 +104,8 @@ class Answer(ABC):
     is_streamed = False
     has_begun = False
     """Whether the status 200 is decided: later errors are events of the stream."""
+    recorder: TurnRecorder | None = None
+    """Collects the output of a session's turn, for the next one."""
     who: Hashable = ""
     """Its client, a key or a machine: while rows wait, all clients get the same time."""
 
@@ -204,7 +207,8 @@ class Choice:
     def __init__(self, index: int, request: CompletionRequest, form: Format, answer: Answer) -> None:
         stopping = request.stopping
         self.index = index
-        self.stream = form.stream(index)
+        # A row that the event writer sends does not come here, where its ids would be recorded.
+        self.stream = EventStream() if request.conversation else form.stream(index)
         """Its progress, which the event writer also keeps."""
         self.writers = form.writers(self.stream)
         self.reason: str | None = None
@@ -264,6 +268,8 @@ class Choice:
         elif count:
             text += self._text.add(step.data(row))
         self.stream.tokens += count
+        if self._answer.recorder is not None:
+            self._answer.recorder.add(step.row_ids(row))
         if count and self.stream.form is not None:  # the bytes of a split character belong to the next row's text
             self.stream.is_held = self._text.is_split
         status = step.statuses[row]
@@ -276,6 +282,8 @@ class Choice:
             text += self._text.end()
             by = self._stop if self._text.stop is None else self._text.stop
             self.ending = Ending(self.reason, by, step.weight_spans(row), self.turns)
+            if self._answer.recorder is not None:
+                self._answer.recorder.end(self.ending)
         if self.reason is not None or text or (count and not self.is_silent):
             pieces = [writer.take(step, row, count) for writer in self.writers]
             self._answer.emit(self, text, pieces, step.produced_at_ns)

@@ -16,6 +16,7 @@ from tokenbus.client.parameters import CONTINUATIONS
 from tokenbus.client.tokens import Turn
 from tokenbus.client.weight_spans import WeightSpan
 from tokenbus.gateway import bodies, generate_body, messages_body, output_form, responses_body
+from tokenbus.gateway.bridging import Bridge
 from tokenbus.gateway.errors import MODEL_NOT_FOUND, SAMPLING_NAMES, TOKEN_SCORING, ApiError, body_field, too_long
 from tokenbus.gateway.prompts import Cut, Prompt, PromptEncoder, echoed_text
 from tokenbus.gateway.request_body import RequestTypes, check_texts
@@ -94,6 +95,10 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """The client's part of the answer's id; empty: the id of the first choice's request."""
     session: str = ""
+    conversation: bytes = b""
+    """The digest of a session's chat, if its next turn may be bridged."""
+    bridging: str = ""
+    """The use of the session's last turn, as in BridgedPrompt."""
     is_chat: bool = False
     wants_text: bool = True
     forced: output_form.ForcedCall | None = None
@@ -215,6 +220,7 @@ class Reader:
         self._settings = settings.gateway
         self._vocabulary = vocabulary
         self.encoder = PromptEncoder(settings.gateway, vocabulary)
+        self.bridge = Bridge(self._settings, self.encoder, vocabulary) if self._settings.bridge_turns else None
         self.types = RequestTypes(settings)
         self.fixed_models = tuple(filter(None, map(str.strip, self._settings.models.split(","))))
         """Models in the settings; empty: those of the workers."""
@@ -416,7 +422,10 @@ class Reader:
         cut = self._cut(body, common["model"])
         is_batch = isinstance(body, bodies.ChatBatch)
         chats = [msgspec.structs.replace(body, messages=each) for each in body.messages] if is_batch else [body]
-        prompts = self.encoder.prompts([self.encoder.chat(each, tools, cut) for each in chats], body.n, "messages")
+        prompts = self._bridged(body, tools, common) if cut is None else []
+        if not prompts:
+            prompts = [self.encoder.chat(each, tools, cut) for each in chats]
+        prompts = self.encoder.prompts(prompts, body.n, "messages")
         if body.echo:
             if forced is not None or auto is not None:
                 raise invalid("echo", "only where no function may be called, got it with tools")
@@ -426,6 +435,18 @@ class Reader:
         common |= {"is_chat": True, "scores_once": True, "forced": forced, "auto": auto}
         request = CompletionRequest(prompts=prompts, top_logprobs=logprobs, **common)
         return self._bounded(request, "max_tokens" if newer is None else "max_completion_tokens")
+
+    def _bridged(
+        self, body: bodies.Chat, tools: Sequence[Mapping[str, Any]], common: dict[str, Any]
+    ) -> list[list[int]]:
+        """Return the prompt that continues the session's last turn, if it can be bridged, and note the conversation."""
+        is_one = body.n == 1 and not isinstance(body, bodies.ChatBatch)
+        is_plain = body.add_generation_prompt and not (body.add_special_tokens or body.echo)
+        if self.bridge is None or not (common["session"] and is_one and is_plain):
+            return []
+        found = self.bridge.prompt(body, tools, common["session"], common["model"])
+        common |= {"conversation": found.digest, "bridging": found.result}
+        return [found.ids] if found.ids else []
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         body = self.types.read(bodies.Inspection, value)

@@ -12,10 +12,25 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from itertools import count
+from typing import NamedTuple
 
 import msgspec
 
-from tokenbus.gateway.encoder_process import DEFECT, ENDED, ERROR, FORK, KILL, LENGTH, NONE, ORDER, Bounds, Job, Reply
+from tokenbus.gateway.bridging import FindTurn, Turn
+from tokenbus.gateway.encoder_process import (
+    DEFECT,
+    ENDED,
+    ERROR,
+    FORK,
+    KILL,
+    LENGTH,
+    NONE,
+    ORDER,
+    TURN,
+    Bounds,
+    Job,
+    Reply,
+)
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import FairTurns
 from tokenbus.gateway.vocabulary import is_folder
@@ -34,6 +49,19 @@ _LEAVE_SECONDS = 5
 _READ_BYTES = 4096
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """A process with several threads must not fork."""
+
+
+def no_turn(_session: str, _digest: bytes) -> Turn | None:
+    return None
+
+
+class Task(NamedTuple):
+    """A body to read."""
+
+    job: bytes
+    body: bytearray
+    find: FindTurn
+    """Answers an encoder that asks for the turn before."""
 
 
 class _EndedError(Exception):
@@ -95,7 +123,7 @@ class EncoderPool:
                 lane.stop()
         await asyncio.gather(*self._leaving)
 
-    async def read(self, job: Job, body: bytearray, who: Hashable) -> Reply:
+    async def read(self, job: Job, body: bytearray, who: Hashable, find: FindTurn = no_turn) -> Reply:
         """Return the reader's result for a body; clients take turns.
 
         Cancelling ends the work. Raises the reader's ApiError, the ApiError of a bound, or a RuntimeError for a defect.
@@ -103,7 +131,7 @@ class EncoderPool:
         milliseconds = self._settings.gateway.request_timeout_ms
         try:
             async with asyncio.timeout(milliseconds / 1000):
-                return _result(await self._reply(job, body, who))
+                return _result(await self._reply(Task(msgspec.msgpack.encode(job), body, find), who))
         except TimeoutError:
             message = f"body: encoded within {milliseconds} ms, including the bodies before it"
             raise self._busy(message) from None
@@ -111,21 +139,21 @@ class EncoderPool:
             self._log.begin(ended.status, _log.warning, "an encoder process ended", status=ended.status)
             raise self._error_of(ended) from None
 
-    async def _reply(self, job: Job, body: bytearray, who: Hashable) -> bytes:
-        if len(body) <= _QUICK_BYTES:
+    async def _reply(self, task: Task, who: Hashable) -> bytes:
+        if len(task.body) <= _QUICK_BYTES:
             try:
-                return await self._ask(self._quick, job, body, who)
+                return await self._ask(self._quick, task, who)
             except _EndedError as ended:
                 if ended.why == "killed":
                     raise
-        return await self._ask(self._slow, job, body, who)
+        return await self._ask(self._slow, task, who)
 
-    async def _ask(self, lane: "Lane", job: Job, body: bytearray, who: Hashable) -> bytes:
+    async def _ask(self, lane: "Lane", task: Task, who: Hashable) -> bytes:
         async with lane.turns.of(who):
             self.start()
             if self._server is not None:
                 await self._server.is_ready.wait()
-            return await lane.ask(msgspec.msgpack.encode(job), body)
+            return await lane.ask(task)
 
     def _error_of(self, ended: "_EndedError") -> ApiError:
         if ended.why == "killed":
@@ -191,12 +219,12 @@ class Lane:
             each.close()
         self._idle = []
 
-    async def ask(self, job: bytes, body: bytearray) -> bytes:
+    async def ask(self, task: Task) -> bytes:
         """Return the reply to a body; the caller holds a turn. Raises an _EndedError."""
         server, encoder = self._server, self._next()
         may_stay = False
         try:
-            reply = await encoder.ask(job, body)
+            reply = await encoder.ask(task)
             may_stay = not self._bounds.is_for_one
         except _EndedError as ended:
             self.ended[ended.why] += 1
@@ -234,17 +262,26 @@ class _Encoder:
         self._end = end
         self.status: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
-    async def ask(self, job: bytes, body: bytearray) -> bytes:
-        loop = asyncio.get_running_loop()
+    async def ask(self, task: Task) -> bytes:
+        loop, (job, body, find) = asyncio.get_running_loop(), task
         try:
             first = _QUICK_BYTES  # a long body is not copied
             await loop.sock_sendall(self._end, LENGTH.pack(len(job)) + job + LENGTH.pack(len(body)) + body[:first])
             if len(body) > first:
                 await loop.sock_sendall(self._end, memoryview(body)[first:])
-            (size,) = LENGTH.unpack(await self._receive(LENGTH.size))
-            return await self._receive(size)
+            return await self._reply(find)
         except (ConnectionError, EOFError):
             raise _EndedError(await asyncio.shield(self.status)) from None
+
+    async def _reply(self, find: FindTurn) -> bytes:
+        while True:
+            (size,) = LENGTH.unpack(await self._receive(LENGTH.size))
+            reply = await self._receive(size)
+            if reply[:1] != TURN:
+                return reply
+            session, digest = msgspec.msgpack.decode(reply[1:], type=tuple[str, bytes])
+            found = msgspec.msgpack.encode(find(session, digest))
+            await asyncio.get_running_loop().sock_sendall(self._end, LENGTH.pack(len(found)) + found)
 
     async def _receive(self, size: int) -> bytes:
         loop, data = asyncio.get_running_loop(), bytearray(size)

@@ -17,11 +17,13 @@ import struct
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from tokenbus.gateway.bridging import Turn
 from tokenbus.gateway.completion_request import BodyHeaders, Reader
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.validation import parse_json
@@ -35,7 +37,8 @@ ENDED = struct.Struct("<Ii")
 """An encoder's number and exit status (negative: a signal); number 0 means that the server is ready for orders."""
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 86
-RESULT, ERROR, DEFECT = b"=", b"!", b"?"
+RESULT, ERROR, DEFECT, TURN = b"=", b"!", b"?", b"<"
+"""The kinds of replies. TURN asks the gateway for a session's turn, and is followed by the reply to the body."""
 _NICE = 5
 """On a busy machine, streams have priority; long texts still make progress."""
 _STATM = Path("/proc/self/statm")
@@ -103,6 +106,8 @@ def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
         most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + bounds.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     decoder = msgspec.msgpack.Decoder(Job)
+    if reader.bridge is not None:
+        reader.bridge.find = partial(_turn_of, end)
     while job := receive(end):
         body = receive(end)
         # SIGPROF ends the process when the time is used up, even inside a library.
@@ -113,6 +118,12 @@ def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
         if bounds.is_for_one:
             return
         del body, reply
+
+
+def _turn_of(end: socket.socket, session: str, digest: bytes) -> Turn | None:
+    asked = TURN + msgspec.msgpack.encode((session, digest))
+    end.sendall(LENGTH.pack(len(asked)) + asked)
+    return msgspec.msgpack.decode(receive(end), type=Turn | None)
 
 
 class ForkServer:

@@ -16,6 +16,7 @@ from tokenbus.gateway.dispatcher import Dispatcher
 from tokenbus.gateway.encoder_pool import EncoderPool, encoders_of
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.fairness import BodyRoom
+from tokenbus.gateway.last_turns import LastTurns
 from tokenbus.gateway.processor_status import StatusCache, takes_requests
 from tokenbus.gateway.session_reader import SessionReader
 from tokenbus.gateway.tls import Certificate
@@ -78,6 +79,7 @@ class Counts:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
         self.ignored_fields: Counter[str] = Counter()
+        self.bridged_turns: Counter[str] = Counter()
         self.open_answers = 0
         self.left_clients = 0
         self.cut_clients = 0
@@ -114,6 +116,7 @@ class Gateway:
         self.adapter_folders: dict[str, str] = {}
         """Folders of the LoRA adapters that were loaded through this gateway, by their names."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
+        self.turns = LastTurns(settings.gateway.bridge_bytes)
         self.sessions = SessionReader(settings, repeated_log)
         self.cache_usage: dict[tuple[str, str], float] = {}
         """Used part of an engine's KV cache, from 0 to 1, by worker and model, if the engine reports it."""

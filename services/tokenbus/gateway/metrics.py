@@ -73,6 +73,12 @@ GATEWAY: tuple[Family[Gateway], ...] = (
         lambda view: view.counts.ignored_fields,
     ),
     Family(
+        "tokenbus_gateway_bridged_turns_total{result}",
+        "Turns of sessions that continue an earlier one, and kept turns that were dropped for newer ones.",
+        "unknown: an edited history, another gateway, or a dropped turn. refused: the template writes another text.",
+        lambda view: {"dropped": view.turns.dropped, **view.counts.bridged_turns},
+    ),
+    Family(
         "tokenbus_gateway_evicted_answers_total",
         "Answers ended because they held the most while all together exceeded gateway.buffer_bytes.",
         "Clients do not read (set limits for their keys), or request more than this gateway can write.",

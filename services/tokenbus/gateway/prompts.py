@@ -116,17 +116,17 @@ class PromptEncoder:
         one per line, for models that continue any text and know no roles. `roles`: a line for each message, `User:
         ...`, and `Assistant:` at the end. The last two do not show tools.
         """
-        messages = _messages_of(body)
+        messages = messages_of(body)
         if self._template == "auto" and self._vocabulary.is_of_model:
             template = self._vocabulary.chat_template
-            variables, most = _variables_of(body, template), self._most_bytes
+            variables, most = variables_of(body, template), self._most_bytes
             try:
                 continues = bool(body.continue_final_message)
                 text = template.render(messages, tools, variables, continues_last=continues, most=most)
             except ValueError as error:  # a ChatTemplateError
                 raise invalid("messages", f"the model's chat template refuses them: {error}") from None
             return text, bool(body.add_special_tokens)
-        _variables_of(body)
+        variables_of(body)
         texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
             names = [_ROLES.get(message["role"], message["role"]) for message in messages]
@@ -147,7 +147,7 @@ def _begin_of(text: list[int], ids: list[int]) -> int:
 
 def echoed_text(body: Chat) -> str:
     """Return the echo of a chat: the text of its last message, if the answer has the same role."""
-    last = _messages_of(body)[-1]
+    last = messages_of(body)[-1]
     return _text_of(last["content"]) if last["role"] == "assistant" or not body.add_generation_prompt else ""
 
 
@@ -155,7 +155,7 @@ def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
 
 
-def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = None) -> dict[str, Any]:
+def variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = None) -> dict[str, Any]:
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid("continue_final_message", "only if add_generation_prompt is false, got both")
     variables: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def _variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = N
     return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
 
 
-def _messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
+def messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
     """Return the messages in the form of chat templates; OpenAI's older functions become tools."""
     messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
     for index, message in enumerate(messages):

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from tokenbus.gateway.encoder_process import Job, Reply
 from tokenbus.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus.gateway.fairness import SHORT_BYTES, AdmissionLimiter
 from tokenbus.gateway.gateway import Gateway
+from tokenbus.gateway.last_turns import TurnRecorder
 from tokenbus.gateway.messages_format import MessagesFormat
 from tokenbus.gateway.metrics import gateway_collector
 from tokenbus.gateway.openai_format import Envelope, GenerateFormat
@@ -135,6 +137,11 @@ class Routes:
             answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(
                 kept, form(kept, first), self._gateway.settings.gateway, self._gateway.buffers
             )
+            if asked.bridging:
+                self._gateway.counts.bridged_turns[asked.bridging] += 1
+            if asked.conversation:
+                gateway, tenant = self._gateway, visitor_of(request.scope).caller.tenant
+                answer.recorder = TurnRecorder(gateway.turns, tenant, asked, gateway.vocabulary)
             return await self._begin(request, asked, answer, request_ids, kept.size)
 
         return handle
@@ -169,13 +176,16 @@ class Routes:
             finally:
                 self._limiter.spent(time.monotonic() - began)
         job = Job(kind, reader.models, reader.parents, headers)
-        reply = await self._while_connected(request, encoders.read(job, data, owner_of(request.scope)))
+        find = partial(self._gateway.turns.find, visitor_of(request.scope).caller.tenant)
+        reply = await self._while_connected(request, encoders.read(job, data, owner_of(request.scope), find))
         self._gateway.note_ignored(reply.ignored)
         await self._limiter.next()
         return decode(reply.data)
 
     def _may_take_long(self, value: object) -> bool:
         """Return whether a short body may take long, for example because a template may loop over its variables."""
+        if self._gateway.reader.bridge is not None:  # a session's last turn may be as long as the context
+            return True
         return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 
     async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Reply]) -> Reply:
@@ -203,6 +213,8 @@ class Routes:
 
         def close() -> None:
             dispatcher.close(request_ids)
+            if answer.recorder is not None:
+                answer.recorder.close()
             if named.get(asked.name) is request_ids:
                 del named[asked.name]
 

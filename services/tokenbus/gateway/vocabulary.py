@@ -142,6 +142,10 @@ class Vocabulary:
             return self._of_model.decode(token_ids)
         return b"".join(map(self.pieces.__getitem__, token_ids)).decode(errors="replace")
 
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a token by its name in the model's vocabulary."""
+        return None if self._of_model is None else self._of_model.token_id(name)
+
     def token_name(self, token_id: int) -> str | None:
         """Return the token's name in the model's vocabulary; for other tokenizers, its text."""
         return self.decode([token_id]) if self._of_model is None else self._of_model.token_name(token_id)

@@ -88,6 +88,10 @@ class ModelTokenizer:
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name
 
+    def token_id(self, name: str) -> int | None:
+        token_id: int | None = self._tokenizer.token_to_id(name)
+        return token_id
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character; none for special tokens."""
         return self._pieces[token_id]

@@ -253,6 +253,13 @@ class GatewaySettings(Section):
     tool_call_parser: Literal["", "hermes", "llama3_json", "pythonic"] = choice(
         "vLLM's name of the format of the model's tool calls; empty: tool calls are not parsed", default=""
     )
+    bridge_turns: str = text(
+        "",
+        0,
+        64,
+        "model family in the package `renderers`, such as `qwen3`: the prompt of a session's next turn begins with the "
+        "ids of its last turn; empty: each prompt is encoded from its messages",
+    )
     return_tokens_as_token_ids: bool = choice(
         "in logprobs, name tokens by their ids, such as `token_id:5`, unless a request says otherwise", default=False
     )
@@ -284,6 +291,7 @@ class GatewaySettings(Section):
     encoding_memory_bytes: int = 134_217_728  # memory for one body, if the kernel can limit it (Linux)
     stream_buffer_bytes: int = 1_048_576  # for a slow client: some thousand events
     answer_bytes: int = 67_108_864  # size of an answer that is not streamed: a quarter of buffer_bytes
+    bridge_bytes: int = 67_108_864  # of the ids of sessions' last turns: some 500 of 32,000 tokens
     write_timeout_ms: int = 10_000  # a client that reads nothing for this long is disconnected
     max_text_bytes: int = 1_048_576  # of a prompt after its template; a token has about 4 bytes
     max_choices: int = 128  # of one answer: the number of prompts times n; the limit of OpenAI's API
