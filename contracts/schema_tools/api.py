@@ -149,7 +149,7 @@ def page() -> str:
 def _entry(top: Documented, *methods: Documented) -> Iterator[str]:
     found = getattr(tokenbus, top.name)
     fields = _fields(found)
-    is_made_by_users = f"tokenbus.{top.name}(" in top.sections.get("Example", "") and not fields  # fields are parameters
+    is_made_by_users = f"tokenbus.{top.name}(" in top.sections.get("Example", "") and not fields  # listed below
     call = f"`{top.name}{top.signature}`: " if top.signature and is_made_by_users else ""
     members = getattr(found, "__members__", ())
     yield (

@@ -181,7 +181,7 @@ class _Ragged:
 
 
 class _Tables:
-    """A column of tables of different lengths. Each table has one line for each token of its row."""
+    """A column in parts of different lengths. Each part is a table with one line for each token of the row."""
 
     __slots__ = ("_parts", "_shapes")
 

@@ -90,7 +90,7 @@ class RowStatus(IntEnum):
 
 
 class Scoring(IntEnum):
-    """The values that tokens have besides their ids."""
+    """The values that tokens have in addition to their ids."""
 
     UNSPECIFIED = 0
     """Invalid."""

@@ -31,7 +31,7 @@ def json_schema(schema: Schema, name: str = "LogprobBatch") -> Document:
 
 
 def definitions(schema: Schema, names: list[str], place: str) -> Document:
-    """Return the schemas of these messages and of all types that they reach, by name. Each reference begins with `place`."""
+    """Return the schemas of the named messages and of all types that they use. Each reference begins with `place`."""
     writer = _Writer(schema, place)
     reached = sorted(set().union(*map(schema.reached_from, names)))
     return {each: writer.message(each) if each in schema.messages else writer.enum(each) for each in reached}

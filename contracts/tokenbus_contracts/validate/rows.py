@@ -168,7 +168,7 @@ def unnamed(column: Column, element: int, value: int) -> ContractError:
 
 
 def _refuse_status(batch: LogprobBatch, name: str, wrong: npt.NDArray[np.bool_], limit: str) -> None:
-    """Raise a ContractError for the first wrong row, whose status forbids its value."""
+    """Raise a ContractError for the first row that is marked in `wrong`."""
     if wrong.any():
         row = int(wrong.argmax())
         status = RowStatus(batch.statuses[row]).name
