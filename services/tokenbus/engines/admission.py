@@ -1,4 +1,4 @@
-"""Validates the parameters of a request; a ValueError names the field, the limit and the value."""
+"""Validation of a request's parameters. Each ValueError names the field, the limit and the actual value."""
 
 import math
 import secrets
@@ -9,16 +9,16 @@ from tokenbus.plugins import Tokenizer
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 
 _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 4096, 1024
-"""The contract's bounds."""
+"""Bounds of the contract on stop strings, their bytes, and stop token ids."""
 _MOST_BYTES_A_TOKEN = 16
-"""A longer text is refused before it is encoded, because encoding could take long."""
+"""Limit of a text's bytes per allowed token. Longer texts are refused before encoding, which could take long."""
 OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
     *("include_stop_string", "include_special_tokens", "cache_salt", "priority"),
 })  # fmt: skip
-"""The sampling parameters that these engines accept; some of them have no effect here."""
+"""Names of the sampling parameters that the engines accept, including some that have no effect."""
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
-"""Default values that are not zero, false or empty."""
+"""Value that disables each listed parameter. Other parameters are disabled by their protobuf default."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
@@ -27,14 +27,14 @@ def check_range(name: str, value: int, least: int, most: int) -> None:
 
 
 def check_ids(name: str, ids: Sequence[int], size: int) -> None:
-    """Raise ValueError for a token id that is not in a vocabulary of this size."""
+    """Raise ValueError if a token id is not below `size`, the size of the vocabulary."""
     if ids and max(ids) >= size:
         index, wrong = next((index, token) for index, token in enumerate(ids) if token >= size)
         raise ValueError(f"{name}[{index}]: below {size}, got {wrong}: out of vocabulary")
 
 
 def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFERED) -> None:
-    """Raise ValueError for a sampling parameter that the engine does not support, unless it has its default value."""
+    """Raise ValueError if a sampling parameter outside `offered` has a value other than its default."""
     for field, value in sampling.ListFields():
         neutral = _NEUTRAL.get(field.name, field.default_value)
         if field.name in offered or (value == neutral and not field.is_repeated):
@@ -51,7 +51,7 @@ def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFER
 
 
 def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_top_logprobs: int) -> Request:
-    """Validate a request; raises ValueError for the first invalid parameter."""
+    """Validate and convert a request. Raise ValueError for the first invalid parameter."""
     if not generate.request_id:
         raise ValueError("request_id: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size
@@ -90,7 +90,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
 
 
 def continue_from(request: Request, token_ids: Sequence[int], vocabulary_size: int, end_token: int) -> None:
-    """Set the request's previous output; raises ValueError, after which the request must not be used."""
+    """Set the output of the request's earlier turns. After a ValueError the request must not be used."""
     name, ids = "continuation.token_ids", list(token_ids)
     check_ids(name, ids, vocabulary_size)
     if end_token in ids and not request.ignores_end:
@@ -103,7 +103,7 @@ def continue_from(request: Request, token_ids: Sequence[int], vocabulary_size: i
 
 
 def prompt_of(generate: Generate, encode: Callable[[str], list[int]], vocabulary_size: int, most: int) -> list[int]:
-    """Return the prompt's tokens, at most `most`."""
+    """Return the prompt's token ids. Raise ValueError if the prompt has more than `most` tokens."""
     if generate.WhichOneof("prompt") == "tokens":
         name, prompt = "tokens.token_ids", list(generate.tokens.token_ids)
         check_ids(name, prompt, vocabulary_size)

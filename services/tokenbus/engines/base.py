@@ -1,4 +1,4 @@
-"""BaseEngine: the base of an engine that only has to compute logits."""
+"""BaseEngine: the base class of engines that implement only `logits`."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,17 +20,15 @@ from tokenbus_gpu_ops import token_logprobs
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _SampledBlock(Block):
-    """A block with the logits of its tokens."""
-
     logits: Logits
 
 
 class BaseEngine(BatchEngine[_SampledBlock]):
-    """The base class of an engine; a subclass implements only `logits`.
+    """Base class of engines that implement only `logits`.
 
-    It runs requests in continuous batches, samples tokens (temperature, top-k, top-p, seed), ends requests (length, end
-    token, stop strings, abort), scores tokens and prompts, and continues requests of lost workers. It refuses requests
-    with other parameters.
+    The base class runs requests in continuous batches, samples tokens (temperature, top-k, top-p, seed), ends requests
+    (length, end token, stop strings, abort), scores tokens and prompts, and continues requests of lost workers.
+    Requests with other parameters are refused.
 
     Example:
         import numpy as np
@@ -62,12 +60,12 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         """Create an engine.
 
         Args:
-            tokenizer: An object with the members that `tokenbus.load_tokenizer` documents, or a name or a folder for
-                that function. Its attribute `end_token`, if it has one, is the id that ends a text.
-            context: The limit of a request's prompt and output together, in tokens.
-            max_running: The limit of sequences in a call of `logits`; more requests wait.
-            max_top_logprobs: The limit of alternatives per token.
-            role: `worker.role` of the settings: prefill, decode or mixed.
+            tokenizer: An object with the members that `tokenbus.load_tokenizer` documents, or a name or folder to load.
+                The tokenizer's optional attribute `end_token` is the id of the token that ends a text.
+            context: Maximum length of a prompt and its output together, in tokens.
+            max_running: Maximum number of sequences per call of `logits`. Further requests wait.
+            max_top_logprobs: Maximum number of alternatives per token.
+            role: The value of the setting `worker.role`: prefill, decode or mixed.
 
         Raises:
             ValueError: A number is out of range.
@@ -83,10 +81,10 @@ class BaseEngine(BatchEngine[_SampledBlock]):
 
     @abstractmethod
     def logits(self, sequences: Sequence[Sequence[int]]) -> Array:
-        """Return the logits of the next token of each sequence: finite numbers, an array [sequences, vocabulary_size].
+        """Return finite logits of each sequence's next token, an array [sequences, vocabulary_size].
 
         Args:
-            sequences: For each request, the token ids of its prompt and its output; or prefixes of a prompt to score.
+            sequences: The token ids of each request's prompt and output, or prefixes of a prompt to score.
         """
 
     def _compute(self, plan: Plan) -> _SampledBlock:
@@ -117,7 +115,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
         return found
 
     def _scores(self, block: _SampledBlock, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        del counts, are_drafts  # each row has one token and no drafts
+        del counts, are_drafts  # each row has exactly one token and no drafts
         found = token_logprobs(block.logits[rows], block.tokens[rows, 0], top_ks)
         return Scores(found.logprobs, found.ranks, found.alternative_token_ids, found.alternative_logprobs)
 

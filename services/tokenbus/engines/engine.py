@@ -1,4 +1,4 @@
-"""BatchEngine: continuous batching and speculative decoding; a subclass computes the scheduler's plan."""
+"""BatchEngine: continuous batching and speculative decoding. Subclasses compute the scheduler's plans."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ Role = Literal["mixed", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """The options of an engine; ValueError names an option that is out of range."""
+    """Options of an engine. An option out of range raises ValueError."""
 
     role: Role = "mixed"
-    """prefill: only prompts and first tokens; mixed and decode: all tokens."""
+    """Role of the engine. A `prefill` engine computes only prompts and first tokens."""
     speculate: int = 3
-    """The draft tokens per row and step; 0: no speculation."""
+    """Number of draft tokens per row and step, or 0 to disable speculation."""
     max_running: int = 256
-    """The limit of requests in a step; others wait."""
+    """Maximum number of requests in a step. Further requests wait."""
     context: int = 2048
-    """The limit of a request's prompt and output together, in tokens."""
+    """Maximum length of a prompt and its output together, in tokens."""
     prefill_chunk: int = 512
-    """The limit of prompt tokens in a step."""
+    """Maximum number of prompt tokens in a step."""
     slice_steps: int = 0
-    """The number of steps after which a request is preempted for a waiting one; 0: never."""
+    """Number of decode steps before a waiting request may preempt a running request, or 0 for no preemption."""
     max_top_logprobs: int = 20
-    """The limit of alternatives per token."""
+    """Maximum number of alternatives per token."""
 
     most_context: ClassVar[int] = 1 << 20
     most_top_logprobs: ClassVar[int] = 127
@@ -49,7 +49,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
-        # With the token after the drafts, the contract's limit of a row.
+        # The contract allows 16 tokens in a row: 15 drafts and the token after the drafts.
         check_range("speculate", self.speculate, 0, 15)
         check_range("context", self.context, 2, self.most_context)
         check_range("max_running", self.max_running, 1, 1024)
@@ -60,32 +60,32 @@ class EngineOptions:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Block:
-    """The output of a step; an engine may add fields."""
+    """Output of a step. Engines add fields in subclasses."""
 
     slots: Ids
-    """The decoding slots, then the slots that get their first token."""
+    """The decoding slots, followed by the slots that get their first token."""
     tokens: Ids
-    """[slots, tokens]"""
+    """Token ids, an array of shape [slots, tokens]."""
     counts: Ids
-    """The number of tokens of each slot; 0: the computation failed, and the request must end."""
+    """Number of tokens of each slot, or 0 if the computation failed and the request must end."""
     drafts: Ids
-    """[decoding slots, drafts]: the verified drafts."""
+    """Verified draft ids, an array of shape [decoding slots, drafts]."""
     draft_counts: Ids
-    """The number of drafts of each decoding slot; 0 for a slot without tokens."""
+    """Number of drafts of each decoding slot, or 0 for a slot without tokens."""
 
 
 B = TypeVar("B", bound=Block)
 
 
 class Outcome(NamedTuple):
-    """The number of kept tokens and the status of each slot of a block."""
+    """Number of kept tokens and status of each slot in a block."""
 
     kept: Ids
     statuses: npt.NDArray[np.uint8]
     stops: npt.NDArray[np.uint8]
-    """The stop that ended each request, as in `StepArrays.stops`."""
+    """Stop that ended each slot's request, encoded as in `StepArrays.stops`."""
     tails: dict[int, bytes]
-    """By slot, the last bytes of the output, for requests with stop strings."""
+    """Last bytes of the output of each request with stop strings, by slot."""
 
 
 class Proposed(NamedTuple):
@@ -93,7 +93,7 @@ class Proposed(NamedTuple):
 
     counts: Ids
     tokens: Ids
-    """[slots, drafts]"""
+    """Draft token ids, an array of shape [slots, drafts]."""
 
 
 def phase_of(decoding: int, prefilling: int) -> StepPhase:
@@ -103,7 +103,7 @@ def phase_of(decoding: int, prefilling: int) -> StepPhase:
 
 
 def batch_order(serials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Return each row's index in the order of admission; None if the rows are in that order."""
+    """Return each row's index in the order of admission, or None if the rows are already in order."""
     if (serials[1:] > serials[:-1]).all():
         return None
     places = np.empty(serials.size, np.int64)
@@ -112,7 +112,7 @@ def batch_order(serials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
 
 
 class BatchEngine(ABC, Generic[B]):
-    """Computes steps of all running requests. Subclasses change requests only in `_keep`, so a step can be repeated."""
+    """Computes steps of all running requests. Only `_keep` changes requests, so that a failed step can be repeated."""
 
     lora_adapters = ()
     continues_requests = True
@@ -127,7 +127,7 @@ class BatchEngine(ABC, Generic[B]):
         self.vocabulary_size = tokenizer.vocabulary_size
         self.max_model_tokens, self.role = options.context, options.role
         self._prompts: dict[int, ScoredPrompt] = {}
-        """The prompts to score, by slot."""
+        """Prompts that are being scored, by slot."""
         self.weight_version = 0
         self._scheduler = Scheduler(
             requests,
@@ -141,34 +141,34 @@ class BatchEngine(ABC, Generic[B]):
         """Compute the chunks of the plan, verify the drafts of decoding slots, and sample first tokens."""
 
     def _propose(self, block: B, result: Outcome) -> Proposed | None:
-        """Draft the next tokens, unless the next step drafts them; return the drafts to publish before verification."""
+        """Draft the next tokens, unless `_compute` does, and return the drafts to publish before verification."""
         del block, result
         return None
 
     @abstractmethod
     def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        """Return the scores of the first `counts` tokens, or drafts, of some rows of a block."""
+        """Return the scores of the first `counts` tokens of each given row, or of each row's drafts if `are_drafts`."""
 
     @abstractmethod
     def _piece_scores(self, block: B, piece: PromptPiece) -> Scores:
-        """Return the scores of the prompt tokens of a chunk."""
+        """Return the scores of a chunk's prompt tokens."""
 
     @abstractmethod
     def _keep(self, block: B, result: Outcome) -> None:
-        """Store the output of a step, after the positions have advanced."""
+        """Store a step's output in the requests, whose positions have already advanced."""
 
     def _extras(self, block: B, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
-        """Return the extra values of some rows, as named in `token_scores`."""
+        """Return the extra scores of the given rows as columns of `StepArrays`."""
         raise NotImplementedError
 
     @cached_property
     def tokenizer_probes(self) -> Sequence[int]:
-        """The tokenizer's encoding of the probe texts."""
+        """Token ids that the tokenizer returns for the probe texts."""
         return probed(encoder_of(self._tokenizer))
 
     @cached_property
     def tokenizer_digest(self) -> int:
-        """A digest by which clients recognize the same tokenizer."""
+        """Digest by which a client checks whether its own tokenizer is the same."""
         return digest_of(self._tokenizer, self.tokenizer_probes)
 
     @property
@@ -209,7 +209,7 @@ class BatchEngine(ABC, Generic[B]):
         self._scheduler.resume()
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute a step: the target batch, then a draft batch if requested; EngineStepError changes no request."""
+        """Return a step's target batch, and its draft batch if requested. An EngineStepError changes no request."""
         if not self.has_work:
             return []
         plan = self._scheduler.plan()
@@ -268,7 +268,7 @@ class BatchEngine(ABC, Generic[B]):
         return Outcome(kept, statuses, own, tails)
 
     def _scored_pieces(self, plan: Plan, block: B) -> dict[int, Scores]:
-        """Return, by slot, the scores of prompt tokens from the plan's chunks."""
+        """Return the scores of the prompt tokens in the plan's chunks, by slot."""
         if not self._prompts:
             return {}
         begins = self._requests.to_compute(plan.computing) - self._requests.missing[plan.computing]
@@ -281,7 +281,7 @@ class BatchEngine(ABC, Generic[B]):
         return found
 
     def _arrays(self, plan: Plan, block: B, result: Outcome, proposed: Proposed | None) -> list[StepArrays]:
-        """Return the target batch, with its rows sorted by kind of computation, and the draft batch if requested."""
+        """Return the target batch, and the draft batch if requested. Rows are sorted by kind of computation."""
         requests = self._requests
         statuses = [result.statuses]
         others = (plan.prefilling, plan.preempted, plan.aborted)
@@ -336,7 +336,7 @@ class BatchEngine(ABC, Generic[B]):
         return made
 
     def _scored(self, block: B, slots: Ids, counts: Ids, *, are_drafts: bool = False) -> dict[str, Array]:
-        """Return the score columns of the requests that ask for scores; `counts` belongs to the first slots."""
+        """Return score columns for the requests that want scores. `counts` covers only the first slots."""
         scored = self._requests.scored[slots]
         if not scored.any():
             return {}
@@ -347,12 +347,12 @@ class BatchEngine(ABC, Generic[B]):
 
 
 def mask_of(counts: Ids, width: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the first `counts` columns of each row."""
+    """Return a mask of shape [rows, width] that is true in the first `counts` columns of each row."""
     return np.asarray(np.arange(width) < counts[:, None])
 
 
 def _padded(counts: npt.NDArray[np.integer], rows: int) -> npt.NDArray[np.uint8]:
-    """Extend counts with zeros to the number of rows."""
+    """Return the counts, padded with zeros to `rows` elements."""
     found = np.zeros(rows, np.uint8)
     found[: counts.size] = counts
     return found

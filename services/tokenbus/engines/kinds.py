@@ -1,4 +1,4 @@
-"""The engines of `tokenbus worker --engine` and their options; an engine is imported when it is created."""
+"""The engines of `tokenbus worker --engine` and their options. An engine is imported only when it is created."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from tokenbus.settings import Settings
 from tokenbus.worker import Engine, EngineKind
 
 MOST_RANKS = 65_536
-"""The limit of `dp_rank` in a header."""
+"""Maximum number of data-parallel ranks that the contract can number."""
 _MOST_PARTS = 64
 _MOST_TOP_LOGPROBS = 20
 _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {
@@ -32,7 +32,7 @@ _PADDLE = {
     "weights": "the file in the package",
     "device": "cpu",
 }
-"""The options of each engine with their defaults, for --help; the engine sets the defaults."""
+"""Defaults that `--help` shows for the paddle engine's options. The engine itself sets the actual defaults."""
 
 
 def _declare(engine: str, defaults: Mapping[str, object], parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def _declare(engine: str, defaults: Mapping[str, object], parser: argparse.Argum
 
 
 def _given(options: argparse.Namespace, settings: Settings, names: Iterable[str]) -> dict[str, Any]:
-    """Return the given options, and the options derived from the settings."""
+    """Return the options of the command line and the options derived from the settings."""
     limits = settings.limits
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
     if options.speculate is not None and not 0 <= options.speculate <= most:
@@ -106,7 +106,7 @@ def _make_vllm(options: argparse.Namespace, settings: Settings) -> Engine:
 
 
 def _vllm_options(given: Sequence[str]) -> argparse.Namespace | None:
-    """Parse the vLLM options that are needed without vLLM; None if they are invalid, which the worker will report."""
+    """Return the vLLM options that are needed before vLLM is imported, or None if an option is invalid."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-dp", "--data-parallel-size", "--data_parallel_size", type=int, dest="size", default=1)
     parser.add_argument("-dpn", "--data-parallel-rank", "--data_parallel_rank", dest="rank")
@@ -118,7 +118,7 @@ def _vllm_options(given: Sequence[str]) -> argparse.Namespace | None:
 
 
 def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
-    """Return vLLM's options for each data-parallel rank, unless they choose a rank."""
+    """Return vLLM's options for each data-parallel rank, or a single list if the options already name a rank."""
     found = _vllm_options(given)
     if found is None or found.rank is not None or not 1 < found.size <= MOST_RANKS:
         return [list(given)]
@@ -126,7 +126,7 @@ def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
 
 
 def _vllm_name(given: Sequence[str]) -> str:
-    """Return the model's name in vLLM's options, or an empty one; raises ValueError for several names."""
+    """Return the model's name in vLLM's options, or an empty string. Raise ValueError for several names."""
     found = _vllm_options(given)
     names: list[str] = [] if found is None else found.names
     if len(names) > 1:

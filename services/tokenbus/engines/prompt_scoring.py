@@ -1,4 +1,4 @@
-"""Collects the scores of a prompt's tokens, chunk by chunk."""
+"""ScoredPrompt: collects the scores of a prompt's tokens, chunk by chunk."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,35 +12,35 @@ from tokenbus_contracts import PromptScores
 from tokenbus_contracts.generated.request_pb2 import Generate
 
 LEAST = -9999.0
-"""The value that stands for a logprob of minus infinity."""
+"""Logprob that is published instead of minus infinity."""
 
 
 class PromptPiece(NamedTuple):
-    """The prompt tokens that a chunk scores."""
+    """Prompt tokens that one chunk of a step scores."""
 
     chunk: int
-    """The index of the chunk in the step."""
+    """Index of the chunk in the step."""
     skip: int
-    """The offset in the chunk of the token before the first scored one."""
+    """Offset in the chunk of the token before the first scored token."""
     context: Sequence[int]
     tokens: Ids
     top_logprobs: int
     named: Ids
-    """The tokens to score instead of the most probable ones."""
+    """Requested ids of the alternatives. If empty, the most probable tokens are the alternatives."""
 
 
 class Scores(NamedTuple):
-    """The scores of tokens. For prompts, alternatives have a line for each token; otherwise they are concatenated."""
+    """Scores of tokens. Alternatives have shape [tokens, alternatives] for prompts, and are flat for output tokens."""
 
     logprobs: Array
     ranks: Array
     alternative_token_ids: Array
-    """The most probable first, ties by the lower id."""
+    """Ids of the alternatives, sorted by probability and then by id unless the request named the ids."""
     alternative_logprobs: Array
 
 
 class ScoredPrompt:
-    """A prompt, and the computed scores of its tokens."""
+    """A prompt with the scores that have been computed for its tokens."""
 
     def __init__(self, generate: Generate, prompt: Sequence[int]) -> None:
         asked = generate.prompt_scoring
@@ -54,7 +54,7 @@ class ScoredPrompt:
         self._parts = [Scores(np.zeros(0), np.zeros(0, np.int64), nothing, np.zeros((0, width)))]
 
     def piece(self, chunk: int, begin: int, size: int) -> PromptPiece | None:
-        """Return the tokens that a chunk scores for the first time; None if there are none."""
+        """Return the tokens that a chunk scores for the first time, or None if there are none."""
         first, end = max(self._next, begin + 1), min(begin + size + 1, len(self._prompt))
         if first >= end:
             return None
@@ -66,7 +66,7 @@ class ScoredPrompt:
         self._next += scores.logprobs.size
 
     def whole(self, last: Scores | None) -> PromptScores:
-        """Return all scores; `last` are the scores of the last piece."""
+        """Return the scores of the whole prompt, including the last piece's scores in `last`."""
         parts = [*self._parts, *([] if last is None else [last])]
         logprobs, ranks, ids, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         return PromptScores(
@@ -91,7 +91,7 @@ def check_scoring(generate: Generate, vocabulary_size: int, most: int) -> None:
 
 
 def scored(logits: Logits, piece: PromptPiece) -> Scores:
-    """Return the scores of a piece from logits [tokens, vocabulary], in double precision."""
+    """Compute the scores of a piece in double precision from logits of shape [tokens, vocabulary]."""
     values = logits.astype(np.float64)
     values -= values.max(axis=1, keepdims=True)
     values -= np.log(np.exp(values).sum(axis=1, keepdims=True))
@@ -100,6 +100,6 @@ def scored(logits: Logits, piece: PromptPiece) -> Scores:
     if piece.named.size:
         ids = np.broadcast_to(piece.named, (len(values), piece.named.size))
     else:
-        # Sorted in the precision of the message; ties by the lower id.
+        # Values that are equal in float32, the precision of the message, stay in the order of their ids.
         ids = np.argsort(-values.astype(np.float32), axis=1, kind="stable")[:, : piece.top_logprobs]
     return Scores(own[:, 0], ranks, ids, np.take_along_axis(values, ids, 1))

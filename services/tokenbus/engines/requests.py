@@ -1,4 +1,4 @@
-"""Requests: the open requests of an engine as arrays with one slot per request, for vectorized steps."""
+"""Requests: the open requests of an engine in arrays with one slot per request, for vectorized steps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ class Stops:
         self._token_ids = frozenset(token_ids)
         self._tail_size = max((len(text) - 1 for text in self._strings), default=0)
         self.tail = b""
-        """The last bytes of the output, which may contain the beginning of a stop string."""
+        """Last bytes of the output, which may contain the beginning of a stop string."""
 
     def find(self, token_ids: Sequence[int]) -> tuple[int | None, int, bytes]:
-        """Return the index of the first token that completes a stop, the stop (`StepArrays.stops`) and the new tail."""
+        """Return the index of the first token that completes a stop (or None), the stop's code, and the new tail."""
         tail = self.tail
         for index, token_id in enumerate(token_ids):
             if token_id in self._token_ids:
@@ -41,7 +41,7 @@ class Stops:
         return None, 0, tail
 
     def add(self, token_ids: Sequence[int]) -> bool:
-        """Add tokens to the output; return whether one of them completes a stop."""
+        """Append tokens to the output, and return whether any token completes a stop."""
         index, _, self.tail = self.find(token_ids)
         return index is not None
 
@@ -53,12 +53,12 @@ class Request:
     request_id: int
     prompt: list[int]
     most: int
-    """The limit of output tokens."""
+    """Maximum number of output tokens."""
     temperature: float
-    """0: greedy."""
+    """Sampling temperature, where 0 means greedy."""
     top_p: float
     top_k: int
-    """0: all tokens."""
+    """Number of most probable tokens to sample from, or 0 for all tokens."""
     seed: int
     stops: Stops | None
     ignores_end: bool
@@ -67,40 +67,40 @@ class Request:
     top_logprobs: int
     wants_drafts: bool
     token_scoring: TokenScoring | None = None
-    """The requested extra scores."""
+    """Extra scores that the request asks for."""
     output: list[int] = field(default_factory=list)
 
 
 class Requests:
-    """The open requests, as arrays by slot; engines add arrays. Slots are reused; serial numbers are not."""
+    """The open requests, in arrays indexed by slot. Slots are reused, but serial numbers are not."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._count = 0
         self.stops: dict[int, Stops] = {}
-        """By slot, for requests with stops."""
+        """Stops by slot, for requests that have stops."""
         self.token_scorings: dict[int, TokenScoring] = {}
-        """By slot, for requests with extra scores."""
+        """Requested extra scores by slot, for requests that ask for extra scores."""
         self.request_ids = np.zeros(0, np.uint64)
         self.serials = np.zeros(0, np.int64)
-        """The order of admission."""
+        """Serial numbers of the requests in the order of admission."""
         self.seeds = np.zeros(0, np.uint64)
         self.temperatures = np.zeros(0)
         self.top_ks = np.zeros(0, np.int64)
         self.top_ps = np.zeros(0)
         self.positions = np.zeros(0, np.int64)
-        """The number of output tokens."""
+        """Number of output tokens of each request."""
         self.prompts = np.zeros(0, np.int64)
-        """The number of prompt tokens."""
+        """Number of prompt tokens of each request."""
         self.missing = np.zeros(0, np.int64)
-        """The number of tokens to compute before the next one can be sampled."""
+        """Number of tokens to compute before the next token can be sampled."""
         self.ends = np.zeros(0, np.int64)
-        """The limit of output tokens."""
+        """Maximum number of output tokens of each request."""
         self.places = np.zeros(0, np.int64)
-        """The index in the engine's cache, for running requests."""
+        """Index of each running request in the engine's cache."""
         self.steps = np.zeros(0, np.int64)
-        """The number of decode steps since the request started or was resumed."""
+        """Number of decode steps since each request started or resumed."""
         self.top_logprobs = np.zeros(0, np.uint8)
         self.scored = np.zeros(0, np.bool_)
         self.wants_drafts = np.zeros(0, np.bool_)
@@ -115,7 +115,7 @@ class Requests:
     def add(self, request: Request) -> int:
         if not self._free:
             self._grow()
-        slot = self._free[-1]  # requests are removed only at the end, so that a failure changes nothing
+        slot = self._free[-1]  # the slot leaves the free list only at the end, so that a failure changes nothing
         self.request_ids[slot] = request.request_id
         self.serials[slot] = self._count
         self.seeds[slot] = request.seed
@@ -150,11 +150,11 @@ class Requests:
         return SamplingParams(self.temperatures[slots], self.top_ks[slots], self.top_ps[slots], self.seeds[slots])
 
     def to_compute(self, slots: Ids) -> Ids:
-        """Return the number of tokens to compute before each slot can continue: all but the last output token."""
+        """Return the number of tokens that each slot must compute to continue: all except the last output token."""
         return np.asarray(self.prompts[slots] + np.maximum(self.positions[slots] - 1, 0))
 
     def _write(self, slot: int, request: Request) -> None:
-        """Write the engine's own arrays."""
+        """Write the arrays that a subclass added."""
 
     def _grow(self) -> None:
         before = self.request_ids.size
@@ -168,7 +168,7 @@ class Requests:
 
 
 class SequenceRequests(Requests):
-    """The requests, with the token ids of prompt and output."""
+    """Requests with the token ids of their prompts and outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Shared sampling code: random numbers, distributions, and verification of drafts.
 
 A random number depends only on the request's seed, the token's position and the purpose. A request's output therefore
-does not depend on its batch, on preemption or on prompt chunks. A column of a distribution is a token of the
-vocabulary, or one of an engine's shortlist.
+does not depend on its batch, on preemption or on prompt chunks. Each column of a distribution stands for one token of
+the vocabulary or of an engine's shortlist.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 DRAFT, ACCEPT, FINAL = 1, 2, 3
-"""The purposes of random numbers, in two bits."""
+"""Purposes of random numbers, each encoded in two bits."""
 _PURPOSES = np.uint64(4)
 _ADDED = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -36,7 +36,7 @@ def mixed(words: Words) -> Words:
 
 
 def uniforms(seeds: Words, positions: Ids, purpose: int) -> Floats:
-    """Return a number in [0, 1) for each position of each seed; positions are [rows] or [rows, positions]."""
+    """Return a random number in [0, 1) per seed and position. Positions have shape [rows] or [rows, positions]."""
     seeds = seeds.reshape(-1, *(1,) * (positions.ndim - 1))
     counters = positions.astype(np.uint64)
     counters *= _PURPOSES
@@ -50,22 +50,22 @@ class SamplingParams(NamedTuple):
     """The sampling parameters of some rows."""
 
     temperatures: Floats
-    """0: greedy."""
+    """Sampling temperature of each row, where 0 means greedy."""
     top_ks: Ids
-    """0: all tokens."""
+    """Number of most probable tokens to sample from, or 0 for all tokens."""
     top_ps: Floats
     seeds: Words
 
     @property
     def are_plain(self) -> bool:
-        """Whether all tokens are sampled with the model's unchanged probabilities."""
+        """Whether all rows are sampled with the model's unchanged probabilities."""
         return not (self.top_ks.any() or (self.top_ps < 1).any() or (self.temperatures != 1).any())
 
 
 def distribution(logits: Logits, params: SamplingParams, *, are_sorted: bool = False) -> Floats:
-    """Apply temperature, top-k and top-p to logits [rows, ..., columns] and return probabilities; ties by lower column.
+    """Return probabilities after temperature, top-k and top-p. Of equal logits, the lower column ranks first.
 
-    `are_sorted`: the columns are sorted by probability.
+    Logits have shape [rows, ..., columns]. If `are_sorted` is set, the columns are already sorted by probability.
     """
     extra = (1,) * (logits.ndim - 1)
     temperatures, top_ks, top_ps = (each.reshape(-1, *extra) for each in params[:3])
@@ -97,37 +97,37 @@ def distribution(logits: Logits, params: SamplingParams, *, are_sorted: bool = F
 
 
 def drawn(chances: Floats, numbers: Floats) -> Ids:
-    """Sample a column of each row with its random number; never a column of probability 0."""
+    """Sample a column for each row with the row's random number. A column of probability 0 is never sampled."""
     sums = chances.cumsum(axis=-1)
     wanted = np.minimum(numbers * sums[..., -1], np.nextafter(sums[..., -1], 0))
     return np.asarray((sums > wanted[..., None]).argmax(axis=-1), np.int64)
 
 
 class Drafts(NamedTuple):
-    """The draft tokens of each row, from the left."""
+    """Draft tokens of each row."""
 
     columns: Ids
-    """[rows, drafts]"""
+    """Columns of the drafts, left-aligned, of shape [rows, drafts]."""
     chances: Floats
-    """The distributions from which they were sampled: [rows, drafts, columns]."""
+    """Distributions from which the drafts were sampled, of shape [rows, drafts, columns]."""
     counts: Ids
 
 
 class Verified(NamedTuple):
-    """The tokens of each row: the accepted drafts, and one more."""
+    """Accepted drafts of each row, followed by one sampled token."""
 
     columns: Ids
-    """[rows, drafts + 1], from the left."""
+    """Columns of the tokens, left-aligned, of shape [rows, drafts + 1]."""
     counts: Ids
-    """The number of tokens of each row."""
+    """Number of tokens in each row."""
 
 
 def verified(target: Floats, drafts: Drafts, params: SamplingParams, positions: Ids) -> Verified:
-    """Verify drafts by rejection sampling (Leviathan, Chen); `positions` are those of the first tokens.
+    """Verify drafts by rejection sampling (Leviathan, Chen), starting at each row's position.
 
-    `target` has the distributions [rows, drafts + 1, columns]. A draft is accepted with probability min(1, target /
-    draft). After the first rejected draft a token is sampled from the normalized max(0, target - draft); after the last
-    accepted draft, from the target. Each token thus has the target's probability.
+    `target` has distributions of shape [rows, drafts + 1, columns]. A draft is accepted with probability min(1, target
+    / draft). The first rejected draft is replaced by a token sampled from the normalized max(0, target - draft). If all
+    drafts are accepted, one more token is sampled from the target. Tokens thus follow the target's distribution.
     """
     rows, most = drafts.columns.shape
     every, place = np.arange(rows), np.arange(most)
@@ -141,7 +141,7 @@ def verified(target: Floats, drafts: Drafts, params: SamplingParams, positions: 
     rejected = np.flatnonzero(count < drafts.counts)
     if rejected.size:
         rest = np.maximum(source[rejected] - drafts.chances[rejected, count[rejected]], 0)
-        # The remainder is empty only because of rounding; then the two distributions are the same.
+        # If rounding makes the remainder zero, target and draft are equal, so the target is used.
         source[rejected] = np.where(rest.sum(axis=-1, keepdims=True) > 0, rest, source[rejected])
     columns = np.zeros((rows, most + 1), np.int64)
     columns[:, :most] = drafts.columns

@@ -1,4 +1,4 @@
-"""Scheduler: decides which requests a step computes, and which ones wait or are preempted."""
+"""Scheduler: decides which requests a step computes, and which requests wait or are preempted."""
 
 from collections import deque
 from typing import NamedTuple
@@ -12,27 +12,27 @@ _NONE = np.zeros(0, np.int64)
 
 
 class Plan(NamedTuple):
-    """The slots of a step by kind of work, each in the order of admission."""
+    """Slots of a step by kind of work, each kind in the order of admission."""
 
     decode: Ids
     """Slots that get their next tokens."""
     computing: Ids
-    """Slots for which a chunk is computed: `first` and `prefilling`."""
+    """All slots with a chunk to compute, from both `first` and `prefilling`."""
     sizes: Ids
-    """The number of tokens of each chunk."""
+    """Number of tokens in the chunk of each slot in `computing`."""
     first: Ids
     """Slots that complete their prompt and get their first token."""
     prefilling: Ids
-    """Slots that get no token: their prompt is incomplete, or they resume after a preemption."""
+    """Slots that get no token because their prompt is incomplete or they resume after a preemption."""
     preempted: Ids
     aborted: Ids
 
 
 class Scheduler:
-    """Runs requests in the order of admission, each in its own place in the engine's cache.
+    """Runs requests in the order of admission, each at its own index in the engine's cache.
 
-    It owns the places, the number of missing tokens, and the set of running requests. A failed step changes only the
-    places; its work is planned again.
+    The scheduler owns the cache indices, the numbers of missing tokens, and the set of running requests. The work of a
+    failed step is planned again.
     """
 
     def __init__(self, requests: Requests, *, max_running: int, prefill_chunk: int, slice_steps: int) -> None:
@@ -44,7 +44,7 @@ class Scheduler:
         self._aborted: set[int] = set()
         self._free = list(range(max_running))
         self._starts_none = self._computes_none = False
-        """Whether it is paused for requests without a token, and for all requests."""
+        """Pauses: `_starts_none` holds back requests without a token, and `_computes_none` holds back all requests."""
 
     def add(self, slot: int) -> None:
         self._waiting.append(slot)
@@ -54,7 +54,7 @@ class Scheduler:
         self._aborted.add(slot)
 
     def pause(self, *, running: bool) -> None:
-        """Start no new requests (preempted ones may resume); with `running`, compute nothing at all."""
+        """Hold back requests that have no token yet. If `running` is set, compute nothing at all."""
         self._starts_none, self._computes_none = True, running
 
     def resume(self) -> None:
@@ -89,11 +89,11 @@ class Scheduler:
         return Plan(decode, computing, sizes[has_chunk], first, prefilling, preempted, aborted)
 
     def undo(self, plan: Plan) -> None:
-        """Undo the plan of a failed step: the next plan ends its aborted requests."""
+        """Undo the plan of a failed step, so that the next plan ends the same aborted requests."""
         self._aborted.update(plan.aborted.tolist())
 
     def advance(self, plan: Plan, ended: Ids) -> None:
-        """Record the success of a step and the ended requests."""
+        """Record a successful step and the requests that it ended."""
         self._requests.steps[plan.decode] += 1
         self._requests.missing[plan.computing] -= plan.sizes
         if ended.size:
@@ -108,7 +108,7 @@ class Scheduler:
         return ended[np.argsort(self._requests.serials[ended])]
 
     def _preempt(self) -> Ids:
-        """Preempt the longest-running requests, one per waiting request; their cache is computed again later."""
+        """Preempt the longest-running requests, one per waiting request. Preempted requests lose their cache."""
         wanting = len(self._waiting) - len(self._free)
         if not self._slice_steps or wanting <= 0:
             return _NONE
@@ -133,7 +133,7 @@ class Scheduler:
             self._running = running[np.argsort(self._requests.serials[running])]
 
     def _stop(self, slots: Ids) -> None:
-        """Free the places of those slots that are running."""
+        """Remove slots from the running set, and free their cache indices."""
         stops = np.isin(self._running, slots)
         self._free += self._requests.places[self._running[stops]].tolist()
         self._running = self._running[~stops]

@@ -1,7 +1,7 @@
-"""SyntheticEngine: steps without a model; every token can be recomputed.
+"""SyntheticEngine: an engine without a model, whose tokens can all be recomputed.
 
-A token, its logprob, rank and alternatives depend only on the id of the request's first turn, the position and the
-weight version. Tests and benchmarks compare tokens with the recomputed ones.
+A token and its scores depend only on the id of the request's first turn, the position and the weight version. Tests and
+benchmarks compare received tokens with recomputed tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +24,16 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoring, To
 VOCABULARY_SIZE = 50_000
 _RANKS = 4
 _MOST_CHOICES = 8
-"""The largest set of tokens that sampling could choose from."""
+"""Maximum number of tokens in a synthetic sampling mask."""
 _MOST_SCORES = 2**18
-"""The number of prompt alternatives in a step above which further prompts wait."""
+"""Number of prompt alternatives per step, above which further prompts wait."""
 _UNLIMITED = 2**31 - 1
 _OF_PROMPTS = 0x9E3779B97F4A7C15
-"""Separates the values of prompts from those of output tokens."""
+"""Mixed into a request's id, so that prompt scores differ from output scores."""
 
 
 class TrueTokens(NamedTuple):
-    """The expected tokens and their scores; `extras` are those of a Token."""
+    """Expected tokens with their scores, and extra scores as in `Token`."""
 
     ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32]
@@ -47,7 +47,7 @@ def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
 
 
 def sampled(numbers: Words) -> TrueTokens:
-    """Return the token for each number: one of its first alternatives."""
+    """Return the sampled token of each number, chosen from the most probable alternatives."""
     places = (numbers >> np.uint64(40)) % np.uint64(_RANKS)
     return TrueTokens(_ids(numbers, places), _logprobs(numbers, places), (places + np.uint64(1)).astype(np.uint32))
 
@@ -55,7 +55,7 @@ def sampled(numbers: Words) -> TrueTokens:
 def alternatives(
     numbers: Words, top_ks: npt.NDArray[np.integer]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Return the `top_ks` most probable alternatives of each number, in order."""
+    """Return the `top_ks` most probable alternatives of each number, the most probable first."""
     wanted = top_ks.astype(np.intp)
     begins = np.cumsum(wanted) - wanted
     places = (np.arange(wanted.sum(), dtype=np.intp) - np.repeat(begins, wanted)).astype(np.uint64)
@@ -74,7 +74,7 @@ def true_tokens(  # noqa: PLR0913 - keyword-only with defaults
     logprob_token_ids: Sequence[int] = (),
     mask_bound: int = 0,
 ) -> TrueTokens:
-    """Return the expected tokens of a request in [begin, end), with the requested extras."""
+    """Return the expected tokens of a request at positions [begin, end), with the requested extras."""
     asked = TokenScoring(
         other_logprobs=other_logprobs, entropies=entropies, token_ids=logprob_token_ids, mask_bound=mask_bound
     )
@@ -89,12 +89,12 @@ def _numbers(request_id: int, begin: int, end: int, weight_version: int) -> Word
 
 
 def _weighed(request_ids: Words, weight_version: int) -> Words:
-    """Mix the weight version into request ids."""
+    """Mix the weight version into the request ids."""
     return request_ids ^ mixed(np.full(1, weight_version, np.uint64)) if weight_version else request_ids
 
 
 def true_extras(request_id: int, begin: int, end: int, asked: TokenScoring, weight_version: int = 0) -> Extras:
-    """Return the expected extras of a request in [begin, end)."""
+    """Return the expected extras of a request at positions [begin, end)."""
     numbers = _numbers(request_id, begin, end, weight_version)
     places, of_none = np.zeros(numbers.size, np.uint64), slice(0)
     given = np.array(asked.token_ids, np.uint64)
@@ -118,7 +118,7 @@ def true_extras(request_id: int, begin: int, end: int, asked: TokenScoring, weig
 
 
 def true_prompt_scores(key: int, prompt: Sequence[int], asked: PromptScoring, request_id: int = 0) -> PromptScores:
-    """Return the expected scores of a prompt; `key` is the id of the request's first turn."""
+    """Return the expected scores of a prompt, where `key` is the id of the request's first turn."""
     first = min(max(1, asked.first_position), len(prompt))
     positions = np.arange(first, len(prompt), dtype=np.uint64)
     numbers = draws(np.full(positions.size, key ^ _OF_PROMPTS, np.uint64), positions)
@@ -154,7 +154,7 @@ def _logprobs(numbers: Words, places: Words) -> npt.NDArray[np.float32]:
 class _Running:
     request_id: int
     first_request_id: int
-    """The id that determines the tokens."""
+    """Id of the request's first turn, which determines the tokens."""
     position: int
     end: int
     top_k: int
@@ -162,15 +162,15 @@ class _Running:
     is_aborted: bool = False
     has_begun: bool = False
     unscored: tuple[Sequence[int], PromptScoring] | None = None
-    """The prompt that is not yet scored, and the request's prompt scoring."""
+    """Prompt that waits to be scored, with the requested scoring, or None."""
     prompt_scores: PromptScores | None = None
-    """The scores that the next step sends."""
+    """Prompt scores that the next step sends."""
     token_scoring: TokenScoring | None = None
-    """The requested extras."""
+    """Extra scores that the request asks for."""
 
 
 class SyntheticEngine:
-    """Emits some tokens per step and request; the rows of a step are shuffled."""
+    """Emits a few tokens per request and step, in shuffled rows."""
 
     vocabulary_size = VOCABULARY_SIZE
     continues_requests = True
@@ -185,7 +185,7 @@ class SyntheticEngine:
         max_rows: int = 512,
         role: str = "mixed",
     ) -> None:
-        """Requests beyond `max_rows` wait; with the role `prefill` each request ends after one token."""
+        """Create an engine. Requests beyond `max_rows` wait. The role `prefill` ends each request after one token."""
         self._role = role
         self._tokens_per_step = 1 if role == "prefill" else tokens_per_step
         self._drafts = drafts
@@ -194,7 +194,7 @@ class SyntheticEngine:
         self._requests: dict[int, _Running] = {}
         self._step = 0
         self.weight_version = 0
-        """Changes all tokens."""
+        """Version of the weights, which changes all tokens."""
         self.world_size = 1
         self.facts = {
             "dtype": "float32",
@@ -213,7 +213,7 @@ class SyntheticEngine:
         return bool(self._runnable())
 
     def _runnable(self) -> list[_Running]:
-        """Return the rows of a step; while the engine is paused, only aborted and running ones."""
+        """Return the requests for the next step. A pause leaves only aborted and already running requests."""
         rows = self._requests.values()
         if not self._pauses_new:
             return list(rows)
@@ -222,7 +222,7 @@ class SyntheticEngine:
     def admit(self, generate: Generate) -> int:
         sampling = generate.sampling
         offered = OFFERED | {"lora_adapter"} if sampling.lora_adapter in self.lora_adapters else OFFERED
-        check_offered(sampling, offered)  # accepted, although no parameter changes the tokens
+        check_offered(sampling, offered)  # the offered parameters have no effect on the tokens
         end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
         scored = generate.HasField("top_logprobs")
         request_id = generate.request_id
@@ -250,10 +250,10 @@ class SyntheticEngine:
             request.is_aborted = True
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute a step: the target batch, then the draft batch."""
+        """Compute a step, and return its target batch and, if enabled, its draft batch."""
         self._step += 1
         rows = self._scored(self._runnable()[: self._max_rows])
-        # Real engines sort rows by kind of computation; here the order depends on the step's number.
+        # Rows are shuffled by step number, because real engines also reorder rows.
         order = np.random.default_rng(self._step).permutation(len(rows))
         rows = [rows[index] for index in order]
         target = self._arrays(rows)
@@ -272,7 +272,7 @@ class SyntheticEngine:
 
     @staticmethod
     def _scored(rows: Sequence[_Running]) -> list[_Running]:
-        """Score waiting prompts (one long prompt per step), and return the rows that need no more prompt scores."""
+        """Score waiting prompts up to a limit, and return the rows whose prompts need no more scores."""
         scored, values = [], 0
         for row in rows:
             if row.unscored is not None and not row.is_aborted and values < _MOST_SCORES:
@@ -291,20 +291,20 @@ class SyntheticEngine:
         self._pauses_new = self._pauses_running = False
 
     def load_weights(self, folder: Path) -> None:
-        """Check that the folder has weights; this engine's weights are just a version."""
+        """Check that the folder has a file of weights, which this engine does not read."""
         if not any(folder.glob("*.safetensors")):
             raise ValueError(f"load_weights.folder: a folder with *.safetensors, got {str(folder)!r} without")
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Do nothing; `{"fails": true}` raises, for tests."""
+        """Do nothing, or raise RuntimeError for the argument `{"fails": true}`, which tests use."""
         if isinstance(arguments, Mapping) and arguments.get("fails"):
             raise RuntimeError(f"the transfer broke at {WeightTransferStage.Name(stage)}")
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
-        """Do nothing: there is no cache."""
+        """Do nothing, because this engine has no cache."""
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
-        """Register an adapter; it has no effect on tokens."""
+        """Register an adapter, which has no effect on tokens."""
         if name in self.lora_adapters and not replace:
             raise ValueError(f"load_adapter.name: {name!r} is loaded already")
         if not folder.is_dir():

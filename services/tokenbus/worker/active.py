@@ -8,7 +8,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 
 
 class ActiveRequests:
-    """The requests from their admission to their last row. Any thread may use this object.
+    """Requests between their admission and their last row. Any thread may use this object.
 
     `WorkerSession.requests` also has the requests that still wait for the engine.
     """
@@ -16,7 +16,7 @@ class ActiveRequests:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._deadlines: dict[int, float] = {}
-        """By request id, in milliseconds since 1970-01-01 UTC; infinity: no deadline."""
+        """Deadlines by request id, in milliseconds since 1970-01-01 UTC, or infinity for no deadline."""
         self._earliest = math.inf  # a lower bound of all deadlines
 
     def add(self, generate: Generate) -> None:
@@ -26,7 +26,7 @@ class ActiveRequests:
             self._earliest = min(self._earliest, deadline)
 
     def end(self, request_ids: Collection[int]) -> list[int]:
-        """Remove requests; return the ones that were active."""
+        """Remove requests, and return the ids that were active."""
         with self._lock:
             return [each for each in request_ids if self._deadlines.pop(each, None) is not None]
 

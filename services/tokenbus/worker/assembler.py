@@ -1,4 +1,4 @@
-"""StepAssembler: makes batches from the arrays of an engine's step, which may be of any framework."""
+"""StepAssembler: makes batches from the arrays of an engine's step, which may come from any framework."""
 
 import contextlib
 from typing import Any
@@ -35,7 +35,7 @@ _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 
 class StepAssembler:
-    """Makes batches from one engine's steps. The publisher sets worker, epoch and sequence.
+    """Makes batches from one engine's steps. The publisher later sets the worker, the epoch and the sequence.
 
     Example:
         import numpy as np
@@ -91,7 +91,7 @@ class StepAssembler:
         try:
             batch = LogprobBatch(header, **columns)
         except ContractError:
-            # Clip a number that its column cannot hold, so that the encoder blames only this row.
+            # Clip numbers that their columns cannot hold, so that the encoder refuses only the rows of these numbers.
             clipped = {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW if name in columns}
             batch = LogprobBatch(header, **(columns | clipped))
         self._last_step = max(self._last_step, batch.header.step)
@@ -164,7 +164,7 @@ class StepAssembler:
         return wanted, ids.reshape(-1), _floored(arrays, values.reshape(-1))
 
     def _in_parts(self, batch: LogprobBatch, least: int) -> list[LogprobBatch]:
-        """Split the batch into at least `least` parts, or more if the bounds on rows and bytes need more."""
+        """Split the batch into at least `least` parts, or into more parts if the limits on rows and bytes need more."""
         rows, limits = batch.row_count, self._limits
         room = max(1, limits.max_message_bytes - _HEADER_BYTES)
         if batch.nbytes <= room:
@@ -234,7 +234,7 @@ def _proposals(arrays: StepArrays, rows: int) -> Host:
 
 
 def _already_flat(arrays: StepArrays, ids: Host, values: Host, ragged: Ragged, wanted: Host) -> tuple[Host, Host]:
-    """Return the flat alternatives of the kept tokens."""
+    """Return the ids and logprobs of the kept tokens' alternatives, as flat arrays."""
     per_token = np.repeat(wanted.astype(np.intp), ragged.given)
     if ids.size != int(per_token.sum()):
         limit = f"{int(per_token.sum())} elements, as top_ks and token_counts say"

@@ -16,11 +16,11 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
-_MAX_KNOWN = 256  # commands to remember with their answers: a client repeats a command until it gets the answer
+_MAX_KNOWN = 256  # commands whose answers are remembered, because a client repeats a command until it gets the answer
 _MAX_WAITING = 64
 _END_OF_VERSIONS = 2**63
-"""Operators may choose versions below this; later ones are reserved for updates without a chosen version."""
-_MAX_ADAPTERS = 200  # the number of adapters whose names fit into an answer and into a worker's hello
+"""Limit of the versions that operators may choose. Higher versions result from updates without a chosen version."""
+_MAX_ADAPTERS = 200  # adapters whose names fit into an answer and into a worker's hello
 _MAX_RESULT_BYTES = bounds_in(ControlAnswer.DESCRIPTOR.fields_by_name["results"].GetOptions()).max_bytes
 _DROPS_WEIGHTS = 2  # the level of sleep that drops the weights
 _NEEDS_HALT = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
@@ -28,9 +28,9 @@ _CHANGES = (WeightTransferStage.WEIGHT_TRANSFER_STAGE_UPDATE, WeightTransferStag
 
 
 class CommandRunner:
-    """Runs commands one after the other, on the engine's thread.
+    """Runs operators' commands one after another, on the engine's thread.
 
-    A command that changes weights pauses the engine meanwhile. If it fails half-way, the engine stays paused with
+    The engine is paused while a command changes the weights. If the change fails half-way, the engine stays paused with
     damaged weights until other weights are loaded.
     """
 
@@ -41,29 +41,29 @@ class CommandRunner:
         publish: Callable[[RequestEvent], None],
         unix_ms: Callable[[], int],
     ) -> None:
-        self._engine = cast("FullEngine", engine)  # it may lack any of the methods
+        self._engine = cast("FullEngine", engine)  # the engine may lack any of the optional methods
         self._end_all = end_all
         self._publish = publish
         self._known: OrderedDict[int, ControlAnswer | None] = OrderedDict()
-        """The latest commands with their answers; None: not answered yet."""
+        """Answers of the latest commands by key, or None for a command that is not answered yet."""
         self._waiting: deque[Control] = deque()
-        self._begun: Control | None = None  # the command to run once the engine has no work left
-        self._is_paused = False  # whether the engine computes nothing, or will stop when its work is done
+        self._begun: Control | None = None  # the command that runs once the engine has no work left
+        self._is_paused = False  # whether the engine is paused, or will be when its work is done
         self._operator_paused = False
         self._paused_by, self._paused_since = "", 0
-        """The client that paused the engine last, and the time, in milliseconds since 1970-01-01 UTC."""
+        """Client that last paused the engine, and the time of this pause in milliseconds since 1970-01-01 UTC."""
         self._lease_ends, self._lease_key = inf, 0
-        """The time at which an operator's pause ends by itself, and the key of its command."""
+        """Time at which the lease of an operator's pause ends, and the key of the pause command."""
         self._unix_ms = unix_ms
         self._is_sleeping = self._has_freed = False
-        """Whether the engine sleeps, and whether it freed memory (not at level 0)."""
+        """Whether the engine sleeps, and whether sleeping freed memory (not at level 0)."""
         self._is_updating = self._is_damaged = self._has_updated = False
         self._highest_version = self.weight_version
         self._results = ""  # the results of the running command, as JSON
 
     @property
     def weight_version(self) -> int:
-        """The version of the engine's weights; 0: unknown."""
+        """Version of the engine's weights, or 0 if unknown."""
         return int(getattr(self._engine, "weight_version", 0))
 
     @property
@@ -71,7 +71,7 @@ class CommandRunner:
         return self._begun is not None
 
     def take(self, controls: Iterable[Control]) -> None:
-        """Queue commands; for a repeated command, publish its answer again."""
+        """Queue new commands, and publish the answers of repeated commands again."""
         for control in controls:
             if control.control_key in self._known:
                 if (answer := self._known[control.control_key]) is not None:
@@ -86,7 +86,7 @@ class CommandRunner:
                 self._waiting.append(control)
 
     def turn(self) -> None:
-        """Run the commands that the engine is ready for; raises EngineBrokenError if it breaks."""
+        """Run the commands that the engine is ready for. Raises EngineBrokenError if the engine breaks."""
         if self._operator_paused and self._unix_ms() >= self._lease_ends:
             self._end_lease()
         while True:
@@ -124,7 +124,7 @@ class CommandRunner:
             self._begun = control
 
     def _pause_for(self, control: Control) -> None:
-        """Begin to halt the engine for a command, after checking that the command can run then."""
+        """Check that a command can run on a halted engine, and begin to halt the engine."""
         name = _name(control)
         pause = self._method("pause", name)
         if name in ("load_weights", "transfer_weights"):
@@ -150,7 +150,7 @@ class CommandRunner:
         return found
 
     def _do_without_work(self, control: Control) -> None:
-        # A pause that waited for running requests also holds back the later ones.
+        # If the pause let running requests finish, the engine must now hold back all requests.
         error = _raised_by(self._method("pause"), running=True)
         error = error or _raised_by(getattr(self, f"_{_name(control)}"), control)
         not_resumed = _raised_by(self._resume_engine)
@@ -164,7 +164,7 @@ class CommandRunner:
             self._is_paused = False
 
     def _describe(self, _: Control) -> None:
-        """Do nothing: each answer contains the engine's state."""
+        """Do nothing, because each answer contains the engine's state."""
 
     def _pause(self, control: Control) -> None:
         lease, now = control.pause.lease_ms, self._unix_ms()
@@ -219,7 +219,7 @@ class CommandRunner:
     def _changing(
         self, change: Callable[[], object], *, is_damage: bool, harmless: type[Exception] = EngineBrokenError
     ) -> None:
-        """Change the weights; a failure damages them, unless it is an error of the type `harmless`."""
+        """Change the weights. A failure damages the weights, unless the exception has the type `harmless`."""
         try:
             change()
         except (EngineBrokenError, harmless):
@@ -237,7 +237,7 @@ class CommandRunner:
         self._set_version(control.set_weight_version.weight_version)
 
     def _next_version(self, version: int) -> int:
-        """Return the version of the weights after an update; raises ValueError for one that is too large."""
+        """Return the version of the weights after an update, or raise ValueError if the version is too large."""
         found = version or self._highest_version + 1
         if found >= _END_OF_VERSIONS and found > self._highest_version + 1:
             raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {found}")
@@ -262,7 +262,7 @@ class CommandRunner:
         if not self._is_sleeping:
             return
         if self._has_freed and not self._method("wake_up", "wake")(list(control.wake.tags)):
-            return  # some parts still sleep
+            return  # some parts of the engine still sleep
         self._is_sleeping = self._has_freed = self._operator_paused = False
         self._resume_engine()
 
@@ -329,7 +329,7 @@ class CommandRunner:
 
 
 def _raised_by(call: Callable[..., object], *arguments: object, **named: object) -> Exception | None:
-    """Return the exception of a call; raise an EngineBrokenError."""
+    """Return the exception of a call, or None, but let an EngineBrokenError pass."""
     try:
         call(*arguments, **named)
     except EngineBrokenError:

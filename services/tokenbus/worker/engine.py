@@ -14,14 +14,14 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 
 
 class EngineBrokenError(RuntimeError):
-    """No further step can succeed: the worker ends its requests, and stops."""
+    """No further step can succeed, so the worker ends its requests and stops."""
 
 
 class EngineStepError(RuntimeError):
     """A step failed without tokens, and changed only the requests that the error names.
 
-    The worker ends the named requests. If the error names none, it ends the requests admitted since the last successful
-    step; without such requests it ends all. The next step computes the remaining requests.
+    The worker ends the named requests. If the error names no requests, the worker ends the requests admitted since the
+    last successful step, or else all requests. The next step computes the remaining requests.
     """
 
     def __init__(self, message: str, request_ids: Iterable[int] = ()) -> None:
@@ -30,9 +30,9 @@ class EngineStepError(RuntimeError):
 
 
 class Engine(Protocol):
-    """Admits requests, and computes steps for them. One thread uses it.
+    """Admits requests, and computes steps for them. A single thread calls all methods.
 
-    An exception of any method ends requests; only an EngineBrokenError ends the worker.
+    An exception of any method ends requests, but only an EngineBrokenError ends the worker.
 
     Example:
         from tokenbus.engines.synthetic import SyntheticEngine
@@ -44,7 +44,7 @@ class Engine(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids."""
+        """Size of the vocabulary."""
 
     @property
     def has_work(self) -> bool:
@@ -53,34 +53,34 @@ class Engine(Protocol):
     def admit(self, generate: Generate) -> int:
         """Admit a request, and return the length of its prompt in tokens.
 
-        Raises ValueError, with one line for the client, for an invalid request. After an exception the request is not
-        admitted.
+        Raises ValueError with a one-line message for the client if the request is invalid. After any exception, the
+        request is not admitted.
         """
 
     def abort(self, request_id: int) -> None:
-        """End a request at the next step, which computes nothing for it; ignore an unknown id."""
+        """End a request at the next step, without computing more tokens. An unknown id is ignored."""
 
     def step(self) -> Sequence[StepArrays]:
         """Compute a step, and return its batches in the order of publication.
 
         An EngineStepError ends some requests. After any other exception the state of the requests is unknown, so the
-        worker ends and aborts all of them.
+        worker ends and aborts all requests.
         """
 
     def close(self) -> None:
-        """Free all resources; no other method is called afterwards."""
+        """Free all resources. No other method is called afterwards."""
 
 
 _MEMBERS = ("admit", "abort", "step", "close", "has_work", "vocabulary_size")
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:
-    """Return whether an object has the members of `Engine`; a class has them too, but is not an engine."""
+    """Return whether an object has the members of `Engine` and is not a class."""
     return not isinstance(value, type) and all(hasattr(value, name) for name in _MEMBERS)
 
 
 def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
-    """Return the engine, or call the function and return its engine; raises TypeError for anything else."""
+    """Return the engine, or the engine that the function returns. Raises TypeError for anything else."""
     made = engine() if callable(engine) and not is_engine(engine) else engine
     if is_engine(made):
         return made
@@ -91,7 +91,7 @@ def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """The facts about an engine in a worker's handshake, named as the fields of the hello."""
+    """Facts about an engine in a worker's handshake, with the names of the hello's fields."""
 
     max_model_tokens: int = 0
     tokenizer_digest: int = 0
@@ -106,81 +106,81 @@ NO_DESCRIPTION = EngineDescription()
 
 
 class FullEngine(Engine, Protocol):
-    """An engine with all optional members; an engine may lack any of them.
+    """Engine with all optional members. A real engine may lack any optional member.
 
-    Operators control an engine by its methods, which are called between two steps, on the engine's thread; a command
-    for a missing method is refused. An exception refuses the command; its message is one line for the operator.
+    Operators' commands call the methods between two steps, on the engine's thread. A command for a missing method is
+    refused. An exception refuses the command, and the operator gets the exception's one-line message.
     """
 
     dp_rank: int
-    """The data-parallel rank in the worker's handshake and batches."""
+    """Data-parallel rank in the worker's handshake and batches."""
     max_model_tokens: int
-    """The largest sum of a request's prompt and output, in tokens."""
+    """Maximum length of a prompt and its output together, in tokens."""
     tokenizer_digest: int
-    """The result of `tokenizer_probes.digest_of` for its tokenizer; 0: unknown."""
+    """Result of `tokenizer_probes.digest_of` for the engine's tokenizer, or 0 if unknown."""
     tokenizer_probes: Sequence[int]
-    """The result of `tokenizer_probes.probed` for its tokenizer."""
+    """Result of `tokenizer_probes.probed` for the engine's tokenizer."""
     lora_adapters: Sequence[str]
-    """The LoRA adapters that requests may name."""
+    """LoRA adapters that requests may name."""
     token_scores: Collection[str]
-    """The fields of a request's `token_scoring` for which it fills arrays of `StepArrays`; others are refused."""
+    """Fields of `token_scoring` for which the engine fills arrays of `StepArrays`. Other fields are refused."""
     continues_requests: bool
-    """Whether it continues a request after the tokens of `Generate.continuation`.
+    """Whether the engine continues a request after the tokens of `Generate.continuation`.
 
-    The first new token has the position after them. `max_tokens`, `min_tokens` and stops also count these tokens.
-    `admit` raises ValueError for parameters with which the engine cannot continue.
+    The first new token has the next position. `max_tokens`, `min_tokens` and stops also count the continuation's
+    tokens. `admit` raises ValueError for parameters with which the engine cannot continue.
 
-    Workers of the role decode need such an engine. In a decode worker, `continuation.transfer_state` is the value from
-    the prefill worker's `StepArrays.transfer_states`, if any. It came over the network: an engine that cannot use it
+    Decode workers need an engine that continues requests. In a decode worker, `continuation.transfer_state` is the
+    value from the prefill worker's `StepArrays.transfer_states`, if any. An engine that cannot use the transfer state
     computes the tokens again.
     """
     kv_cache_usage: float
-    """Used share of its prefix cache, from 0 to 1; `StepArrays.cached_prompts` lists requests with cached tokens."""
+    """Fill level of the prefix cache, from 0 to 1. `StepArrays.cached_prompts` lists requests with cached tokens."""
     weight_version: int
-    """Version of its weights, which its batches carry; 0: unknown. CommandRunner sets it after each change."""
+    """Version of the weights, or 0 if unknown. CommandRunner sets the version after each change of the weights."""
     world_size: int
     """Number of processes that compute together."""
     facts: Mapping[str, Any]
-    """Further fields of `EngineState` for trainers: `dtype`, `value_kind`."""
+    """Further fields of `EngineState` for trainers, such as `dtype` and `value_kind`."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the token ids of a prompt; a text prompt of a session reaches `admit` as these ids."""
+        """Return the token ids of a prompt. The worker replaces a session's text prompt by its ids before `admit`."""
 
     def pause(self, *, running: bool) -> None:
-        """Begin no new requests; with `running`, stop the running ones too.
+        """Begin no new requests. If `running` is set, also pause the running requests.
 
-        Requests are still admitted and aborted. With `running`, the engine is idle once the launched steps are done;
-        otherwise once the running requests are done too.
+        Requests can still be admitted and aborted. The engine becomes idle after the launched steps if `running` is
+        set, and otherwise after the running requests.
         """
 
     def resume(self) -> None:
         """Compute all requests again."""
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the weights by the ones in a folder; called only without work.
+        """Replace the weights by a folder's weights. Called only while the engine has no work.
 
-        After a ValueError the old weights are in place; after any other exception the weights count as damaged.
+        After a ValueError the old weights are in place. After any other exception the weights count as damaged.
         """
 
     def transfer_weights(self, stage: WeightTransferStage, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Run one stage of a trainer's update; after the first stage any exception damages the weights.
+        """Run one stage of a trainer's update. An exception in the stages UPDATE and FINISH damages the weights.
 
-        `arguments` are for all processes, or are a list with the arguments of each process.
+        `arguments` is a mapping for all processes, or a list with the arguments of each process.
         """
 
     def sleep(self, level: int) -> None:
-        """Free memory of its device; called only without work."""
+        """Free memory of the device. Called only while the engine has no work."""
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Allocate the tagged parts of the memory again (without tags, all parts); return whether all are allocated."""
+        """Reallocate the tagged parts of the memory, or all parts without tags. Return whether no part is missing."""
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
-        """Clear the prefix cache; `also_running` makes running requests compute their prefixes again."""
+        """Clear the prefix cache. If `also_running` is set, running requests compute their prefixes again."""
 
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Sequence[Any]:
-        """Call a method in each process that computes; return the results, as JSON can represent them."""
+        """Call a method in each computing process, and return results that JSON can represent."""
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
         """Load a LoRA adapter into `lora_adapters`."""
@@ -193,35 +193,35 @@ class FullEngine(Engine, Protocol):
 class EngineKind:
     """An engine for `tokenbus worker --engine NAME`, from an entry point of `tokenbus.engines`.
 
-    A list of the engines imports the module of each kind, so heavy imports belong in `make`.
+    Listing the engines imports the module of each kind, so heavy imports belong in `make`.
     """
 
     summary: str
-    """Description in one line."""
+    """Description of the engine in one line."""
     declare: Callable[[argparse.ArgumentParser], None]
-    """Adds the engine's options to the command's parser; the names of the command's own options are taken."""
+    """Adds the engine's options to the command's parser. The names of the command's own options are reserved."""
     make: Callable[[argparse.Namespace, Settings], Engine]
-    """Makes the engine, on the engine's thread.
+    """Creates the engine on the engine's thread.
 
     Raises ValueError for a wrong option, and RuntimeError or ImportError for a missing requirement.
     """
     tokenizer: str = "numbers"
-    """The gateway's tokenizer: an entry point of `tokenbus.tokenizers`, or `numbers` for ids without text."""
+    """Tokenizer for the gateway: an entry point of `tokenbus.tokenizers`, or `numbers` for ids without text."""
     reads_model: bool = False
-    """Whether the engine reads the folder that `--model` names. `options.model` is that folder; None without it.
+    """Whether the engine reads the folder that `--model` names, which is `options.model` or None.
 
-    Clients use the name in `worker.model`, by default the folder's name.
+    Clients use the model's name in `worker.model`, which defaults to the folder's name.
     """
     publishes_apart: bool = False
-    """Whether its workers publish in another process, if the platform allows it."""
+    """Whether the engine's workers publish in another process if the platform allows that."""
     takes_rest: bool = False
-    """Whether the engine parses the command line after `--`, given as `options.rest`."""
+    """Whether the engine parses the arguments after `--`, which are in `options.rest`."""
     ranks: Callable[[Sequence[str]], list[list[str]]] = lambda rest: [list(rest)]
-    """Splits the command line after `--` into one per data-parallel rank; `tokenbus up` starts a worker for each."""
+    """Splits the arguments after `--` into a list for each data-parallel rank that `tokenbus up` starts."""
     model_name: Callable[[Sequence[str]], str] = lambda _: ""
-    """Returns the model's name from the command line after `--`; empty: the folder's. Raises ValueError."""
+    """Returns the model's name from the arguments after `--` or, to use the folder's name, an empty string."""
 
 
 def engine_kind(name: str) -> EngineKind:
-    """Return the installed engine of that name; raises PluginError."""
+    """Return the installed engine with a name, or raise PluginError."""
     return plugins.load(plugins.ENGINES, name, EngineKind)

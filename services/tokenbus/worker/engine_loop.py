@@ -37,8 +37,8 @@ _MOST_STATE = bounds_in(Prefilled.DESCRIPTOR.fields_by_name["transfer_state"].Ge
 class EngineLoop:
     """Runs one engine on the engine's thread.
 
-    An exception of the engine ends requests; only an EngineBrokenError ends the loop. The loop also ends the requests
-    whose deadlines pass, even without a processor.
+    An exception of the engine ends requests, but only an EngineBrokenError ends the loop. The loop also ends requests
+    at their deadlines, even without a processor.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class EngineLoop:
         *,
         unix_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Make a loop over an engine and its publisher, which the caller closes.
+        """Create a loop over an engine and a publisher. The caller must close both objects.
 
-        Steps go to `out`, by default the publisher. `unix_ms` is the clock of deadlines, by default the system's.
+        Steps go to `out`, or by default to the publisher. `unix_ms` is the clock of deadlines, by default the system's.
         """
-        self._engine = cast("FullEngine", engine)  # it may lack any optional member
+        self._engine = cast("FullEngine", engine)  # the engine may lack any optional member
         self._client = client
         self._out = out or client
         self._unix_ms = unix_ms or SystemClock().unix_ms
@@ -61,23 +61,23 @@ class EngineLoop:
         self._note_cache()
         self._commands = CommandRunner(engine, self._abort_all, self._out.publish_event, self._unix_ms)
         self._repeated_log = DeduplicatedLog()
-        self._untried: list[int] = []  # the requests admitted since the last step that succeeded
+        self._untried: list[int] = []  # requests admitted since the last successful step
         self._is_finishing = False
         self._failed_in_a_row = 0
         self._failed: dict[int, None] = {}
-        """Requests that this loop ended with an error, oldest first. The engine has yet to return their last rows."""
+        """Failed requests whose last rows the engine has not yet returned, oldest first."""
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
-        """Admit requests, and compute and publish steps, until `stop` is set; call `pace` before each step.
+        """Admit requests and publish steps until `stop` is set. `pace` is called before each step.
 
-        Raises EngineBrokenError after it has ended the requests of a broken engine.
+        Raises EngineBrokenError after ending the requests of a broken engine.
         """
         with contextlib.suppress(NotRunningError):
             while not stop.is_set() and self._client.is_running:
                 self.turn(0 if self._engine.has_work else _IDLE_SECONDS, pace)
 
     def turn(self, seconds: float = 0, pace: Callable[[], None] | None = None) -> None:
-        """Take new requests and commands, waiting at most `seconds` for one; then compute a step if there is work."""
+        """Take new requests and commands, waiting at most `seconds` for any, and compute a step if there is work."""
         with self._ending_requests_if_broken():
             self._take_requests(seconds)
             self._run_commands()
@@ -93,7 +93,7 @@ class EngineLoop:
     def finish(self, seconds: float, now: Callable[[], float]) -> None:
         """Compute and publish steps until the engine has no work, for at most `seconds`.
 
-        New requests end with an error. Unfinished requests end when the publisher leaves.
+        New requests end with an error. Unfinished requests end when the publisher leaves the processor.
         """
         deadline = now() + seconds
         with contextlib.suppress(NotRunningError), self._ending_requests_if_broken():
@@ -175,7 +175,7 @@ class EngineLoop:
             raise
         except Exception as error:  # noqa: BLE001 - it ends only this request
             message = self._engine_error("admit", request_id, error)
-            self._abort(request_id)  # the engine may have kept a part of the request
+            self._abort(request_id)  # the engine may have stored a part of the request
             self._out.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, message)
         else:
             self._client.active.add(generate)
@@ -186,7 +186,7 @@ class EngineLoop:
                 self._out.publish_event(event)
 
     def _with_ids(self, generate: Generate) -> Generate:
-        """Return a request with the ids of its text prompt."""
+        """Return a copy of a request with token ids in place of the text prompt."""
         if not hasattr(self._engine, "encode"):
             raise ValueError("session: with this engine only for a prompt of token ids, got a text")
         made = Generate()
@@ -201,7 +201,7 @@ class EngineLoop:
             raise ValueError(f"continuation.weight_version: the worker's, {version}, got {continuation.weight_version}")
 
     def _check_token_scoring(self, generate: Generate) -> None:
-        """Raise a ValueError for a field that the engine might ignore because it does not know it."""
+        """Raise ValueError if the request asks for scores that the engine does not offer."""
         if not generate.HasField("token_scoring"):
             return
         if not generate.HasField("top_logprobs"):
@@ -246,8 +246,9 @@ class EngineLoop:
     def _step_failed(self, error: Exception) -> None:
         """End the requests that may have made a step fail.
 
-        The error may name them; otherwise they are the requests admitted since the last successful step. If there are
-        none, all requests end, and too many such failures in a row raise EngineBrokenError.
+        An EngineStepError ends the named requests, or else the requests admitted since the last successful step. Any
+        other exception ends all requests. If there is no request to suspect, all requests end, and too many of these
+        failures in a row raise EngineBrokenError.
         """
         self._client.counts.failed_steps += 1
         self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)
@@ -281,7 +282,7 @@ class EngineLoop:
             self._end(self._client.active.end([request_id]), ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _hide_last_rows(self, arrays: StepArrays) -> None:
-        """Replace ABORTED in the last rows of failed requests, because a processor may have missed their errors."""
+        """Mark the last rows of failed requests as failed, because a processor may have missed the error events."""
         request_ids, statuses = np.asarray(arrays.request_ids), np.array(arrays.statuses)
         is_last = np.isin(request_ids, np.fromiter(self._failed, np.uint64)) & (statuses == RowStatus.ABORTED)
         statuses[is_last] = RowStatus.UNRECOVERABLE

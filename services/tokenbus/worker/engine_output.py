@@ -19,15 +19,15 @@ _CHUNK_TOKENS = bounds_in(SessionPrompt.DESCRIPTOR.fields_by_name["token_ids"].G
 
 
 class EngineOutput(ABC):
-    """Takes the steps and events of one engine, in order."""
+    """Publishes the steps and events of one engine in order."""
 
     @abstractmethod
     def emit(self, arrays: StepArrays) -> None:
-        """Publish one batch of a step; the engine may reuse its arrays when this returns."""
+        """Publish one batch of a step. After the call, the engine may reuse the arrays."""
 
     @abstractmethod
     def publish_event(self, event: RequestEvent) -> None:
-        """Publish an event; the publisher sets its sequence."""
+        """Publish an event. The publisher sets the event's sequence."""
 
     def admitted(self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
         self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
@@ -37,7 +37,7 @@ class EngineOutput(ABC):
 
 
 def admitted_event(request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> RequestEvent:
-    """Return the event of an admission; the publisher sets the worker and the turn."""
+    """Return the event of an admission. The publisher sets the worker and the turn."""
     admitted = Admitted(request_id=request_id, prompt_tokens=max(1, prompt_tokens), cached_tokens=cached_tokens)
     return RequestEvent(admitted=admitted)
 
@@ -62,7 +62,7 @@ def session_events(generate: Generate) -> Iterator[RequestEvent]:
 def _packed(prompt: TokenPrompt) -> bytes:
     """Return a prompt's ids as little-endian uint32.
 
-    They end the encoded message, whose only field they are; an array of them would be made in Python, id by id.
+    The encoded message ends with the ids, its only field, so no slow loop over the ids is needed.
     """
     known = TokenPrompt()
     known.CopyFrom(prompt)
@@ -71,5 +71,5 @@ def _packed(prompt: TokenPrompt) -> bytes:
 
 
 def error_event(request_id: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> RequestEvent:
-    """Return the event of a request that ended with an error; a long message is cut."""
+    """Return the event of a request that ended with an error. A long message is cut."""
     return RequestEvent(error=request_error(request_id, code, message, emitted_tokens=emitted_tokens))

@@ -28,11 +28,11 @@ _EMPTY_ROW = {
     "scorings": Scoring.NONE,
     "top_ks": 0,
 }
-"""The columns of the empty row that replaces an invalid one, so that all other rows keep their batch indices."""
+"""Columns of the empty row that replaces an invalid row, so that all other rows keep their batch indices."""
 
 
 class EnginePublisher(EngineOutput):
-    """Publishes for one engine. One thread at a time uses it, not necessarily the engine's.
+    """Publishes for one engine. Only one thread at a time may call the methods.
 
     The engine must abort the requests that `take_aborts` returns.
     """
@@ -53,17 +53,14 @@ class EnginePublisher(EngineOutput):
         return self.publisher.is_running
 
     def take_aborts(self) -> list[int]:
-        """Return the requests whose rows could not be published since the last call; any thread may call this."""
+        """Return the requests whose rows could not be published since the last call. Any thread may call this."""
         aborts = []
         while self._aborts:
             aborts.append(self._aborts.popleft())
         return aborts
 
     def publish_event(self, event: RequestEvent) -> None:
-        """Publish an event.
-
-        Without room for a request's event, the request ends; without room for an operator's answer, the call times out.
-        """
+        """Publish an event. Without room, the event's request ends, or the operator's call times out."""
         if event.HasField("error"):
             self.active.end([event.error.request_id])
         try:
@@ -73,7 +70,7 @@ class EnginePublisher(EngineOutput):
                 self._end_unpublished(full)
 
     def emit(self, arrays: StepArrays) -> None:
-        """Publish one batch of a step; a row that cannot be published ends only its own request."""
+        """Publish one batch of a step. A row that cannot be published ends only its own request."""
         try:
             batches = self._assembler.assemble(arrays)
         except ContractError as error:
@@ -105,7 +102,7 @@ class EnginePublisher(EngineOutput):
             valid, faults = isolate(self.publisher.addressed(batch), self._limits, error)
             self.publisher.publish(valid)
         except ContractError:
-            # Without this part the step would never be complete, and the requests of its other parts would fail.
+            # Without this part, the step would never complete, and the requests of the step's other parts would fail.
             if batch.header.part_count > 1:
                 with contextlib.suppress(ContractError, RetentionFullError):
                     self.publisher.publish(_with_empty_rows(batch, np.ones(batch.row_count, np.bool_)))
@@ -121,7 +118,7 @@ class EnginePublisher(EngineOutput):
             self.active.end(batch.request_ids[leaving].tolist())
 
     def _end_invalid(self, request_ids: Iterable[int], error: ContractError) -> None:
-        # At most one line at a time, even if many requests make an engine break the contract.
+        # Write only one log line at a time, even if many requests make an engine break the contract.
         self._repeated_log.begin(
             "contract", _log.error, "requests ended: their batch breaks the contract", reason=str(error)
         )
@@ -130,8 +127,8 @@ class EnginePublisher(EngineOutput):
             self.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, f"its batch breaks the contract: {error}")
 
     def _end_unpublished(self, full: RetentionFullError) -> None:
-        """End the requests of an item that found no room; the gap in the stream names them."""
-        # One line as long as nothing is acknowledged: new requests may arrive all the time.
+        """End the requests of an item that found no room. A gap in the stream names these requests."""
+        # Write only one log line until the next ack, because new requests may arrive all the time.
         self._repeated_log.begin("room", _log.error, "requests ended: no room", requests_ended=len(full.request_ids))
         self.active.end(full.request_ids)
         self._aborts.extend(full.request_ids)
@@ -140,7 +137,7 @@ class EnginePublisher(EngineOutput):
 def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[LogprobBatch, dict[int, ContractError]]:
     """Return a batch with empty rows in place of invalid rows, and the errors of the invalid rows by request id.
 
-    Raises the given error if it is not the fault of single rows.
+    Raises the given error if single rows are not its cause.
     """
     if not batch.has_consistent_lengths():
         raise error
@@ -163,7 +160,7 @@ def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[
 
 
 def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> LogprobBatch:
-    """Return a batch with some rows empty and moved after the others; their batch indices stay."""
+    """Return a batch with some rows emptied and moved to the end. All rows keep their batch indices."""
     columns = batch.select(np.flatnonzero(~empty)).columns
     rows = np.flatnonzero(empty)
     for name in ("request_ids", "batch_indices", "positions"):

@@ -1,4 +1,4 @@
-"""Errors of publishing. Imports nothing, so that every module may raise them."""
+"""Errors of publishing. This module imports nothing, so that every module can import it."""
 
 from collections.abc import Iterable
 
@@ -12,11 +12,11 @@ class NotRunningError(PublishError):
 
 
 class WouldWaitError(PublishError):
-    """`publish` would block the event loop that frees retention: use `await publisher.published(...)` there."""
+    """`publish` would block the event loop that frees retention, so use `await publisher.published(...)` instead."""
 
 
 class RetentionFullError(PublishError):
-    """Retention was full for longer than the policy waits: the batch's requests end with an error."""
+    """Retention was full for longer than the policy waits, so the batch's requests end with an error."""
 
     def __init__(self, request_ids: Iterable[int], items: int, size: int, why: str) -> None:
         self.request_ids = frozenset(request_ids)

@@ -1,4 +1,4 @@
-"""The extra columns: values besides logprobs that the requests of some rows asked for."""
+"""Extra columns: values besides logprobs that some rows' requests asked for."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Publisher: one engine's stream to its processor, and the requests that come back."""
+"""Publisher: one engine's stream to its processor, and the requests from the processor."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ _SHED = (
     *("given_counts", "given_token_ids", "given_logprobs", "mask_bounds", "mask_sizes", "mask_token_ids"),
     *_ALTERNATIVES,
 )
-"""The columns in which a shed row has no values."""
+"""Columns in which a shed row has no values."""
 _MAX_STALLED_MS = 2**32 - 1
 
 
@@ -46,24 +46,23 @@ class WorkerCounts:
     """Counters of the engine's loop, for heartbeats and metrics."""
 
     signs: int = 0
-    """Number of calls by the engine's loop to the publisher: while it grows, the engine makes progress."""
+    """Number of calls by the engine's loop to the publisher, which grows while the engine makes progress."""
     commands: int = 0
-    """1 while the engine runs an operator's command, which may take long; else 0."""
+    """1 while the engine runs an operator's command, which may take long, and 0 otherwise."""
     kv_cache: int = 0
-    """Used share of the engine's KV cache in thousandths, plus one; 0: unknown."""
+    """Fill level of the engine's KV cache in thousandths, plus one, or 0 if unknown."""
     failed_steps: int = 0
-    """Steps that raised."""
+    """Number of steps that raised an exception."""
     engine_errors: int = 0
-    """Requests that the engine failed to admit or to abort, with another exception than ValueError."""
+    """Number of calls of `admit` and `abort` that failed, except for a ValueError of `admit`."""
 
 
 class Publisher:
-    """One engine process's stream, from `with` or `async with` until its end.
+    """Stream of one engine's process, open within a `with` or `async with` block.
 
-    `with Publisher(settings) as publisher` runs the connection in a background thread, for an engine that has its own
-    loop; `async with` runs it on the current event loop. At the end the publisher waits until the processor has
-    acknowledged everything, at most for `worker.drain_timeout_ms`; after an exception it leaves at once. Any thread may
-    call `publish`.
+    `with Publisher(settings) as publisher` runs the connection in a background thread. `async with` runs the connection
+    on the current event loop. At the end of the block, the publisher waits at most `worker.drain_timeout_ms` for all
+    acks. After an exception, the publisher leaves at once. Any thread may call `publish`.
 
     Example:
         publisher = tokenbus.Publisher(tokenbus.Settings.load(), vocabulary_size=64)
@@ -84,10 +83,10 @@ class Publisher:
         incoming: RequestQueue | None = None,
         proof: bytes = b"",
     ) -> None:
-        """Make a publisher; raises SettingsError for settings that cannot be used.
+        """Create a publisher, or raise SettingsError for settings that cannot be used.
 
-        By default the settings are the environment's, and the epoch is the current time. A publisher that takes a
-        stream over has the stream's epoch, retention and proof.
+        By default, the settings come from the environment, and the epoch is the current time. A publisher that takes
+        over a stream gets the stream's epoch, retention and proof.
         """
         self.settings = settings or Settings.load()
         worker, bus = self.settings.worker, self.settings.bus
@@ -98,10 +97,10 @@ class Publisher:
             retention = Retention(worker.most_items, worker.retention_bytes, checksum=worker.checksum)
         self.retention = retention
         self.incoming = RequestQueue(worker.max_requests) if incoming is None else incoming
-        self._publishing = threading.Lock()  # held while waiting for room, to keep the batches' order
+        self._publishing = threading.Lock()  # held while waiting for room, so that batches stay in order
         self._room = threading.Condition()
         addresses = listed_addresses(bus.workers_address)
-        # Chosen by a hash of both, so that workers spread over the processors.
+        # The order depends on a hash of worker and address, so that workers spread over the processors.
         self._addresses = sorted(
             addresses, key=lambda address: blake2b(f"{self.worker_id} {address}".encode(), digest_size=8).digest()
         )
@@ -135,15 +134,15 @@ class Publisher:
         self._last_signs, self._progressed_at = -1, 0.0
         self._waits_for_room = False
         self.gated = 0
-        """Batches and events that another rank publishes."""
+        """Number of batches and events that another rank publishes."""
         self.shed = 0
-        """Batches that lost their alternatives because retention was full."""
+        """Number of batches that lost their alternatives because retention was full."""
         self.starts = 1
         """Number of publisher processes that this stream has had."""
         self.failed = 0
-        """Rows whose requests ended because retention was full."""
+        """Number of rows whose requests ended because retention was full."""
         self.blocked = 0
-        """Batches that had to wait for room in retention."""
+        """Number of batches that had to wait for room in retention."""
         self.blocked_seconds = 0.0
 
     def __enter__(self) -> "Publisher":
@@ -177,11 +176,11 @@ class Publisher:
         transport = self._transport or transport_for(self.settings.bus, self.settings.bus.workers_address)
         running = await self.link.start(transport, self._addresses)
         self.begin()
-        running.add_done_callback(lambda _: self.end())  # items published from now on would not be sent
+        running.add_done_callback(lambda _: self.end())  # items that are published later would not be sent
         return running
 
     def begin(self) -> None:
-        """Accept batches from now on; without `with`, the caller carries the session's messages."""
+        """Accept batches from now on. Without `with`, the caller must transport the session's messages."""
         self._running = True
 
     def end(self) -> None:
@@ -198,7 +197,7 @@ class Publisher:
 
     @property
     def waiting_records(self) -> int:
-        """Steps and events of an engine in another process that are not published yet."""
+        """Number of unpublished steps and events of an engine in another process."""
         return 0
 
     @property
@@ -206,9 +205,9 @@ class Publisher:
         return self._waits_for_room
 
     def _stalled_ms(self, now: float) -> int:
-        """Return how long the engine has had requests and made no progress.
+        """Return for how many milliseconds the engine has had requests without making progress.
 
-        If the engine's requests come from its own server, as with vLLM's scheduler, it may pause at any time.
+        An engine that gets its requests from its own server, as in vLLM's scheduler, never counts as stalled.
         """
         counts = self.counts
         has_work = self.settings.worker.max_requests and self.session.requests and not counts.commands
@@ -217,12 +216,12 @@ class Publisher:
         return min(_MAX_STALLED_MS, round(1000 * (now - self._progressed_at)))
 
     def publish(self, batch: LogprobBatch) -> int:
-        """Publish one batch, and return its sequence; 0: another rank publishes it, or its requests were given up.
+        """Publish one batch, and return its sequence.
 
-        `publish` sets the worker's id, the epoch and the sequence of the header. It never waits for the network; under
-        the policies `block` and `shed` it blocks while retention is full. Raises ContractError for a batch that breaks
-        the contract, RetentionFullError for one that finds no room (its requests end with an error), and
-        NotRunningError outside of `with`.
+        The sequence is 0 if another rank publishes the batch or the batch's requests were given up. `publish` sets the
+        worker's id, the epoch and the sequence of the header. `publish` never waits for the network, but blocks while
+        retention is full under the policies `block` and `shed`. Raises ContractError if the batch breaks the contract,
+        RetentionFullError if the batch finds no room, and NotRunningError outside of `with`.
         """
         if self.settings.worker.tp_rank:
             self.gated += 1
@@ -231,11 +230,11 @@ class Publisher:
             self._check_running()
             epoch = self.epoch
             payload = encode(self.addressed(batch), self._limits)
-            with self._room:  # both at once, so that a hello that includes the item also names its requests
+            with self._room:  # one lock, so that a hello with the item also names the item's requests
                 sequence = self._retain(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_ids, epoch)
                 if not sequence:
                     self.session.ended(_leaving(batch), self.clock.now())
-                # A draft batch may follow the row that ended its request, so it must not add the request again.
+                # A draft batch may follow the row that ended a request, and must not add this request again.
                 elif batch.header.kind is BatchKind.TARGET:
                     self._update_requests(batch)
             self._last_step = max(self._last_step, batch.header.step)
@@ -243,7 +242,7 @@ class Publisher:
 
     def _update_requests(self, batch: LogprobBatch) -> None:
         request_ids = batch.request_ids.tobytes()
-        if request_ids != self._last_request_ids:  # most steps have the same requests as the one before
+        if request_ids != self._last_request_ids:  # most steps have the same requests as the previous step
             self._last_request_ids = request_ids
             for request_id in batch.request_ids.tolist():
                 self.session.requests.setdefault(request_id, NO_TURN)
@@ -259,18 +258,18 @@ class Publisher:
         return await asyncio.to_thread(self.publish, batch)
 
     def admitted(self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> int:
-        """Publish that the engine admitted a request; returns and raises as `publish` does.
+        """Publish that the engine admitted a request. Returns and raises as `publish` does.
 
-        If an engine learns only later how much of the prompt was cached, it publishes this again before the first row.
+        An engine that learns the number of cached tokens later publishes the admission again before the first row.
         """
         return self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
 
     def failed_request(self, request_id: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
-        """Publish that a request ended with an error; returns and raises as `publish` does."""
+        """Publish that a request ended with an error. Returns and raises as `publish` does."""
         return self.publish_event(error_event(request_id, code, message, emitted_tokens))
 
     def publish_event(self, event: RequestEvent) -> int:
-        """Publish an event, and set its sequence; returns and raises as `publish` does."""
+        """Publish an event, and set its sequence. Returns and raises as `publish` does."""
         kind = event.WhichOneof("event")
         request_ids: list[int] = [] if kind == "control_answer" else [getattr(event, str(kind)).request_id]
         with self._room:
@@ -293,9 +292,7 @@ class Publisher:
             )
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
-        """Return the batch with this worker's id, its epoch and the next sequence.
-
-        The policy may shed its alternatives.
+        """Return the batch with this worker's id and epoch and the next sequence, or shed its alternatives as well.
 
         Raises ContractError if the step is so old that a processor would discard it as a duplicate.
         """
@@ -320,7 +317,7 @@ class Publisher:
         return batch.headed(header)
 
     def _retain(self, kind: PayloadKind, payload: bytes, request_ids: npt.NDArray[np.uint64], epoch: int) -> int:
-        """Retain an item of an epoch, and return its sequence; 0: its requests were given up."""
+        """Retain an item of an epoch, and return its sequence, or 0 if its requests were given up."""
         self.counts.signs += 1
         with self._room:
             if not self.retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
@@ -329,7 +326,7 @@ class Publisher:
                 worker = self.settings.worker
                 why = "policy fail" if worker.policy == "fail" else f"waited {worker.block_timeout_ms} ms"
                 raise RetentionFullError(ids, len(self.retention), self.retention.bytes, why)
-            # The engine gets no new requests until it has ended the requests that were given up.
+            # The engine gets no new requests before it has ended all requests that were given up.
             if epoch != self.epoch or (request_ids.size and self.session.given_up):
                 return 0
             sequence = self.retention.keep(kind, payload).sequence
@@ -337,17 +334,17 @@ class Publisher:
         return sequence
 
     def lose(self, request_ids: list[int]) -> None:
-        """Leave a gap in the stream: each of these requests ends with an error."""
+        """Leave a gap in the stream, which ends the given requests with an error."""
         with self._room:
             if request_ids:  # a gap that names no request ends all requests of the stream
                 self.retention.drop(request_ids)
-                # The lost rows may be the requests' last ones; then no later batch would remove the requests.
+                # If a lost row was the last row of its request, no later batch would remove the request.
                 self._end_requests(request_ids)
             self.failed += len(request_ids)
             self.link.wake()
 
     def lose_all(self) -> None:
-        """Leave a gap in the stream that ends all its requests, because it is unknown which of them lost rows."""
+        """Leave a gap that ends all requests of the stream, because the requests that lost rows are unknown."""
         with self._room:
             self.retention.drop(())
             self._end_requests([*self.session.requests, *self.session.given_up])
@@ -387,20 +384,20 @@ class Publisher:
         self._made_room()
 
     def _made_room(self) -> None:
-        """Wake the threads that wait for room; the link's thread calls this with the lock held."""
+        """Wake the threads that wait for room. The link's thread calls this method with the lock held."""
         self._room.notify_all()
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
-        """Return the requests and aborts that came since the last call; block for at most `seconds` while none came."""
+        """Return the requests and aborts since the last call. Block for at most `seconds` while there are none."""
         self.counts.signs += 1
         return self.incoming.take(seconds)
 
     def take_controls(self) -> list[Control]:
-        """Return the operators' commands that came since the last call, in order; one may come twice."""
+        """Return the operators' commands since the last call, in order. A command may come twice."""
         return self.incoming.take_controls()
 
     def take_no_more(self) -> None:
-        """Tell the processor to send no new requests; the worker finishes its open ones."""
+        """Tell the processor to send no new requests. The worker finishes its open requests."""
         with self._room:
             self.session.take_no_more()
         self.link.wake()
@@ -412,7 +409,7 @@ def _leaving(batch: LogprobBatch) -> list[int]:
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:
-    """Return the batch without alternatives, given tokens' values and masks; mark the rows that had any as shed."""
+    """Return the batch without alternatives, given ids and masks. Rows that had such values are marked as shed."""
     columns = batch.columns
     shed = np.zeros(batch.row_count, np.bool_)
     for name in ("top_ks", "given_counts", "mask_bounds"):

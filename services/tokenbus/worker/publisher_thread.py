@@ -22,21 +22,21 @@ _OTHER_FIELDS = [each.name for each in fields(StepArrays) if each.name not in AR
 
 
 class PublisherThread(EngineOutput):
-    """Queues an engine's steps and events while `with` lasts, and has its thread publish them in order.
+    """Queues an engine's steps and events within `with`, and publishes them in order on a background thread.
 
-    The queue is bounded: the engine's thread blocks while it is full. After an error of the publisher, every call
-    raises that error.
+    The queue is bounded, so the engine's thread blocks while the queue is full. After an error of the publisher, every
+    call raises that error.
     """
 
     def __init__(self, publisher: EnginePublisher, most: int) -> None:
         self._publisher = publisher
-        # Not a bounded queue.Queue, which costs the engine's thread several times as much for each step.
+        # A bounded queue.Queue would cost the engine's thread several times as much for each step.
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._most = most
         self._room = threading.Condition()
         self._engine_waits = False
         self._error: Exception | None = None
-        # A daemon thread, so that the process may end without leaving `with`.
+        # With a daemon thread, the process can end without leaving `with`.
         self._thread = threading.Thread(target=self._run, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherThread":
@@ -48,7 +48,7 @@ class PublisherThread(EngineOutput):
         self._thread.join()
 
     def flush(self, seconds: float) -> None:
-        """Block until everything queued is published, for at most `seconds`."""
+        """Block for at most `seconds` until everything in the queue is published."""
         done = threading.Event()
         self._put(done.set)
         done.wait(seconds)
@@ -79,7 +79,7 @@ class PublisherThread(EngineOutput):
                 with self._room:
                     self._room.notify()
             if self._error is not None:
-                continue  # discard the queue, so that the engine's thread does not block
+                continue  # discard tasks, so that the engine's thread does not block
             try:
                 task()
             except NotRunningError as error:
@@ -88,7 +88,7 @@ class PublisherThread(EngineOutput):
                 _log.exception("a step was not published")
                 self._error = error
         self._error = self._error or NotRunningError("the publisher's thread was closed")
-        with self._room:  # the engine's thread, if it waits for room, raises the error
+        with self._room:  # an engine's thread that waits for room must raise the error
             self._room.notify()
 
 

@@ -1,4 +1,4 @@
-"""Starts a publisher, in this process or another one, for an engine that runs in another server."""
+"""Starts a publisher, in this process or another process, for an engine that runs in another server."""
 
 import sys
 from contextlib import ExitStack
@@ -12,13 +12,13 @@ from tokenbus.worker.publisher import Publisher
 from tokenbus.worker.publisher_thread import PublisherThread
 
 PublisherClient = EnginePublisher | SharedMemoryPublisher
-"""The publisher of one engine, which also delivers the engine's requests."""
+"""Publisher of one engine, which also delivers the engine's requests."""
 
 
 def publishing(
     stack: ExitStack, settings: Settings, vocabulary_size: int, description: EngineDescription
 ) -> tuple[PublisherClient, PublisherThread | PublisherProcess]:
-    """Start a publisher that ends with the stack; return it, and the output for the engine's steps.
+    """Start a publisher that ends with the stack. Return the publisher, and the output for the engine's steps.
 
     Raises AddressError if the metrics address cannot be used, and NotRunningError if a process cannot start.
     """
@@ -36,9 +36,9 @@ def publisher_client(
     *,
     in_background: bool = False,
 ) -> EnginePublisher | PublisherProcess:
-    """Start a publisher that ends with the stack, by default in a process on Linux; its methods may block.
+    """Start a publisher that ends with the stack, by default in a separate process on Linux. Its methods may block.
 
-    `in_background` is an argument of PublisherProcess. Raises as `publishing` does.
+    `in_background` is an argument of PublisherProcess. Errors are the same as in `publishing`.
     """
     chosen = settings.worker.publisher
     if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):

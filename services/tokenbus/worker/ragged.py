@@ -12,17 +12,17 @@ Host = npt.NDArray[Any]
 
 
 def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-    """Return a numpy array; only arrays on a device are copied."""
+    """Convert to a numpy array. Of arrays, only arrays on a device are copied."""
     if type(array) is np.ndarray:
         return array
-    if hasattr(array, "detach"):  # torch, paddle: an array that tracks gradients cannot be converted
+    if hasattr(array, "detach"):  # torch and paddle cannot convert an array that tracks gradients
         array = array.detach()
     if hasattr(array, "cpu"):
         array = array.cpu()
     elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
         array = array.get()
     if name == "request_ids" and isinstance(array, (list, tuple)):
-        return np.array(array, object)  # numpy makes floats from ids below and above 2**63
+        return np.array(array, object)  # numpy would make floats from a mix of ids below and above 2**63
     try:
         return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -30,7 +30,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
 
 
 def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
-    """Return request ids as unsigned numbers; frameworks without unsigned types give negative ones."""
+    """Return request ids as unsigned numbers. Frameworks without unsigned types pass negative numbers."""
     host = on_host("request_ids", array).reshape(-1)
     if host.dtype == np.int64:
         return host.view(np.uint64)
@@ -43,7 +43,7 @@ def request_ids_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any 
 
 
 def valid_request_ids(array: Any) -> list[int]:  # noqa: ANN401 - any framework's
-    """Return request ids; none if they are not whole numbers."""
+    """Return request ids, or an empty list if the ids are not whole numbers."""
     try:
         return cast("list[int]", request_ids_of(array).tolist())
     except ContractError:
@@ -51,7 +51,7 @@ def valid_request_ids(array: Any) -> list[int]:  # noqa: ANN401 - any framework'
 
 
 def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's
-    """Return an array in one dimension, with one element for each row."""
+    """Return a one-dimensional array with one element for each row."""
     host = on_host(name, array)
     if host.ndim != 1:
         host = host.reshape(-1)
@@ -61,19 +61,19 @@ def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any fra
 
 
 class Ragged:
-    """Selects from an engine's arrays the elements of the tokens that rows keep."""
+    """Selects the elements of kept tokens from an engine's arrays."""
 
     __slots__ = ("_scored", "counts", "given", "kept", "tokens")
 
     def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
-        """Make a selection from each row's tokens, kept tokens, and whether it is scored; None: all."""
+        """Select by each row's number of tokens, number of kept tokens and scored flag. None selects all."""
         self.given = counts
         """Number of tokens that the engine returned for each row."""
         self.tokens = int(counts.sum(dtype=np.intp))
         self.counts = counts
         """Number of kept tokens of each row."""
         self.kept: npt.NDArray[np.bool_] | None = None
-        """Whether each returned token is kept; None: all are."""
+        """Whether each returned token is kept, or None if all tokens are kept."""
         if kept is not None and not np.array_equal(kept, counts):
             _check_kept(kept, counts)
             self.counts = kept
@@ -83,15 +83,15 @@ class Ragged:
         self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
 
     def of(self, rows: Host) -> "Ragged":
-        """Return the same selection with `rows` as the scored rows."""
+        """Return the same selection with `rows` as the mask of scored rows."""
         return Ragged(self.given, self.counts, rows)
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-        """Return the kept tokens' elements of a flat or padded array, in one dimension."""
+        """Return the kept tokens' elements of a flat or padded array as a flat array."""
         return self._of_kept(name, self._flattened(name, on_host(name, array), 1))
 
     def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements of the scored rows' kept tokens; the array has only the scored rows, or all rows."""
+        """Return the elements of the scored rows' kept tokens, from an array of the scored rows or of all rows."""
         host = self._flattened(name, on_host(name, array), dimensions)
         if self._scored is not None and host.shape[0] == self.tokens:
             return host[self._scored if self.kept is None else self._scored & self.kept]

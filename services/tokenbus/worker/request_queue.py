@@ -1,4 +1,4 @@
-"""RequestQueue: the requests, aborts and operators' commands that wait for the engine."""
+"""RequestQueue: requests, aborts and operators' commands that wait for the engine."""
 
 import threading
 from collections import deque
@@ -8,11 +8,11 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 
-_MAX_CONTROLS = 64  # the number of commands that a processor lets wait for one worker
+_MAX_CONTROLS = 64  # commands that a processor lets wait for one worker
 
 
 class RequestQueue:
-    """Bounded queues between the thread of the connection and the engine's thread."""
+    """Bounded queues between the connection's thread and the engine's thread."""
 
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
@@ -32,17 +32,17 @@ class RequestQueue:
             self._arrived.notify_all()
 
     def put(self, request: Generate | Abort) -> None:
-        """Queue a request or an abort; raises ContractError if the queue is full.
+        """Queue a request or an abort, or raise ContractError if the queue is full.
 
-        An abort is ignored if the worker's requests come from its own server: only that server may end them.
+        An abort is ignored if the requests come from the engine's own server, which alone may end these requests.
         """
         if not self._max_requests and isinstance(request, Abort):
             return
         with self._arrived:
-            most = 2 * self._max_requests  # each open request may be aborted
+            most = 2 * self._max_requests  # each open request may have an abort, too
             limit = f"at most {most} requests that the engine has not taken yet"
             if len(self) >= most:
-                # A processor respects max_requests, and fails a request that is not admitted in time.
+                # Processors respect max_requests, and fail requests that are not admitted in time.
                 raise ContractError("generate", limit, len(self) + 1)
             self._append(request, limit)
             self._arrived.notify_all()
@@ -52,10 +52,10 @@ class RequestQueue:
         self._requests.append(request)
 
     def put_control(self, control: Control) -> None:
-        """Queue an operator's command, once; raises ContractError if the queue is full."""
+        """Queue an operator's command unless it is already queued. Raises ContractError if the queue is full."""
         with self._arrived:
             if any(each.control_key == control.control_key for each in self._controls):
-                return  # sent again after a handshake
+                return  # the processor repeats commands after a handshake
             if len(self._controls) >= _MAX_CONTROLS:
                 limit = f"at most {_MAX_CONTROLS} commands that the engine has not taken yet"
                 raise ContractError("control", limit, len(self._controls) + 1)
@@ -64,7 +64,7 @@ class RequestQueue:
         self.on_arrival()
 
     def take(self, seconds: float) -> list[Generate | Abort]:
-        """Return all requests and aborts; block for at most `seconds` while there is nothing to take."""
+        """Return all requests and aborts. Block for at most `seconds` while there is nothing to take."""
         with self._arrived:
             if seconds:
                 self._arrived.wait_for(lambda: self._requests or self._controls or self._is_closed, seconds)

@@ -13,7 +13,7 @@ _MAX_REQUEST_IDS = 65_536
 
 @dataclass(slots=True)
 class Retained:
-    """One published item; a replay sends the same bytes."""
+    """A published item, which a replay sends with the same bytes."""
 
     sequence: int
     kind: PayloadKind
@@ -22,27 +22,27 @@ class Retained:
 
     @property
     def checksum(self) -> int | None:
-        """The payload's CRC-32, computed when it is sent: not on the engine's thread."""
+        """CRC-32 of the payload, which the sending thread computes to spare the engine's thread."""
         return crc32(self.payload) if self.has_checksum else None
 
     @property
     def last_sequence(self) -> int:
-        """The same as `sequence`: an item is not a run."""
+        """Same as `sequence`, because an item is not a run."""
         return self.sequence
 
 
 @dataclass(slots=True)
 class Dropped:
-    """A run of items for which there was no room; their requests end with an error."""
+    """A run of items that found no room, and whose requests end with an error."""
 
     sequence: int
     last_sequence: int
     request_ids: frozenset[int]
-    """The requests that lost rows; empty: there are too many to name."""
+    """Requests that lost rows, or an empty set if there are too many to name."""
 
 
 class Retention:
-    """The published items that are not yet acknowledged. Not thread-safe: its owner holds a lock."""
+    """Published items that are not yet acknowledged. The owner must hold a lock, because no method is thread-safe."""
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool) -> None:
         self._entries: deque[Retained | Dropped] = deque()
@@ -60,19 +60,19 @@ class Retention:
 
     @property
     def first_sequence(self) -> int:
-        """The oldest retained sequence or, if nothing is retained, the next sequence."""
+        """Oldest retained sequence, or the next sequence if nothing is retained."""
         return self._entries[0].sequence if self._entries else self.next_sequence
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Tell whether items of that size fit. One entry is reserved for a `Dropped`, so that a loss can be named."""
+        """Return whether items of a total size fit. One entry is reserved for a `Dropped`, to report a loss."""
         return len(self._entries) + items < self._max_items and self.bytes + size <= self._max_bytes
 
     def share_used(self) -> float:
-        """Return the fill level from 0 to 1, by items or by bytes, whichever is higher."""
+        """Return the fill level from 0 to 1, which is the higher of the levels by items and by bytes."""
         return max(len(self._entries) / self._max_items, self.bytes / self._max_bytes)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
-        """Retain an item under the next sequence, after a check of `has_room`."""
+        """Retain an item under the next sequence. The caller must have checked `has_room`."""
         item = Retained(self.next_sequence, kind, payload, self._checksum)
         self._entries.append(item)
         self.next_sequence += 1
@@ -80,14 +80,14 @@ class Retention:
         return item
 
     def drop(self, request_ids: Iterable[int]) -> None:
-        """Use the next sequence for a lost item; a run of lost items is one entry, so this always fits."""
+        """Use the next sequence for a lost item. This always fits, because a run of lost items is a single entry."""
         self._add_dropped(self.next_sequence, self.next_sequence, frozenset(request_ids))
         self.next_sequence += 1
 
     def _add_dropped(self, first: int, last: int, lost: frozenset[int]) -> None:
         before = self._entries[-1] if self._entries else None
         if isinstance(before, Dropped):
-            # A new entry, because the old one may be in a message that is being sent.
+            # Replace the entry, because a message that is being sent may contain the old entry.
             self._entries.pop()
             first, together = before.sequence, before.request_ids | lost
             is_named = before.request_ids and lost and len(together) <= _MAX_REQUEST_IDS
@@ -95,7 +95,7 @@ class Retention:
         self._entries.append(Dropped(first, last, lost))
 
     def acknowledge(self, through: int) -> bool:
-        """Remove all entries up to a sequence; return whether that made room."""
+        """Remove all entries up to a sequence, and return whether any entry was removed."""
         before = len(self._entries)
         while self._entries and self._entries[0].last_sequence <= through:
             gone = self._entries.popleft()
@@ -108,10 +108,10 @@ class Retention:
         self.bytes, self.next_sequence = 0, 1
 
     def find(self, sequence: int) -> Retained | Dropped | None:
-        """Return the entry with a sequence; None: it was acknowledged, or is not published yet."""
+        """Return the entry with a sequence, or None if the item was acknowledged or is not yet published."""
         if not self._entries or not self.first_sequence <= sequence < self.next_sequence:
             return None
-        # The index follows from the sequence; runs of dropped items make it smaller.
+        # The index follows from the sequence, but runs of dropped items make the index smaller.
         index = min(sequence - self.first_sequence, len(self._entries) - 1)
         entry = self._entries[index]
         if entry.sequence <= sequence <= entry.last_sequence:

@@ -41,28 +41,28 @@ def run_engine(
     steps_per_second: float = 0,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run an engine as a worker: take requests, publish every step, serve metrics. Blocks until it has stopped.
+    """Run an engine as a worker: take requests, publish every step, serve metrics. Block until the worker has stopped.
 
-    The processor need not be running yet. After SIGTERM or SIGINT the worker takes no new requests. It finishes the
-    open ones and then waits for all acknowledgements; each may take `worker.drain_timeout_ms`. A second signal ends the
-    process, and so does a first signal while the engine is being made. One thread, which is not the caller's, calls all
-    methods of the engine; the last one is `close`.
+    The processor need not be running yet. After SIGTERM or SIGINT the worker takes no new requests. The worker then
+    finishes its open requests and waits for all acks, each for at most `worker.drain_timeout_ms`. A second signal, or
+    any signal while the engine is being created, ends the process. A separate thread calls all methods of the engine,
+    with `close` as the last call.
 
     Args:
-        engine: An object with the members of `Engine`; or a function that makes one on the engine's thread, as an
-            engine on a GPU needs. An exception of that function is raised here.
-        settings: The processor's address, the worker's id and role, and every bound; by default from the environment
-            and the file in TOKENBUS_SETTINGS. They also configure logging.
+        engine: An object with the members of `Engine`, or a function that creates an engine on the engine's thread. An
+            engine on a GPU needs such a function, whose exceptions are raised here.
+        settings: Settings of the worker and of logging. By default, the environment and the file in TOKENBUS_SETTINGS
+            supply the settings.
         name: The engine's name in the log.
-        steps_per_second: The largest number of steps that begin in a second; 0: no limit.
-        stop: Stops the worker when it is set. Signals are then not handled, so this may run in any thread.
+        steps_per_second: Maximum number of steps that begin in a second, or 0 for no limit.
+        stop: Event that stops the worker. With an event, signals are not handled, and any thread may be the caller.
 
     Raises:
-        EngineBrokenError: The engine's loop failed, and its requests ended with an error. `__cause__` is the exception.
+        EngineBrokenError: The engine's loop failed with `__cause__`, and all requests ended with an error.
         SettingsError: A setting cannot be used.
         AddressError: The metrics address cannot be used.
         NotRunningError: The publisher's process cannot start.
-        TypeError: It is neither an engine nor a function that makes one.
+        TypeError: The argument `engine` does not provide an engine.
 
     Example:
         import tokenbus
@@ -94,7 +94,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     transport: Transport | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the engine that a thread has made, until `stop` is set or the engine's loop ends; see `run_engine`."""
+    """Run the engine of a thread, as `run_engine` does, until `stop` is set or the engine's loop ends."""
     engine = thread.made.result()
     stop_loop = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
@@ -114,7 +114,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         looping: list[asyncio.Future[None]] = []
-        # Only after the publisher's end, which wakes a thread that waits for room.
+        # Wait for the loop only after the publisher's end, which wakes a thread that waits for room.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
         out: PublisherThread | PublisherProcess
         client: PublisherClient
@@ -147,7 +147,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
 
 
 def _settings_for(engine: Engine, settings: Settings) -> Settings:
-    """Return the settings with the engine's rank; raises SettingsError for a role that the engine does not have."""
+    """Return the settings with the engine's rank, or raise SettingsError for a role that the engine does not have."""
     if (role := getattr(engine, "role", settings.worker.role)) != settings.worker.role:
         raise SettingsError("worker.role", f"{role}, the role of the engine", settings.worker.role)
     rank = getattr(engine, "dp_rank", settings.worker.dp_rank)
@@ -157,7 +157,7 @@ def _settings_for(engine: Engine, settings: Settings) -> Settings:
 def engine_publisher(
     engine: Engine, settings: Settings, transport: Transport, clock: Clock | None = None
 ) -> EnginePublisher:
-    """Return the publisher of an engine; the caller enters its `publisher`."""
+    """Return an engine's publisher, whose attribute `publisher` the caller must enter."""
     size, description = engine.vocabulary_size, _description_of(engine)
     publisher = Publisher(settings, vocabulary_size=size, description=description, transport=transport, clock=clock)
     return EnginePublisher(publisher, size)
@@ -176,17 +176,17 @@ def _description_of(engine: Engine) -> EngineDescription:
 
 
 class EngineThread:
-    """Makes an engine, runs its loop, and closes it when `with` ends, all on one thread.
+    """Creates an engine, runs its loop, and closes the engine at the end of `with`, all on one thread.
 
-    An engine is often bound to the thread that made it, by its CUDA device or by OpenMP's threads and their cores. It
-    is a daemon thread, so that an interrupted process need not wait until the engine is made.
+    CUDA devices and OpenMP's threads often bind an engine to the thread that creates the engine. The thread is a daemon
+    thread, so that an interrupted process need not wait for the engine's creation.
     """
 
     def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._closed: Future[None] | None = None
         self.made: Future[Engine] = self.run(lambda: engine_of(engine))
-        """The engine, or the exception raised by the function that makes it."""
+        """The engine, or the exception of the function that creates the engine."""
 
     def __enter__(self) -> "EngineThread":
         threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
@@ -222,7 +222,7 @@ class EngineThread:
 
 
 class Pace:
-    """Limits the number of steps that begin in a second; call it before each step."""
+    """Limits the number of steps that begin in a second. The loop calls this object before each step."""
 
     def __init__(self, per_second: float, now: Callable[[], float], wait: Callable[[float], object]) -> None:
         self._period = 1 / per_second
@@ -234,7 +234,7 @@ class Pace:
         now = self._now()
         if now < self._due:
             self._wait(self._due - now)
-        # One late step is caught up. After a longer pause, catching up would cause a burst of steps.
+        # Catch up on at most one late step. Catching up on more steps would cause a burst of steps.
         self._due = max(self._due, now - self._period) + self._period
 
 

@@ -1,7 +1,7 @@
 """WorkerSession: a worker's side of the stream protocol, without sockets or clocks.
 
-`receive` handles frames, and `next_message` returns the next one to send. Only one thread at a time may use a session;
-callers pass the current time.
+`receive` handles frames, and `next_message` returns the next message to send. Only one thread at a time may use a
+session. Callers pass the current time.
 """
 
 import secrets
@@ -36,12 +36,12 @@ from tokenbus_contracts.schema import MAJOR, MINOR
 _MAX_REPLAYS = 64
 _MAX_REQUEST_IDS = 65_536
 NO_TURN: tuple[int, Admitted | None] = (0, None)
-"""The owner and the turn of a request that is not the processor's."""
+"""Owner and turn of a request that did not come from the processor."""
 _MAX_RECEIVED = 1024
 
 
 def turn_of(generate: Generate) -> Admitted | None:
-    """Return the turn as an admission names it; None for a first turn that no worker has begun."""
+    """Return the turn's fields for an admission, or None for a first turn that no worker has begun."""
     if not generate.first_request_id and not generate.HasField("continuation"):
         return None
     continuation = generate.continuation
@@ -54,7 +54,7 @@ def turn_of(generate: Generate) -> Admitted | None:
 
 
 class WorkerSession(ReconnectingSession):
-    """A worker's stream to its processor, across reconnections and processors."""
+    """A worker's stream to its processor, which survives reconnections and changes of the processor."""
 
     def __init__(  # noqa: PLR0913 - each but the first three is given by name
         self,
@@ -70,9 +70,9 @@ class WorkerSession(ReconnectingSession):
         abandon_after: float = 0.0,
         proof: bytes = b"",
     ) -> None:
-        """Make a session; times are in seconds.
+        """Create a session. All times are in seconds.
 
-        `on_request` gets each new request and each abort, and may refuse it with a ContractError. `on_room` is called
+        `on_request` gets each new request and each abort, and may raise ContractError as a refusal. `on_room` is called
         when an ack has made room in retention.
         """
         super().__init__(interval, timeout, processors, abandon_after)
@@ -83,11 +83,11 @@ class WorkerSession(ReconnectingSession):
         self._on_request = on_request
         self._on_room = on_room
         self.on_epoch: Callable[[int], None] = lambda _: None
-        """Called with each new epoch, before the retained items are dropped."""
+        """Callback for each new epoch, called before the retained items are dropped."""
         self.on_control: Callable[[Control], None] = lambda _: None
-        """Called with each operator's command; the processor sends an unanswered command again."""
+        """Callback for each operator's command. The processor sends an unanswered command again."""
         self.stalled_ms: Callable[[float], int] = lambda _: 0
-        """Returns how long the engine, at the given time, has had requests and made no progress."""
+        """Returns for how many milliseconds, at the given time, the engine has had requests without making progress."""
         self.kv_cache: Callable[[], int] = lambda: 0
         self._was_stalled = False
         self._replays: deque[tuple[int, int]] = deque()
@@ -96,13 +96,13 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._received: dict[int, tuple[int, int]] = {}
-        """The number and the deadline of the latest requests, oldest first; they tell whether an id is used again."""
+        """Number and deadline of each recent request, oldest first, to tell a repetition from a reuse of the id."""
         self._count = self._count_at_hello = 0
-        """Number of requests received, and the same number at the last hello, which listed them."""
+        """Number of received requests, now and at the last hello."""
         self._unlisted = range(0)
-        """Numbers of the requests received since the last answered hello; the processor may repeat them."""
+        """Numbers of the requests since the last answered hello, which the processor may repeat."""
         self.requests: dict[int, tuple[int, Admitted | None]] = {}
-        """The worker's requests with their owners and later turns, including the ones that wait for the engine."""
+        """Owner and turn of each of the worker's requests, including requests that wait for the engine."""
         self.given_up: set[int] = set()
         """Requests of the abandoned processor that the engine has not ended yet."""
         self._held: list[ProcessorFrame] = []  # frames from the new processor that wait until `given_up` is empty
@@ -111,7 +111,7 @@ class WorkerSession(ReconnectingSession):
 
     @property
     def credit(self) -> tuple[int, int]:
-        """The remaining credit: items and bytes."""
+        """Remaining credit, as a number of items and a number of bytes."""
         return self._granted_sequence + 1 - self._next_sequence, self._granted_bytes - self._sent_bytes
 
     @property
@@ -119,14 +119,14 @@ class WorkerSession(ReconnectingSession):
         return len(self._retention)
 
     def take_no_more(self) -> None:
-        """Tell processors to send no new requests; requests that still arrive are accepted."""
+        """Tell processors to send no new requests. Requests that still arrive are accepted."""
         self._takes_no_more = self._is_news = True
 
     def add_request(self, generate: Generate) -> None:
         self.requests[generate.request_id] = generate.owner, turn_of(generate)
 
     def set_engine_state(self, state: EngineState) -> None:
-        """Update the next hello: the LoRA adapters, the version of the weights, and the pause."""
+        """Update the LoRA adapters, the version of the weights, and the pause for the next hello."""
         self._introduction.lora_adapters[:] = state.lora_adapters
         self._introduction.paused_since_unix_ms = state.paused_since_unix_ms
         self._introduction.paused_by = state.paused_by
@@ -162,13 +162,13 @@ class WorkerSession(ReconnectingSession):
         if self.given_up:
             if len(self._held) < 2 * self._introduction.max_requests:
                 self._held.append(frame)
-            else:  # the processor repeats it after the next hello
+            else:  # the processor repeats the frame after the next hello
                 self._greet_again(now + self.interval)
         elif frame.HasField("abort"):
             self._on_request(frame.abort)
         elif frame.generate.request_id not in self.requests:
             number, deadline = self._received.get(frame.generate.request_id, (0, 0))
-            # The processor repeats a request if it cannot know whether it arrived.
+            # The processor repeats a request whose arrival is uncertain.
             if deadline != frame.generate.deadline_unix_ms or number not in self._unlisted:
                 self._accept(frame.generate, now)
 
@@ -176,7 +176,7 @@ class WorkerSession(ReconnectingSession):
         try:
             self._on_request(generate)
         except ContractError:
-            self._greet_again(now + self.interval)  # the next hello does not list it, so the processor repeats it
+            self._greet_again(now + self.interval)  # the processor repeats a request that the hello omits
             raise
         self.add_request(generate)
         self._count += 1
@@ -199,12 +199,12 @@ class WorkerSession(ReconnectingSession):
         self._sent_bytes = 0
         self._granted_sequence = welcome.credit.through_sequence
         self._granted_bytes = welcome.credit.bytes
-        # Earlier items may still be on their way to a client: they are retained until their ack.
+        # Earlier items may still be on their way to a client, so each item is retained until its ack.
 
     def _begin_epoch(self) -> None:
-        """Give up the requests of the earlier processor, and drop the items for it.
+        """Give up the requests of the earlier processor, and drop the items for that processor.
 
-        A worker whose requests come from its own server keeps them.
+        A worker whose requests come from its own server keeps the requests.
         """
         self._epoch += 1
         self.on_epoch(self._epoch)
@@ -213,7 +213,7 @@ class WorkerSession(ReconnectingSession):
             given_up, self.requests = self.requests, {}
             self.given_up.update(given_up)
             for request_id in given_up:
-                with suppress(ContractError):  # if there is no room for its abort, it ends by itself
+                with suppress(ContractError):  # without room for an abort, the request ends by itself
                     self._on_request(Abort(request_id=request_id))
 
     def ended(self, request_ids: Iterable[int], now: float) -> None:
@@ -224,7 +224,7 @@ class WorkerSession(ReconnectingSession):
         if not self.given_up:
             held, self._held = self._held, []
             for frame in held:
-                with suppress(ContractError):  # the processor repeats it
+                with suppress(ContractError):  # the processor repeats a refused request
                     self._handle_request(frame, now)
 
     def _acknowledge(self, through: int) -> None:
@@ -238,7 +238,7 @@ class WorkerSession(ReconnectingSession):
         if not first <= last < self._next_sequence:
             limit = f"a range within what was sent, up to {self._next_sequence - 1}"
             raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
-        if len(self._replays) < _MAX_REPLAYS:  # the processor asks again for items beyond that
+        if len(self._replays) < _MAX_REPLAYS:  # the processor asks again for further replays
             self._replays.append((first, last))
 
     @property
@@ -261,7 +261,7 @@ class WorkerSession(ReconnectingSession):
         return beat
 
     def _greeting(self, now: float) -> list[bytes] | None:
-        """Send a hello, unless the engine is stalled: then the processor would declare the worker lost at once."""
+        """Send a hello unless the engine is stalled, as the processor would at once declare a stalled worker lost."""
         if now >= self._next_greeting:
             most = 1000 * self.timeout + self._introduction.longest_step_ms
             if self.stalled_ms(now) > most:
@@ -285,7 +285,7 @@ class WorkerSession(ReconnectingSession):
     def _next_replay(self) -> list[bytes] | None:
         while self._replays:
             first, last = self._replays.popleft()
-            entry = self._retention.find(max(first, self._retention.first_sequence))  # the rest was acknowledged
+            entry = self._retention.find(max(first, self._retention.first_sequence))  # earlier items were acknowledged
             if entry is None or entry.sequence > last:
                 continue
             if entry.last_sequence < last:
@@ -297,7 +297,7 @@ class WorkerSession(ReconnectingSession):
     def _next_item(self) -> list[bytes] | None:
         sequence = self._next_sequence
         if sequence < self._retention.first_sequence:
-            # An earlier processor acknowledged these items: they are not retained.
+            # An earlier processor acknowledged these items, so they are not retained.
             self._next_sequence = self._retention.first_sequence
             return [self._gap(sequence, self._next_sequence - 1, frozenset())]
         entry = self._retention.find(sequence)
@@ -329,7 +329,7 @@ class WorkerSession(ReconnectingSession):
 
 
 def hello_of(settings: Settings, vocabulary_size: int, description: EngineDescription) -> Hello:
-    """Return a worker's hello; the session adds its items and requests."""
+    """Return a worker's hello, to which the session adds items and requests."""
     worker, limits = settings.worker, settings.limits
     return Hello(
         schema_major=MAJOR,

@@ -7,15 +7,15 @@ from typing import Any
 from tokenbus_contracts import BatchKind, PromptScores, SpeculativeMethod, StepPhase, ValueKind
 
 Array = Any
-"""An array of numpy, paddle, torch, cupy or any other type that numpy can convert, on any device; or a sequence."""
+"""A sequence, or an array on any device of numpy, paddle, torch, cupy or another type that numpy can convert."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepArrays:
     """One batch of a step, of the target or the draft model, from which StepAssembler makes messages.
 
-    An array "of tokens" is either flat, with the rows' lengths in `token_counts`, or padded: one line for each row,
-    with its tokens first.
+    An array with an element for each token is either flat or padded. A flat array concatenates the rows' tokens. A
+    padded array has one line for each row, with the row's tokens first.
 
     Example:
         import numpy as np
@@ -26,92 +26,92 @@ class StepArrays:
     """
 
     request_ids: Array
-    """Of rows: the request's id."""
+    """Request id of each row."""
     positions: Array
-    """Of rows: the position of the row's first token in the request's output; without tokens, of the next token."""
+    """Position of each row's first token in the request's output, or of the next token in a row without tokens."""
     token_counts: Array
-    """Of rows: the number of tokens in this step."""
+    """Number of tokens of each row in this step."""
     token_ids: Array
-    """Of tokens."""
+    """Id of each token."""
     statuses: Array | None = None
-    """Of rows: RowStatus; if absent, ACTIVE with tokens and IDLE without."""
+    """RowStatus of each row, by default ACTIVE for a row with tokens and IDLE for a row without tokens."""
     stops: Array | None = None
-    """Of rows: which of the request's stops ended a row with FINISHED_STOP; if absent, unknown.
+    """Stop that ended each row with the status FINISHED_STOP, if known.
 
-    0: none of the request's stops; 1: a stop token, the row's last; from 2 on, the index in `sampling.stop` plus two.
+    0 is none of the request's stops, 1 is a stop token, and other values are an index in `sampling.stop` plus two.
     """
     kept_counts: Array | None = None
-    """Of rows: the number of kept tokens, if a stop lies inside an accepted block; if absent, all are kept.
+    """Number of tokens that each row keeps if a stop cuts the row, by default all tokens.
 
-    Ids, logprobs, ranks and alternatives of the others are cut off together.
+    Ids, logprobs, ranks and alternatives of the other tokens are cut off together.
     """
     logprobs: Array | None = None
-    """Of tokens, or flat and only of the tokens of scored rows; if absent, no row is scored."""
+    """Logprob of each token, or flat for the tokens of scored rows, or None if no row is scored."""
     ranks: Array | None = None
-    """As logprobs."""
+    """Rank of each token, laid out as `logprobs`."""
     alternative_token_ids: Array | None = None
-    """As logprobs, with one more dimension, the most probable first; or flat, with the counts in `top_ks`."""
+    """Alternatives of each token, most probable first, in a further dimension or flat with counts in `top_ks`."""
     alternative_logprobs: Array | None = None
-    """As alternative_token_ids."""
+    """Logprobs of the alternatives, laid out as `alternative_token_ids`."""
     scored: Array | None = None
-    """Of rows: whether the request wants logprobs; if absent, all requests do if there are logprobs."""
+    """Whether each row's request wants logprobs, by default true if there are logprobs."""
     top_ks: Array | None = None
-    """Of rows: the number of alternatives that the request wants; if absent, all given alternatives."""
+    """Number of alternatives that each row's request wants, by default all given alternatives."""
     extras: Array | None = None
-    """Of rows: a sum of `Extra` values, if the request wants `other_logprobs` or `entropies`."""
+    """Sum of `Extra` values for each row whose request wants `other_logprobs` or `entropies`."""
     other_logprobs: Array | None = None
-    """Of tokens, or flat and only of the tokens of rows that want it: the token's value in the other distribution."""
+    """Value of each token in the other distribution, or flat for the tokens of rows that want the value."""
     entropies: Array | None = None
-    """Laid out as other_logprobs, for rows that want it: the entropy of the distribution of the logprobs."""
+    """Entropy of the distribution of each token's logprobs, laid out as `other_logprobs`."""
     given_counts: Array | None = None
-    """Of rows: the number of token ids whose values the request wants at each position."""
+    """Number of token ids whose values each row's request wants at each position."""
     given_token_ids: Array | None = None
-    """Flat: the token ids of each row, row after row."""
+    """Flat array of each row's requested token ids."""
     given_logprobs: Array | None = None
-    """Flat: for each token, the values of its row's `given_token_ids`."""
+    """Flat array of the values of `given_token_ids` for each token."""
     mask_bounds: Array | None = None
-    """Of rows: the size of the largest mask whose ids the request wants; 0: none."""
+    """Size of the largest mask whose ids each row's request wants, or 0 for no masks."""
     mask_sizes: Array | None = None
-    """Laid out as other_logprobs, for rows with a bound: the number of tokens that sampling could have chosen."""
+    """Number of tokens that sampling could have chosen, laid out as `other_logprobs`, for rows with a bound."""
     mask_token_ids: Array | None = None
-    """Flat: for each token whose mask is within its row's bound, the ids of the mask, in order."""
+    """Flat array of the ids of each mask within the row's bound, in order."""
     draft_token_counts: Array | None = None
-    """Of rows: the number of draft tokens that were verified in this step; if absent, none."""
+    """Number of draft tokens of each row that this step verified, by default 0."""
     proposal_token_ids: Array | None = None
-    """Of proposals, flat or padded: draft tokens that are not verified yet."""
+    """Draft tokens that are not verified yet, flat or padded."""
     proposal_counts: Array | None = None
-    """Of rows: the number of proposals."""
+    """Number of proposals of each row."""
     index_to_batch_id: Array | None = None
-    """Of rows: the index in the original batch; if absent, the rows are in that order."""
+    """Index of each row in the original batch, by default the row's own index."""
     kind: BatchKind = BatchKind.TARGET
     phase: StepPhase = StepPhase.MIXED
     method: SpeculativeMethod = SpeculativeMethod.NONE
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """The kind of values in `logprobs` and `alternative_logprobs`."""
+    """Kind of the values in `logprobs` and `alternative_logprobs`."""
     step: int = 0
-    """The engine's number of the step.
+    """The engine's number of the step, or 0 for an automatic number.
 
-    0: the number after the last target batch; for a draft batch, the number of that batch.
+    Automatically, a target batch gets the next number, and a draft batch gets the number of the last target batch.
     """
     draft_follows: bool = False
-    """Whether a draft batch of this step follows, maybe some steps later."""
+    """Whether a draft batch of this step follows, perhaps some steps later."""
     weight_version: int = 0
-    """The version of the weights that computed the step; 0: unknown."""
+    """Version of the weights that computed the step, or 0 if unknown."""
     parts: int = 1
-    """The minimum number of messages for this batch; its size may need more."""
+    """Minimum number of messages for this batch, whose size may require more messages."""
     transfer_states: Mapping[int, bytes] = field(default_factory=dict)
-    """By the ids of HANDED_OFF requests, at most 48 KiB each, published before the batch.
+    """Transfer states by the ids of HANDED_OFF requests, at most 48 KiB each, published before the batch.
 
-    With it, a decode worker need not compute the tokens again.
+    With a transfer state, a decode worker need not compute the tokens again.
     """
     prompt_scores: Sequence[PromptScores] = ()
-    """Scores for requests that asked for them, published before the batch with the request's first row."""
+    """Requested prompt scores, which are published before this batch with the requests' first rows."""
     cached_prompts: Sequence[tuple[int, int, int]] = ()
-    """For requests whose first tokens are in this batch: the id, the prompt's length, and the number of cached tokens.
+    """Request id, prompt length and number of cached tokens of the requests whose first tokens are in this batch.
 
-    Requests without cached tokens may be left out. They are published before the batch.
+    Requests without cached tokens may be left out. The numbers are published before the batch.
     """
 
 
 ARRAYS = tuple(each.name for each in fields(StepArrays) if each.type in (Array, Array | None))
-"""The fields that are arrays."""
+"""Names of the fields that are arrays."""

@@ -48,12 +48,12 @@ _THEIRS = "TOKENBUS_FASTDEPLOY_OPS"
 
 
 def configure(options: Options) -> None:
-    """Set the options, before the first save or get; the default comes from the environment."""
+    """Set the options before the first save or get. The environment supplies defaults."""
     PROCESS.configure(options)
 
 
 def assign(slot: int, request_id: int, *, rank_id: int = 0) -> None:
-    """Set the request id of a slot, from its next step on, for consumers on the bus; the queue has no request ids."""
+    """Set a slot's request id on the bus from the slot's next step on. FastDeploy's queue has no request ids."""
     if not 0 <= slot < SLOTS:
         raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
     if not 1 <= request_id <= _MOST_KEY:
@@ -67,12 +67,12 @@ def counts() -> dict[str, int]:
 
 
 def close() -> None:
-    """Close this process's queues, after handing saved messages to the kernel."""
+    """Close this process's queues after passing saved messages to the kernel."""
     PROCESS.close()
 
 
 def _own_op(name: str) -> object:
-    """Return FastDeploy's own op; raises ImportError with the names of the op and of the module that should have it."""
+    """Return FastDeploy's own op, or raise ImportError with the names of the op and its module."""
     if name not in OPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = os.environ.get(_THEIRS, "fastdeploy.model_executor.ops.gpu")
@@ -87,7 +87,7 @@ def _own_op(name: str) -> object:
 
 
 if is_off():
-    # FastDeploy is imported only when one of its ops is used, so that this import works without FastDeploy.
+    # FastDeploy is imported only when an op is used, so that this module also works without FastDeploy.
     globals().update(__getattr__=_own_op)
     for _name in OPS:
         del globals()[_name]

@@ -17,9 +17,9 @@ _MOST = 2**31 - 1
 _RESERVED = 2
 _IPC = "ipc://"
 _MOST_PATH = 96
-"""The maximum number of bytes of a queue's path.
+"""Maximum number of bytes of a queue's path.
 
-A Unix socket's path has at most 107, and the name of the other queue with the same id is 11 bytes longer.
+A Unix socket's path has at most 107 bytes, and the path of an id's second queue is 11 bytes longer.
 """
 
 
@@ -28,17 +28,17 @@ class Options:
     """Options that the engine's ops do not pass."""
 
     settings: Settings | None = None
-    """The settings; None: read from the environment."""
+    """Settings, or None to read the environment."""
     form: str | None = None
-    """The form of the ops, a name in `forms.FORMS`; None: the environment's, or else the installed FastDeploy's."""
+    """Name of a form in `forms.FORMS`, or None for the form of the environment or of the installed FastDeploy."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
-    """The speculative method, for the bus: the save ops are the same for all methods."""
+    """Speculative method to publish, which the save ops do not name."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """The kind of the engine's logprobs, for the bus."""
+    """Kind of the engine's logprobs to publish."""
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the engine's own ops are to be used again."""
+    """Return whether the environment selects FastDeploy's own ops."""
     found = environment.get(SWITCH, "on")
     is_on, fault = read_switch(found)
     if fault:
@@ -47,12 +47,12 @@ def is_off(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def queue_id(environment: Mapping[str, str] | None = None) -> int:
-    """Return the id of this process's queue; each data-parallel rank has its own queue."""
+    """Return the id of this process's queue. Each data-parallel rank has its own queue."""
     return _whole(_QUEUE, environment, 0)
 
 
 def message_id(environment: Mapping[str, str] | None = None) -> int:
-    """Return a message's stop flag for "more work to do"; a negative flag means that there is none."""
+    """Return the stop flag of messages while work remains. The negated flag means that no work remains."""
     found = _whole(_MESSAGE, environment, 1)
     if found == _RESERVED:
         raise SettingsError(_MESSAGE, "any number except 2, which means that nothing was read", found)
@@ -60,7 +60,7 @@ def message_id(environment: Mapping[str, str] | None = None) -> int:
 
 
 def queue_path(settings: Settings, queue: int) -> str:
-    """Return the path at which the get side of a queue listens: next to the bus's address, if that is set to a path."""
+    """Return the path where a queue's get side listens, next to the bus's address if the address is a path."""
     address = settings.bus.workers_address
     if is_published(settings) and address.startswith(_IPC):
         setting, path = "bus.workers_address", f"{address.removeprefix(_IPC)}.queue-{queue}"
@@ -74,24 +74,24 @@ def queue_path(settings: Settings, queue: int) -> str:
 
 
 def is_published(settings: Settings) -> bool:
-    """Return whether messages also go to a processor: they do if its address is set."""
+    """Return whether messages also go to a processor, whose address must be set."""
     return bool(settings.bus.workers_address != ENTRIES["bus.workers_address"].default)
 
 
 def settings_for(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Return Tokenbus's settings; settings that are not set get values that suit this engine."""
+    """Return Tokenbus's settings, with defaults that suit this engine."""
     found = Settings.load(environment=environment)
     here: dict[str, object] = {
         "worker.id": f"fastdeploy-{queue_id(environment)}",
         "worker.max_requests": 0,  # requests still reach the engine through FastDeploy
-        "limits.max_rows": Limits.schema().max_rows,  # ended requests have rows in addition to the slots'
+        "limits.max_rows": Limits.schema().max_rows,  # a step has extra rows for ended requests
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
     return Settings.load(environment=environment, overrides=overrides)
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder. Only this user may write to it, because anyone can guess its name."""
+    """Make a folder that only this user may write to, because anyone can guess the folder's name."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
@@ -100,7 +100,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _whole(name: str, environment: Mapping[str, str] | None, least: int) -> int:
-    if environment is None:  # this runs at each call of an op, and os.environ would take microseconds
+    if environment is None:  # every call of an op runs this, and os.environ would take microseconds
         found: int = native.library().number(name.encode(), 1)
         if found >= least:
             return found

@@ -1,8 +1,8 @@
-"""Forms: how the ops differ between FastDeploy's releases, and which form the installed release has.
+"""Forms: the differences of the ops between FastDeploy's releases, and the form of the installed release.
 
-FastDeploy's token processor reads the output of a get op, and changed within release 2.6 without a new version number.
-So the source of the installed token processor decides the layout, and the version number decides the rest.
-docs/fastdeploy.md has this table with the commits at which it was read.
+FastDeploy's token processor, which reads the get ops, changed within release 2.6 without a new version number.
+So the source code of the installed token processor decides the layout, and the version number decides the rest.
+docs/fastdeploy.md shows the table of forms with FastDeploy's commits.
 """
 
 import os
@@ -20,15 +20,15 @@ _log = logger("worker")
 
 
 class Form(NamedTuple):
-    """How the ops of a release differ from those of other releases."""
+    """Differences between the ops of FastDeploy's releases."""
 
     name: str
     each_rank: bool
-    """Whether `speculate_save_output`, with or without scores, saves on ranks above 0 if `save_each_rank` is set."""
+    """Whether both `speculate_save_output` ops save on ranks above 0 if `save_each_rank` is set."""
     packs_slots: bool
-    """Whether `get_output_topk` returns its count as slots | columns << 16, and lines of that width (#7860, #7861)."""
+    """Whether `get_output_topk` returns slots | columns << 16, and as many columns per line (#7860, #7861)."""
     packs_flag: bool
-    """Whether `speculate_get_output_topk` returns flag | columns << 8, and lines of that width (#7883, #7884)."""
+    """Whether `speculate_get_output_topk` returns flag | columns << 8, and as many columns per line (#7883, #7884)."""
 
 
 FORMS = {
@@ -47,15 +47,15 @@ _NEWEST_RELEASE = "2.6"
 
 
 class Installed(NamedTuple):
-    """The installed FastDeploy."""
+    """Facts about the installed FastDeploy."""
 
     version: str
     packs: tuple[bool, bool] | None
-    """Whether its token processor reads packed slots and a packed flag; None if its source cannot be read."""
+    """The values `packs_slots` and `packs_flag` of the token processor, or None if the source cannot be read."""
 
 
 def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ) -> Form:
-    """Return the form to use, and log it: `name`, else the environment's, else the installed FastDeploy's."""
+    """Return and log the form: `name`, or else the environment's form, or else the installed FastDeploy's form."""
     name = name or environment.get(FORM, "").strip()
     if name and name not in FORMS:
         raise SettingsError(FORM, f"one of {', '.join(FORMS)}", name)
@@ -66,28 +66,25 @@ def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ)
 
 
 def form_of(found: Installed | None) -> tuple[Form, str, bool]:
-    """Return the form of an installed FastDeploy, the reason, and whether its version is known.
-
-    If not, the newest form is used.
-    """
+    """Return an installed FastDeploy's form (the newest if unknown), the reason, and whether the version is known."""
     if found is None:
         return NEWEST, "FastDeploy is not installed", True
     version = re.match(r"\d+\.\d+", found.version)
     release = version[0] if version else ""
     form, is_known = FORMS.get(release, NEWEST), release in FORMS
     if "dev" in found.version and (form.name == _NEWEST_RELEASE or (found.packs and found.packs[0])):
-        form = NEWEST  # built from the branch develop, which has the version of the previous release
+        form = NEWEST  # a build of the branch develop has the version of the previous release
     why = f"FastDeploy {found.version}" if is_known else f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
     if found.packs is None or form[2:] == found.packs:
         return form, why, is_known
-    # The form of the same release before or after a change, if that is a known form; otherwise a new form.
+    # The token processor's source decides: the result is a known form with the same values, or a new form.
     read = (form.each_rank, *found.packs)
     as_read = next((other for other in FORMS.values() if other[1:] == read), Form(f"{form.name} as read", *read))
     return as_read, f"{why}, as its token processor reads", is_known
 
 
 def installed() -> Installed | None:
-    """Return the installed FastDeploy without importing it; None if there is none."""
+    """Return facts about the installed FastDeploy without importing it, or None if there is none."""
     try:
         spec = find_spec("fastdeploy")
     except ValueError:  # the loaded module has no file

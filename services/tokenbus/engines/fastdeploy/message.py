@@ -1,4 +1,4 @@
-"""Message: one step of the engine, whose bytes ops.c writes. Sizes and magic numbers are FastDeploy's."""
+"""Message: one step of the engine, as bytes that ops.c writes. FastDeploy defines the sizes and magic numbers."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -10,13 +10,13 @@ import numpy.typing as npt
 SLOTS = 512
 ALTERNATIVES = 20
 COLUMNS = ALTERNATIVES + 1
-"""The number of columns in FastDeploy's struct: the sampled token and its alternatives."""
+"""Number of columns in FastDeploy's struct: the sampled token and its alternatives."""
 PREEMPTED = -9
 UNRECOVERABLE = -3
 NOTHING = -1
-"""Stands in the place of a missing token."""
+"""Placeholder for a missing token."""
 TARGET, DRAFT = 3, 4
-"""The known message flags. Others are passed on, too."""
+"""Known message flags. Messages with unknown flags are passed on, too."""
 
 Integers = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -30,11 +30,11 @@ HEADER = np.dtype(
         "formats": ["u4", "u4", "u1", "u1", "u2", "i4", "u4", "u4", "u8", "u8"],
     }
 )
-"""`struct header` in ops.c: `size` is the whole message's, in bytes; `entries` counts the tokens of all slots."""
+"""Layout of `struct header` in ops.c, where `size` counts the message's bytes and `entries` counts its tokens."""
 
 
 class Kind(IntEnum):
-    """The struct that FastDeploy would use for a message; a get op reads only one of them."""
+    """Kind of struct that FastDeploy would use for a message. Each get op reads only one kind."""
 
     SPECULATED_SCORED = 1
     SINGLE_SCORED = 2
@@ -48,12 +48,12 @@ class Kind(IntEnum):
 
     @property
     def is_single(self) -> bool:
-        """Whether each slot has one token, which may be a magic number instead."""
+        """Whether each slot has exactly one token or magic number."""
         return self in {Kind.SINGLE, Kind.SINGLE_SCORED}
 
 
 class Lengths(NamedTuple):
-    """Of slots: the number of computed tokens of the request, and the length of its prompt. No get op returns them."""
+    """Number of computed tokens and prompt length of each slot's request. Get ops do not return lengths."""
 
     decoder: Integers
     prompt: Integers
@@ -61,26 +61,26 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Message:
-    """One step of the engine, by slot. All numbers are those in FastDeploy's struct, uninterpreted."""
+    """One step of the engine, by slot. All numbers are uninterpreted numbers of FastDeploy's struct."""
 
     kind: Kind
     stop_flag: int
-    """The message id; negative when there is nothing left to do."""
+    """The message id, which is negated when no work remains."""
     flag: int
     counts: Ints
-    """Of slots: the number of tokens, or a magic count.
+    """Number of tokens of each slot, or a magic count.
 
-    If each slot has one token, the count is 1, or -9 if the slot was preempted.
+    For a kind with one token per slot, the count is 1, or -9 if the slot was preempted.
     """
     tokens: Ints
-    """Of tokens, slot after slot: a line of ids, with the sampled token first."""
+    """Line of ids for each token, slot after slot, with the sampled token first."""
     scores: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    """In the same layout as the tokens, if the kind has scores."""
+    """Scores in the layout of `tokens`, if the kind has scores."""
     ranks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Of tokens, if the kind has ranks."""
+    """Rank of each token, if the kind has ranks."""
     lengths: Lengths | None = None
     is_first: bool = False
-    """Whether a slot's tokens are a first token followed by draft ids that are not verified."""
+    """Whether each slot has a first token followed by unverified draft ids."""
 
     @property
     def slots(self) -> int:
@@ -88,7 +88,7 @@ class Message:
 
     @property
     def token_counts(self) -> Ints:
-        """Of slots: the number of tokens; 0 for a magic count."""
+        """Number of entries of each slot in `tokens`."""
         return np.ones_like(self.counts) if self.kind.is_single else np.maximum(self.counts, 0)
 
 

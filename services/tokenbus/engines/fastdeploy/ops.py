@@ -1,6 +1,6 @@
-"""The ops. A save op returns when its message is in the queue; a step with an invalid argument is refused as a whole.
+"""The ops. A save op returns once its message is queued. A step with an invalid argument is refused as a whole.
 
-A get op fills the same elements as FastDeploy's op; a message of another kind is dropped with an error.
+A get op fills the same elements as FastDeploy's op, and drops a message of another kind with an error.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from tokenbus_contracts import ContractError, Rule
 
 _OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
 _COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}
-"""The argument with the number of requested columns, and the form's field that tells whether it is packed."""
+"""Names of the argument for requested columns, and of the form's field that says whether columns are packed."""
 
 
 class _SaveOp:
@@ -40,15 +40,15 @@ class _SaveOp:
                 signature.native.is_dense = form.packs_slots
                 PROCESS.sender().save(signature, given, rank)
         finally:
-            if preempted is not None:  # on every rank, also after an error: the next step must not see them
+            if preempted is not None:  # on every rank and after errors, so that the next step sees no old preemptions
                 tensors.clear(given[preempted])
 
 
 class _GetOp:
-    """A get op, called with positional arguments: outputs, number of requested columns, rank, and whether to wait."""
+    """A get op with positional arguments: outputs, number of requested columns, rank, and whether to wait."""
 
     def __init__(self, name: str, kind: Kind, doc: str, *, ranks: str = "all") -> None:
-        """`ranks` says which ranks get: `all`, `first`, or `asked`: the first, and others with a fourth argument."""
+        """`ranks` is `all`, `first`, or `asked`, where ranks above 0 need a fourth argument to get messages."""
         self.__name__ = self.__qualname__ = name
         self.__doc__ = doc
         self._kind, self._ranks = kind, ranks
@@ -73,7 +73,7 @@ class _GetOp:
         for (name, _), tensor in zip(_OUTPUTS, given, strict=False):
             tensors.check_writable(f"{self.__name__}.{name}", tensor)
             arrays.append(tensors.host(f"{self.__name__}.{name}", tensor))
-        outputs = (arrays * 3)[:3]  # an op without scores has one output; ops.c ignores the other two
+        outputs = (arrays * 3)[:3]  # ops.c ignores the last two outputs of an op without scores
         kind, outcome = self._kind, native.Outcome()
 
         def fill(address: int | None, *, is_empty: bool = False) -> bool:

@@ -20,20 +20,20 @@ from tokenbus.settings import Settings
 
 
 class Sender:
-    """The save side of one queue id, for all ranks of this process, and their publishers on the bus."""
+    """Save side of one queue id for all ranks of this process, with a publisher per rank."""
 
     def __init__(self, path: str, settings: Settings, options: Options) -> None:
-        """Save to the two queues of an id, whose paths begin with `path`."""
+        """Create the save side of the two queues whose paths begin with `path`."""
         self._path, self._settings, self._options = path, settings, options
         self._saving = threading.Lock()
         self._lost: dict[int, bytes] = {}
-        """For each rank, a byte for each slot: whether its tokens were lost since the rank's last message."""
+        """For each rank, one byte per slot: 1 if tokens of the slot were lost since the rank's last message."""
         self._is_published = is_published(settings)
         self.queues: dict[str, QueueSender] = {}
         self.published: dict[int, Published] = {}
 
     def save(self, signature: Signature, given: tuple[Any, ...], rank: int) -> None:
-        """Queue a step's message; after a QueueFullError the rank's next message marks the lost slots."""
+        """Queue a step's message. After a QueueFullError, the rank's next message marks the lost slots."""
         with self._saving:
             lost = self._lost.get(rank)
             try:
@@ -69,7 +69,7 @@ class Sender:
                 self.published_of(rank).assign(slot, request_id)
 
     def close(self) -> None:
-        """Hand saved messages to the kernel, for at most the drain timeout, and close."""
+        """Wait at most the drain timeout until the kernel has all saved messages, and close."""
         for queue in self.queues.values():
             queue.close(self._settings.worker.drain_timeout_ms / 1000)
         for published in self.published.values():
@@ -77,12 +77,12 @@ class Sender:
 
 
 class Process:
-    """Creates senders and receivers at their first use; a forked process starts from scratch."""
+    """Creates senders and receivers at their first use. A forked process starts from scratch."""
 
     def __init__(self) -> None:
         self.options = Options()
         self.is_xpu = False
-        """Whether the ops replace those for XPU: in every release, all save ops for XPU respect `save_each_rank`."""
+        """Whether the ops replace XPU ops. In every release, all save ops for XPU respect `save_each_rank`."""
         self._form: Form | None = None
         self._is_registered = False
         self._begin_anew()
@@ -102,7 +102,7 @@ class Process:
 
     @property
     def form(self) -> Form:
-        """The form of the ops; the first use chooses and logs it."""
+        """Form of the ops, which is chosen and logged at the first use."""
         if self._form is None:
             with self._making:
                 if self._form is None:
@@ -122,7 +122,7 @@ class Process:
         return found
 
     def receiver(self, kind: Kind) -> QueueReceiver:
-        """Return the get side for a kind, of the queue id in the environment."""
+        """Return the get side for a kind of message, with the queue id of the environment."""
         queue = queue_id(), kind is Kind.SPECULATED
         found = self._receivers.get(queue)
         if found is None:
@@ -146,7 +146,7 @@ class Process:
         with self._making:
             senders, receivers = list(self._senders.values()), list(self._receivers.values())
             self._senders, self._receivers, self._settings, self._form = {}, {}, None, None
-            for receiver in receivers:  # before another thread's get makes new ones
+            for receiver in receivers:  # before another thread's get creates new receivers
                 receiver.close()
         for sender in senders:
             sender.close()
@@ -156,12 +156,12 @@ class Process:
             self._settings = self.options.settings or settings_for()
         if not self._is_registered:
             self._is_registered = True
-            # atexit's functions run when no thread can be started any more, but publishing may need one.
+            # Functions of atexit run too late for publishing, which may need to start a thread.
             getattr(threading, "_register_atexit", atexit.register)(self.close)
         return self._settings
 
     def _forked(self) -> None:
-        """Start from scratch: a fork has no threads, and must not keep the sockets open when its parent ends."""
+        """Start from scratch, because a forked process has no threads and must not keep its parent's sockets open."""
         for sender in self._senders.values():
             for queue in sender.queues.values():
                 queue.abandon()
@@ -171,7 +171,7 @@ class Process:
 
 
 def path_of(path: str, kind: Kind) -> str:
-    """Return the path of the queue for a kind: FastDeploy has two for each id, with keys from "./" and "/dev/shm"."""
+    """Return a kind's queue path. FastDeploy has two queues for each id, with keys from "./" and "/dev/shm"."""
     return f"{path}-speculated" if kind is Kind.SPECULATED else path
 
 

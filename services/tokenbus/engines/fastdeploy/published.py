@@ -1,8 +1,7 @@
-"""Published: puts saved messages on the bus, for `tokenbus tap`, a gateway or a trainer. The queue never waits for it.
+"""Published: publishes saved messages on the bus. FastDeploy's queue never waits for the bus.
 
-A separate thread converts messages to steps and passes them to a publisher. The order of the calls pairs a draft with
-its target: the previous target if drafts follow their targets, otherwise the next one. An unpaired draft is not
-published.
+A separate thread converts messages to steps and passes the steps to a publisher. A draft belongs to the previous target
+if drafts follow their targets, and otherwise to the next target. An unpaired draft is not published.
 """
 
 import threading
@@ -26,9 +25,9 @@ from tokenbus_contracts import BatchKind, ContractError, SpeculativeMethod
 
 _log = logger("worker")
 _OPEN = 2
-"""How many targets may wait for their drafts: with overlap scheduling the next target comes before the draft."""
+"""Maximum number of targets that wait for drafts. With overlap scheduling, a draft comes after the next target."""
 _MISSED = 4
-"""The number of targets without a draft after which drafts are no longer announced."""
+"""Number of targets without a draft after which drafts are no longer announced."""
 
 
 @dataclass(slots=True)
@@ -51,10 +50,10 @@ class _Step(NamedTuple):
 
 
 class Steps:
-    """Makes steps from messages, in the order in which they were saved. It has no threads and no connection."""
+    """Converts messages to steps in the order of saving, without threads or connections."""
 
     def __init__(self, options: Options) -> None:
-        """Expect drafts after their targets, until the calls show another order."""
+        """Expect drafts after their targets until the calls show another order."""
         self.registry = SlotRegistry()
         self.counts = PublishedCounts()
         self._options = options
@@ -65,7 +64,7 @@ class Steps:
         self._repeated_log = DeduplicatedLog()
 
     def of(self, message: Message) -> list[StepArrays]:
-        """Return the batches of a message: its own, and the draft batch that waited for it."""
+        """Return a message's batch, and the draft batch that waited for this message, if there is one."""
         if message.flag not in {TARGET, DRAFT}:
             self._drop("a message flag for which the bus has no kind", flag=message.flag)
             return []
@@ -104,20 +103,20 @@ class Steps:
             return []
         self._missed = 0
         while self._open.popleft() is not target:
-            pass  # its draft did not arrive
+            pass  # this target's draft did not arrive
         if not target.arrays.draft_follows:
             self._drop("its target was not published")
             return []
         return [self._drafted(target, step)]
 
     def _expects_draft(self, message: Message) -> bool:
-        """Return whether a target's draft is expected: a step in which all requests finished has none."""
+        """Return whether a target's draft is expected. A step in which all requests finish has no draft."""
         has_flag = message.kind.is_scored and message.lengths is not None and not message.is_first
         is_speculated = self._options.method is not SpeculativeMethod.NONE
         return has_flag and is_speculated and self._missed < _MISSED and message.stop_flag > 0 and message.slots > 0
 
     def _target_of(self, draft: Message) -> _Step | None:
-        """Return the waiting target to which a draft belongs: the target with the same slots."""
+        """Return the waiting target with the draft's counts and lengths, or else the newest one with enough slots."""
         fitting = [target for target in self._open if draft.slots <= target.message.slots]
         for target in fitting:
             if _is_alike(target.message, draft):
@@ -150,7 +149,7 @@ class Steps:
         self._repeated_log.begin("dropped", _log.warning, "message not published", reason=why, **values)
 
     def lose(self, why: str) -> None:
-        """Handle messages that were not published: the requests that they may have contained end with an error."""
+        """Handle messages that were not published by ending all open requests with an error."""
         self._drop(why)
         self.registry.lose()
         self._open.clear()
@@ -165,20 +164,20 @@ class Steps:
         lost = np.array(request_ids, np.uint64)
         for target in self._open:
             if np.isin(target.arrays.request_ids, lost).all():
-                target.arrays.draft_follows = False  # it was not published, so its draft is not published either
+                target.arrays.draft_follows = False  # an unpublished target has no published draft
 
 
 _Assigned = tuple[int, int]
-"""The request that the engine named for a slot, queued between the messages before and after it."""
+"""Slot and request id of an assignment by the engine, queued between messages."""
 
 
 class Published:
-    """Publishes a rank's messages as steps from a separate thread; at most `worker.outbox` messages wait for it."""
+    """Publishes a rank's messages from a separate thread, for which at most `worker.outbox` messages may wait."""
 
     def __init__(self, settings: Settings, options: Options, rank: int) -> None:
-        """Start publishing; a processor may be started later."""
-        # The stream must never make the engine wait: if there is no room in retention, the requests end with an error.
-        # Each rank that saves has its own stream.
+        """Start publishing. The processor may start later."""
+        # Publishing must never block the engine, so requests end with an error if retention is full.
+        # Each saving rank has its own stream.
         worker = replace(settings.worker, policy="fail")
         if rank:
             worker = replace(worker, id=f"{worker.id}-rank-{rank}", metrics_address="")
@@ -186,13 +185,13 @@ class Published:
         self._waiting: SimpleQueue[Message | _Assigned | None] = SimpleQueue()
         self._most = worker.outbox
         self._overflowed = 0
-        """The number of messages for which there was no room, counted by the threads that save."""
+        """Number of messages for which the saving threads found no room."""
         self.steps = Steps(options)
         self._thread = threading.Thread(target=self._run, name="tokenbus-fastdeploy-publish", daemon=True)
         self._thread.start()
 
     def offer(self, message: Message) -> None:
-        """Queue a message, or drop it if there is no room; never waits."""
+        """Queue a message without blocking, or drop the message if there is no room."""
         self._put(message, self._most)
 
     def assign(self, slot: int, request_id: int) -> None:

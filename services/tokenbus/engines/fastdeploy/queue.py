@@ -1,10 +1,9 @@
-"""The queue between the processes that save and the process that gets, with a Unix socket for each process that saves.
+"""A queue from several saving processes to one getting process, with a Unix socket for each saving process.
 
-The thread that saves a message writes it into the socket at once. From then on the kernel has it, and it arrives even
-if this process is killed. A second thread does the work that cannot be done at once: it connects when a get side
-starts, and continues with a message for which the socket had no room. The get side works in the thread that gets, and
-reads at most one message ahead from each process that saves: if it is killed, the next get side receives the remaining
-messages.
+The saving thread writes each message into the socket at once. From then on the kernel holds the message, which arrives
+even if the saving process is killed. A second thread connects when a get side starts, and finishes messages for which
+the socket had no room. The get side reads at most one message ahead from each saving process. If the getting process is
+killed, the next get side receives the remaining messages.
 """
 
 import contextlib
@@ -30,20 +29,20 @@ from tokenbus.worker.errors import RetentionFullError
 
 _log = logger("worker")
 _SOCKET_BYTES = 32 << 20
-"""The number of bytes that the kernel may hold between the two sides, if it can be set."""
+"""Requested size of the kernel's buffer between the two sides, in bytes."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
 _FEW, _LARGE = 16, 1 << 16
-"""The number of kept messages or bytes from which each send reads acknowledgements; one read handles many."""
+"""Numbers of retained messages and bytes from which each send also reads acknowledgements."""
 _MANY = 64
-"""From this many unacknowledged messages on, the thread reads acknowledgements too: the kernel buffers about 270."""
+"""Number of unacknowledged messages from which the second thread also reads acknowledgements."""
 _BACKLOG = 128
 _AGAIN_SECONDS = 0.01
-"""The retry interval of the get side when a socket has no room."""
+"""Retry interval of the get side when a socket has no room."""
 _ACKNOWLEDGE_SECONDS = 1.0
-"""How long a get side that ends tries to acknowledge all received messages."""
+"""Time limit for a closing get side to acknowledge all received messages."""
 _MOST_CONNECTIONS = 1024
 _NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
-"""The errors of a connection while no get side listens, or while its backlog is full."""
+"""Errors of a connection attempt while no get side listens or the get side's backlog is full."""
 T = TypeVar("T")
 Pack = Callable[[int, int], tuple[bytes, int]]
 
@@ -59,10 +58,10 @@ class SendCounts:
 
 
 class QueueFullError(RetentionFullError):
-    """The queue had no room in time. The message is lost; the rank's next one marks its slots as unrecoverable."""
+    """The queue had no room in time. The rank's next message marks the lost message's slots as unrecoverable."""
 
     def __init__(self, queue: str, lost: bytes, items: int, size: int, why: str) -> None:
-        """`lost` is the message; `items` and `size` count the messages that were not yet received."""
+        """`lost` is the lost message. `items` and `size` count the messages that were not yet received."""
         super().__init__((), items, size, why)
         self.lost = lost
         waits = f"{items} messages and {size} bytes were not received yet; this one is lost"
@@ -70,10 +69,10 @@ class QueueFullError(RetentionFullError):
 
 
 class QueueSender:
-    """Sends messages in order, and keeps each until it is acknowledged, so that a restarted get side misses none."""
+    """Sends messages in order, and retains unacknowledged messages for a restarted get side."""
 
     def __init__(self, path: str, settings: WorkerSettings, reconnect_seconds: float) -> None:
-        """Send to the get side that listens, now or later, at a path; the settings bound the retention."""
+        """Create a sender to the get side at `path`, which may start later. The settings bound the retention."""
         self._path = path
         self._settings = settings
         self._reconnect_seconds = reconnect_seconds
@@ -83,14 +82,14 @@ class QueueSender:
         self._kept: deque[bytes] = deque()
         self._bytes = 0
         self._first = 1
-        """The sequence of the oldest message that is kept."""
+        """Sequence of the oldest retained message."""
         self._sent = 0
-        """The number of kept messages that are completely written."""
+        """Number of retained messages that are completely written."""
         self._offset = 0
-        """The written bytes of the next message."""
+        """Number of bytes of the next message that are already written."""
         self._socket: socket.socket | None = None
         self._connect_at = 0.0
-        """When to connect again after a connection broke."""
+        """Earliest time of the next connection attempt, after a connection broke."""
         self._repeated_log = DeduplicatedLog()
         self._waiting = 0
         self._is_closed = False
@@ -102,15 +101,15 @@ class QueueSender:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """The number of messages that are not yet known to be received, and their bytes."""
+        """Number and total bytes of the messages that are not yet acknowledged."""
         with self._lock:
             self._read_acks()
             return len(self._kept), self._bytes
 
     def send(self, pack: Pack) -> bytes:
-        """Send the message that `pack` makes, and return it, or raise a QueueFullError.
+        """Send the message that `pack` makes, and return the message, or raise a QueueFullError.
 
-        `pack` is given a socket, or -1 while an earlier message is unsent, and the message's sequence. It returns the
+        `pack` gets a socket (-1 while an earlier message is unsent) and the message's sequence. `pack` returns the
         message, and the number of bytes that the socket accepted or -errno.
         """
         with self._lock:
@@ -134,7 +133,7 @@ class QueueSender:
             return data
 
     def close(self, seconds: float) -> None:
-        """Wait until the kernel has all messages, for at most `seconds`, and end."""
+        """Wait at most `seconds` until the kernel has all messages, and close."""
         with self._lock:
             deadline = time.monotonic() + seconds
             while self._sent < len(self._kept) and (left := deadline - time.monotonic()) > 0:
@@ -147,20 +146,20 @@ class QueueSender:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close all sockets without telling the other side; also for a forked process."""
+        """Close all sockets at once, which is also safe in a forked process."""
         for each in (self._socket, self._wakes, self._woken):
             if each is not None:
                 each.close()
         self._socket = None
 
-    # Call this with the lock held.
+    # The following methods need the lock.
 
     def _has_room(self, size: int) -> bool:
         most = self._settings
         return len(self._kept) < most.most_items and self._bytes + size <= most.retention_bytes
 
     def _wait_for_room(self, data: bytes) -> None:
-        """Wait as long as the policy allows, or raise a QueueFullError."""
+        """Wait for room as long as the policy allows, or raise a QueueFullError."""
         self._read_acks()
         worker, why = self._settings, "policy fail"
 
@@ -200,7 +199,7 @@ class QueueSender:
                 connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
         self._socket = connection
         self.counts.connections += 1
-        self._wake()  # from now on the thread watches this connection
+        self._wake()  # the thread must watch the new connection
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -210,7 +209,7 @@ class QueueSender:
         self._sent = self._offset = 0
 
     def _write(self) -> None:
-        """Write the waiting messages while a get side has room."""
+        """Write waiting messages until the socket has no more room."""
         if self._kept and self._socket is None:
             self._connect()
         connection = self._socket
@@ -247,7 +246,7 @@ class QueueSender:
         self._repeated_log.begin("queue", _log.warning, event, path=self._path, **values)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it was already woken, or has ended
+        with contextlib.suppress(OSError):  # the thread was already woken, or has ended
             self._wakes.send(b"\0")
 
     # The thread.
@@ -266,7 +265,7 @@ class QueueSender:
                 watched = self._socket
                 poll = select.poll()
                 poll.register(self._woken, select.POLLIN)
-                if watched is not None:  # poll reports a get side that ends in any case
+                if watched is not None:  # poll always reports the end of a get side
                     is_behind = self._sent < len(self._kept)
                     poll.register(watched, select.POLLOUT * is_behind | select.POLLIN * reads)
                 retry = self._reconnect_seconds * 1000 if self._kept and watched is None else None
@@ -281,7 +280,7 @@ class QueueSender:
 
 
 class Source:
-    """The connection of a saving process, and the received part of its next message."""
+    """Connection of a saving process, with the received part of the next message."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -289,11 +288,11 @@ class Source:
         self._library = native.library()
         self._buffer = bytearray(self._library.most_bytes)  # only the pages that messages fill take memory
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
-        """The address of the message's first byte, valid until the message is acknowledged."""
+        """Address of the message's first byte, valid until the message is acknowledged."""
         self.reading = native.Reading()
         self.is_watched = True
         self.unsent = 0
-        """The sequence of an acknowledgement for which the socket had no room: the process that saves is stuck."""
+        """Sequence whose acknowledgement waits for room in the socket of a stuck saving process, or 0."""
 
     @property
     def is_whole(self) -> bool:
@@ -303,15 +302,15 @@ class Source:
 
     @property
     def kind(self) -> Kind:
-        """The message's kind; `is_whole` must hold."""
+        """Kind of the message, which must be whole."""
         return Kind(self.reading.kind)
 
     def acknowledge(self) -> None:
-        """Acknowledge the message, and begin with the next one."""
+        """Acknowledge the message, and prepare for the next message."""
         self.unsent = self._library.acknowledge(self._number, self.reading)
 
     def acknowledge_again(self) -> None:
-        """Send the acknowledgement for which there was no room; a later one includes it."""
+        """Retry the acknowledgement for which the socket had no room."""
         self.unsent = self.unsent and self._library.acknowledge(self._number, native.Reading(sequence=self.unsent))
 
     def read(self) -> int:
@@ -320,16 +319,16 @@ class Source:
 
 
 class QueueReceiver:
-    """Hands out messages in the order in which they were saved, across all processes that save."""
+    """Delivers the messages of all saving processes in the order of saving."""
 
     def __init__(self, path: str) -> None:
-        """Listen at a path, or raise an AddressError: another process gets from it."""
+        """Listen at a path, or raise an AddressError, for example if another process already listens."""
         self._using = threading.Lock()
         self._waiting = threading.Lock()
-        """Held by the thread that waits for messages; that thread holds no other lock."""
+        """Lock of the thread that waits for messages and holds no other lock."""
         self._sources: dict[int, Source] = {}
         self._unsent: set[Source] = set()
-        """The connections with acknowledgements for which there was no room."""
+        """Connections whose acknowledgements wait for room."""
         self._is_closed = False
         self._repeated_log = DeduplicatedLog()
         self._path = path
@@ -340,7 +339,7 @@ class QueueReceiver:
             raise AddressError(f"ipc://{path}", error.strerror or str(error)) from None
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(path).unlink(missing_ok=True)  # left over from a killed get side
+            Path(path).unlink(missing_ok=True)  # a killed get side leaves its path behind
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.setblocking(False)  # noqa: FBT003 - the standard library's
             self._listener.bind(path)
@@ -350,15 +349,15 @@ class QueueReceiver:
             taken = "another process gets from it" if isinstance(error, BlockingIOError) else ""
             raise AddressError(f"ipc://{path}", taken or error.strerror or str(error)) from None
         self._wakes, self._woken = socket.socketpair()
-        self._poll = select.epoll()  # one thread may poll while another one waits
+        self._poll = select.epoll()  # one thread may poll while another thread waits
         for each in (self._listener, self._woken):
             self._poll.register(each, select.EPOLLIN)
 
     def get(self, seconds: float | None, take: Callable[[Source], T]) -> T | None:
-        """Hand the next message to `take`, drop it, and return the result of `take`; None if no message comes in time.
+        """Pass the next message to `take`, drop the message, and return the result of `take`, or None on a timeout.
 
-        If `seconds` is None, wait indefinitely. Threads get messages in turn, and a waiting thread does not block the
-        others. If `take` raises, the message stays.
+        If `seconds` is None, wait indefinitely. Threads get messages in turn, and a waiting thread does not block other
+        threads. If `take` raises, the message stays in the queue.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -378,10 +377,10 @@ class QueueReceiver:
                     self._poll.poll(min(_AGAIN_SECONDS, left or _AGAIN_SECONDS) if self._unsent else left)
 
     def close(self) -> None:
-        """End; the saving processes keep the messages that were not received."""
+        """Close the queue. The saving processes keep the messages that were not received."""
         self._is_closed = True
         self._wakes.send(b"\0")
-        with self._waiting:  # the thread that waited has left
+        with self._waiting:  # blocks until the waiting thread has left
             pass
         with self._using:
             end = time.monotonic() + _ACKNOWLEDGE_SECONDS
@@ -392,7 +391,7 @@ class QueueReceiver:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close all sockets but keep the path; also for a forked process."""
+        """Close all sockets but keep the path, which is also safe in a forked process."""
         self._poll.close()
         connections = (source.connection for source in self._sources.values())
         for each in (self._listener, self._wakes, self._woken, *connections):
@@ -400,22 +399,21 @@ class QueueReceiver:
         os.close(self._held)
         self._sources.clear()
 
-    # With `_using` held.
+    # The following methods need the lock `_using`.
 
     def _oldest(self) -> Source | None:
         self._read()
         if len(self._sources) > 1 and any(source.is_whole for source in self._sources.values()):
-            # Look again: a message saved earlier by another process may have arrived in the meantime.
+            # Read again, because an earlier message of another process may have arrived in the meantime.
             self._read()
         whole = [source for source in self._sources.values() if source.is_whole]
         return min(whole, key=lambda source: source.reading.stamp, default=None)
 
     def _drop_message(self, source: Source) -> None:
         self.got += 1
-        # Watch the connection first: a signal handler may raise in between, and an unwatched connection would never be
-        # read again.
+        # Watch the connection first, because a signal handler may raise, and unwatched connections are never read.
         if not source.is_watched:
-            with contextlib.suppress(FileExistsError):  # a handler raised before this was noted
+            with contextlib.suppress(FileExistsError):  # an interrupted call registered the connection already
                 self._poll.register(source.connection, select.EPOLLIN)
             source.is_watched = True
         source.acknowledge()
@@ -440,7 +438,7 @@ class QueueReceiver:
     def _read_from(self, source: Source, number: int) -> None:
         if source.is_whole:
             source.is_watched = False
-            self._poll.unregister(number)  # its next message is read only after this one is popped
+            self._poll.unregister(number)  # the next message is read only after this message is dropped
             return
         progress = source.read()
         if progress == native.REFUSED:
@@ -456,9 +454,9 @@ class QueueReceiver:
         while len(self._sources) < _MOST_CONNECTIONS:
             try:
                 connection, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):  # none is waiting, or it has closed again
+            except (BlockingIOError, ConnectionAbortedError):  # no open connection is waiting
                 return
-            except OSError as error:  # too many open files: the connection waits, and the next poll finds it again
+            except OSError as error:  # with too many open files, the connection waits for the next poll
                 self._repeated_log.begin("accept", _log.warning, "queue cannot accept a connection", error=error)
                 time.sleep(_AGAIN_SECONDS)
                 return

@@ -1,4 +1,4 @@
-"""Signatures: the arguments of each save op in each release, and how they become a message."""
+"""Signatures: the arguments of each save op in each release, and their conversion into a message."""
 
 from enum import IntEnum
 from typing import Any
@@ -11,7 +11,7 @@ from tokenbus.engines.fastdeploy.message import Kind, Lengths
 from tokenbus_contracts import ContractError, Rule
 
 Role = IntEnum("Role", "TOKENS IDS SCORES RANKS COUNTS OFFSETS STOP DECODER PROMPT PREEMPTED STEP", start=0)
-"""The roles of an op's tensors: `enum role` in ops.c."""
+"""Roles of an op's tensors, as in `enum role` of ops.c."""
 _ARGUMENTS = {
     Role.TOKENS: ("i8", "sampled_token_ids accept_tokens base_model_draft_tokens"),
     Role.IDS: ("i8", "logprob_token_ids"),
@@ -25,7 +25,7 @@ _ARGUMENTS = {
     Role.PREEMPTED: ("i4", "preempted_idx"),
     Role.STEP: ("i8", "step_idx"),
 }
-"""FastDeploy's dtype of each role, and the names of its argument in the ops."""
+"""FastDeploy's dtype of each role, and the names of the role's argument in the ops."""
 _ROLES = {name: role for role, (_, names) in _ARGUMENTS.items() for name in names.split()}
 _SCORES = "logprob_token_ids logprob_scores logprob_ranks"
 _SLOTS = "not_need_stop seq_lens_decoder prompt_lens"
@@ -61,11 +61,11 @@ _SIGNATURES: dict[str, tuple[Kind, str, tuple[str, ...]]] = {
         ("preempted_idx",),
     ),
 }
-"""For each op, in the order of `enum op` in ops.c: kind of message, newest arguments, and which of these are new."""
+"""Kind of message, newest arguments, and newly added arguments of each op, in the order of `enum op` in ops.c."""
 
 
 class Signature:
-    """The arguments of an op in one release, by position."""
+    """Positions of an op's arguments in one release."""
 
     def __init__(self, op: str, kind: Kind, names: list[str]) -> None:
         self.op, self.kind, self.is_first = op, kind, "first_token" in op
@@ -79,18 +79,18 @@ class Signature:
         self._names = names
 
     def pack(self, given: tuple[Any, ...], socket: int, sequence: int, lost: bytes | None) -> tuple[bytes, int]:
-        """Return the message, and the number of bytes that the socket (-1: none) accepted or -errno.
+        """Return the message, and the number of bytes that the socket accepted or -errno.
 
-        `lost` marks lost slots.
+        `socket` is -1 if there is no socket. `lost` marks the slots whose earlier tokens were lost.
         """
         make, outcome, identity = native.library().pack, native.Outcome(), message_id()
         try:
             data: bytes = make(self.native, outcome, given, socket, identity, sequence, lost)
-        except (TypeError, ValueError, OverflowError):  # an argument besides the tensors is not a number
+        except (TypeError, ValueError, OverflowError):  # an argument that is no tensor is not a number
             if self.native.flag_at >= 0:
                 tensors.whole_number(f"{self.op}.message_flag", given[self.native.flag_at])
             raise
-        if not data and outcome.what == native.What.NO_BUFFER:  # an argument is not a numpy array, or has another dtype
+        if not data and outcome.what == native.What.NO_BUFFER:  # a tensor is not a numpy array, or has another dtype
             given = self._arrays(given)
             data = make(self.native, outcome, given, socket, identity, sequence, lost)
         if not data:
@@ -98,14 +98,14 @@ class Signature:
         return data, outcome.sent
 
     def lengths(self, given: tuple[Any, ...], slots: int) -> Lengths | None:
-        """Return copies of the slots' lengths, or None: the engine overwrites its arrays at the next step."""
+        """Return copies of the slots' lengths, which the engine soon overwrites, or None without lengths."""
         if Role.DECODER not in self.places:
             return None
         arrays = (tensors.host(self.op, given[self.places[role]]) for role in (Role.DECODER, Role.PROMPT))
         return Lengths(*(array.reshape(-1)[:slots].astype(np.int64) for array in arrays))
 
     def _arrays(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments with the tensors as contiguous arrays of FastDeploy's dtypes; raises ContractError."""
+        """Return the arguments with all tensors as contiguous arrays of FastDeploy's dtypes, or raise ContractError."""
         found = list(given)
         for role, at in self.places.items():
             array = tensors.converted(
@@ -150,7 +150,7 @@ class Signature:
 
 
 def signatures_of(op: str) -> dict[int, Signature]:
-    """Return an op's signatures by their number of arguments, the newest release's first."""
+    """Return an op's signatures by number of arguments, beginning with the newest release."""
     kind, newest, lacking = _SIGNATURES[op]
     lists = [newest.split()]
     for names in lacking:

@@ -1,7 +1,7 @@
 """SlotRegistry: the request of each slot.
 
-The engine's ops name no requests, only slots, and never say that one has ended. So a slot keeps its request until there
-is a sign of another one; then an added row ends the earlier request.
+The engine's ops name slots instead of requests, and do not report the end of a request. So a slot keeps its request
+until there is a sign of another request. Then an added row ends the earlier request.
 """
 
 import secrets
@@ -17,37 +17,37 @@ from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import ContractError, RowStatus, Rule
 
 _RENEW_SECONDS = 12 * 3600.0
-"""The age at which a request ends without a sign: a processor ends every request after at most a day."""
+"""Age at which a slot's request is replaced, because a processor ends every request within a day."""
 _FORGOTTEN_SECONDS = 23 * 3600.0
-"""The age at which its processor has ended it, or is about to end it."""
+"""Age from which a replaced request needs no last row, because the processor ends the request itself."""
 _MOST_ABSENT = 65_536
 GOING_ON = np.array([RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING], np.uint8)
 OVER = np.array([RowStatus.FINISHED_STOP, RowStatus.UNRECOVERABLE], np.uint8)
 REPLACED = RowStatus.ABORTED
-"""The status of an added row that ends the previous request of a slot."""
+"""Status of an added row that ends the previous request of a slot."""
 _Ended = tuple[int, int, RowStatus]
-"""The id and the position of a request whose last row follows the rows of the slots, and that row's status."""
+"""Request id, position and status of a last row that is added after the rows of the slots."""
 SlotRequests = npt.NDArray[np.void]
-"""Of slots: the current request, as far as it is known."""
+"""Current request of each slot, in the fields of `_SLOT`."""
 _SLOT = np.dtype(
     [
         ("key", np.uint64),
         ("position", np.int64),
-        ("decoder_length", np.int64),  # when it got its last tokens; -1 if no op told it
+        ("decoder_length", np.int64),  # at the last tokens, or -1 if no op passed a length
         ("prompt_length", np.int64),
-        ("known_since", np.float64),  # when it was first published; infinity: not yet
+        ("known_since", np.float64),  # time of the first published row, or infinity
         ("is_over", np.bool_),
-        ("is_interrupted", np.bool_),  # preempted, and without a token since then
+        ("is_interrupted", np.bool_),  # whether the request got no token since a preemption
         ("is_assigned", np.bool_),
     ]
 )
 
 
 class SlotRegistry:
-    """Tracks the request of each slot."""
+    """Tracks the current request of each slot."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Start without slots; the ids have a random prefix that is unlikely to collide with other processes."""
+        """Start without slots. A random prefix of the ids makes collisions with other processes unlikely."""
         self._now = now
         self._prefix = (secrets.randbits(31) + 1) << 32
         self._drawn = 0
@@ -74,7 +74,7 @@ class SlotRegistry:
     # Requests that the engine assigned.
 
     def assign(self, slot: int, key: int) -> None:
-        """Set the request id of a slot; positions continue from the request's earlier tokens."""
+        """Set the request id of a slot. Positions continue from the request's earlier tokens."""
         self._grow(slot + 1)
         requests = self._requests
         if int(requests["key"][slot]) == key:
@@ -91,13 +91,13 @@ class SlotRegistry:
         requests["is_assigned"][slot] = True
 
     def _leave(self, slot: int) -> None:
-        """Keep the position of a slot's request if it may be resumed elsewhere; otherwise keep its last row."""
+        """Keep the position of an interrupted request, which may resume, or add a last row for any other request."""
         requests = self._requests
         key, position = int(requests["key"][slot]), int(requests["position"][slot])
         if requests["is_over"][slot] or not np.isfinite(requests["known_since"][slot]):
             return
         if requests["is_assigned"][slot] and requests["is_interrupted"][slot]:
-            self._absent[key] = position  # it will be resumed, perhaps in another slot
+            self._absent[key] = position  # the request will resume, perhaps in another slot
             if len(self._absent) > _MOST_ABSENT:
                 self._replaced.append((*self._absent.popitem(last=False), REPLACED))
             return
@@ -106,7 +106,7 @@ class SlotRegistry:
     # Steps.
 
     def fill(self, arrays: StepArrays, message: Message) -> None:
-        """Fill in the requests of a target's slots; added rows end replaced requests."""
+        """Fill in the requests of a target's slots, and add last rows for replaced requests."""
         count, now = message.slots, self._now()
         self._grow(count)
         requests = self._requests.copy()
@@ -115,7 +115,7 @@ class SlotRegistry:
         replaced = _is_replaced(slots, message, has_tokens, now)
         ended = [*_still_open(slots, np.flatnonzero(replaced), now), *self._replaced]
         self._begin(slots, np.flatnonzero(replaced | slots["is_over"]))
-        # An op without lengths has a token in each step for each request.
+        # An op without lengths has a token for each open request in each step, so idle requests have finished.
         is_left: Flags = np.ones(count, np.bool_)
         if message.lengths is not None:
             is_prefilling = message.lengths.decoder < message.lengths.prompt
@@ -123,7 +123,7 @@ class SlotRegistry:
             is_left = slots["is_interrupted"] | is_prefilling
         statuses[is_quiet & is_left & (slots["position"] > 0) & ~slots["is_assigned"]] = RowStatus.FINISHED_STOP
         if message.stop_flag <= 0:
-            # Requests with proposals continue elsewhere.
+            # Requests with proposals continue on another worker.
             is_last = True if arrays.proposal_counts is None else arrays.proposal_counts == 0
             statuses[np.isin(statuses, GOING_ON) & is_last] = RowStatus.FINISHED_STOP
         arrays.request_ids, arrays.positions = slots["key"].copy(), slots["position"].copy()
@@ -139,10 +139,7 @@ class SlotRegistry:
         self._requests, self._replaced = requests, []
 
     def lose(self, keys: list[int] | None = None) -> None:
-        """End open requests, by default all, with an error, because steps were not published.
-
-        Their slots get new requests.
-        """
+        """End the given open requests (or all) with an error, and give their slots new requests."""
         requests = self._requests
         is_lost = np.isfinite(requests["known_since"]) & ~requests["is_over"]
         if keys is not None:
@@ -155,12 +152,12 @@ class SlotRegistry:
 
 
 def _is_replaced(slots: SlotRequests, message: Message, has_tokens: Flags, now: float) -> Flags:
-    """Return the slots that have a new request although no row has reported the end of the earlier one."""
+    """Return a mask of the slots that have a new request although the earlier request has not ended."""
     goes_on = has_tokens & (slots["position"] > 0)
     found: Flags = slots["is_interrupted"] & goes_on
     if message.lengths is not None:
         before = slots["decoder_length"]
-        # The length of the same request grows with every token.
+        # A request's length grows with every token, so a shorter length belongs to another request.
         is_another = (message.lengths.decoder <= before) | (message.lengths.prompt != slots["prompt_length"])
         found |= goes_on & (before >= 0) & is_another
     found |= now - slots["known_since"] >= _RENEW_SECONDS

@@ -1,6 +1,6 @@
-"""StepArrays of a message.
+"""Conversion of a message to StepArrays.
 
-A score that breaks the contract is corrected if its intended value is clear; otherwise it is left out.
+A score that breaks the contract is corrected if the intended value is clear, and left out otherwise.
 """
 
 import numpy as np
@@ -21,16 +21,16 @@ from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 
 LOWEST = np.float32(-9999)
-"""The engine's value for minus infinity."""
+"""The engine's logprob in place of minus infinity."""
 _ROUNDING = np.float32(1e-3)
-"""The largest value that a renormalised logprob may have because of rounding."""
+"""Largest logprob above 0 that counts as a rounding error."""
 _ULPS = np.float32(1e-5)
-"""The relative difference that two values of one token may have, because they come from different sums."""
+"""Largest relative difference between two logprobs of one token that counts as a rounding error."""
 _HIGHEST = 2**31 - 1
 
 
 def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
-    """Return a message's arrays, still without the slots' requests, and the number of corrected scores."""
+    """Return a message's arrays without request ids and positions, and the number of corrected scores."""
     ids, given = message.tokens[:, 0], message.token_counts
     counts, kept = _tokens(message, ids, given)
     statuses = np.where(counts > 0, np.uint8(RowStatus.ACTIVE), np.uint8(RowStatus.IDLE))
@@ -58,13 +58,13 @@ def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
         arrays.token_ids = ids[kept]
     if not message.kind.is_scored:
         return arrays, 0
-    of_bus = slice(0, COLUMNS)  # since #7861 a message may have more columns than the contract
+    of_bus = slice(0, COLUMNS)  # since #7861, a message may have more columns than the contract allows
     tokens, scores = message.tokens[kept][:, of_bus], message.scores[kept][:, of_bus]
     return arrays, _add_scores(arrays, tokens, scores, message.ranks[kept])
 
 
 def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
-    """Return the slots' counts and a mask of the tokens kept: a slot's tokens end at its first invalid id."""
+    """Return the slots' counts and a mask of the kept tokens. A slot's tokens end at its first invalid id."""
     if message.kind.is_single:
         magic = np.where((ids == PREEMPTED) | (ids == UNRECOVERABLE), ids, 0)
         return np.where(ids >= 0, 1, magic).astype(np.int64), ids >= 0
@@ -79,10 +79,7 @@ def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
 
 
 def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) -> int:
-    """Add the corrected scores of a step's tokens to its arrays.
-
-    Return the number of values that differ from the saved ones.
-    """
+    """Add the corrected scores of a step's tokens to its arrays, and return the number of corrected values."""
     counts = arrays.token_counts
     ids, width = table[:, 1:], table.shape[1] - 1
     given = values
@@ -91,7 +88,7 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
         is_sound &= values <= _ROUNDING
         values = np.where(is_sound, np.clip(values, LOWEST, 0), 0).astype(np.float32)
         mended = int(np.count_nonzero(is_sound & (values != given)))
-    # After the first padding there are no more alternatives.
+    # Padding marks the end of the alternatives.
     is_there = np.logical_and.accumulate(ids >= 0, axis=1)
     top_ks = _least_of_slots(is_there.sum(axis=1), counts, width)
     is_wanted = np.arange(width) < np.repeat(top_ks, counts)[:, None]
@@ -114,14 +111,14 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
 def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may be wrong
     sampled: Ints, own: Floats, places: Integers, ids: Ints, others: Floats, is_good: Flags
 ) -> int:
-    """Make tokens agree with their alternatives, in place; return the number of changed values."""
+    """Make the tokens' scores agree with their alternatives in place, and return the number of changed values."""
     every = np.arange(sampled.size)
     has_any = np.isfinite(others[:, 0])
     before = own.copy(), places.copy()
     same = (ids == sampled[:, None]) & np.isfinite(others)
     known, at = same.any(axis=1), same.argmax(axis=1)
-    # A token that is among its alternatives gets its value there. FastDeploy may have replaced the sampled token, for
-    # example by the end token at the maximum length, and kept the old value; or the two values differ in the last bits.
+    # If a token is among its alternatives, the alternative's logprob replaces the token's logprob, which may be wrong.
+    # FastDeploy keeps the old logprob if it replaces the sampled token by the end token at the maximum length.
     own[known] = others[every, at][known]
     last = np.where(np.isfinite(others), others, np.inf).min(axis=1, initial=np.inf)
     reach = np.isfinite(others).sum(axis=1)
@@ -130,7 +127,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
     at_rank = others[every, np.clip(places - 1, 0, others.shape[1] - 1)]
     wrong = np.where(within, at_rank != own, (last < own) | (places < 1)) & has_any
     places[wrong & known] = at[wrong & known] + 1
-    # For tokens that are not among their alternatives, and whose ranks are wrong only because of rounding.
+    # Correct tokens outside their alternatives whose ranks are wrong only because of rounding.
     close = wrong & ~known
     to = np.where(within, at_rank, last)
     with np.errstate(invalid="ignore"):
@@ -141,7 +138,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
 
 
 def _least_of_slots(values: Integers, counts: Integers, most: int) -> Integers:
-    """Return the smallest value of each slot's tokens; for a slot without tokens, the largest possible value."""
+    """Return the smallest value of each slot's tokens, or the largest possible value for a slot without tokens."""
     found = np.full(counts.size, most, np.int64)
     np.minimum.at(found, np.repeat(np.arange(counts.size), counts), values)
     return found

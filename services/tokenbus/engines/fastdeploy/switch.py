@@ -1,4 +1,4 @@
-"""Replaces FastDeploy's ops in a module that has just been loaded; called by `fastdeploy_switch`."""
+"""Replaces FastDeploy's ops in a newly loaded module. `fastdeploy_switch` calls this module."""
 
 import contextlib
 import logging
@@ -14,21 +14,21 @@ from tokenbus.engines.fastdeploy_switch import SWITCH
 from tokenbus.logs import logger
 
 _STATIC = "static_op_"
-"""Prefix of an op for static graphs; FastDeploy may wrap that op under the plain name."""
+"""Prefix of an op for static graphs. FastDeploy may wrap such an op under the plain name."""
 _OF_THE_QUEUE = re.compile("(save|get)_output|save_first_token")
 _OTHERS = {"get_output_kv_signal", "speculate_get_output_padding_offset"}
-"""Ops with names like those of the queue that have nothing to do with it."""
+"""Ops that do not use the queue, although their names look like the queue's ops."""
 _log = logger("worker")
 
 
 def replace_ops(name: str) -> None:
-    """Replace a module's save and get ops with ours; ops of the queue that we lack raise ImportError from now on.
+    """Replace a module's save and get ops with ours. Importing any other op of the queue then raises ImportError.
 
-    If one side were ours and the other FastDeploy's, every token would be lost. So a module without a pair of save and
-    get ops (because the ops were not compiled) offers none of them: importing one raises ImportError with the reason.
+    If only one side were replaced, every token would be lost. So if a module lacks a pair of save and get ops, because
+    the ops were not compiled, importing any op of the queue raises ImportError with the reason.
     """
     module = sys.modules.get(name)
-    if not isinstance(module, ModuleType):  # FastDeploy may put an object there of which every attribute is None
+    if not isinstance(module, ModuleType):  # FastDeploy may insert an object whose attributes are all None
         fault = f"{SWITCH}: on needs a module {name}, got {type(module).__name__}"
         raise ImportError(fault, name=name)  # noqa: TRY004 - an import fails
     found = vars(module)
@@ -61,14 +61,14 @@ def replace_ops(name: str) -> None:
 
 
 def _submodules(name: str) -> list[ModuleType]:
-    """Return a module's submodules that are loaded: FastDeploy loads its compiled ops from one, and may import it."""
+    """Return a module's loaded submodules. FastDeploy may load its compiled ops from a submodule."""
     below: list[object] = [module for other, module in list(sys.modules.items()) if other.startswith(f"{name}.")]
     return [module for module in below if isinstance(module, ModuleType)]
 
 
 @contextlib.contextmanager
 def _shown() -> Iterator[None]:
-    """Let Tokenbus's log lines appear in this block, however the engine has configured its own logging."""
+    """Show Tokenbus's log lines in this block, regardless of the engine's logging configuration."""
     ours = logging.getLogger("tokenbus")
     level, handler = ours.level, logging.NullHandler() if ours.hasHandlers() else logging.StreamHandler()
     ours.setLevel(logging.INFO)
@@ -81,13 +81,13 @@ def _shown() -> Iterator[None]:
 
 
 def _is_of_the_queue(op: str) -> bool:
-    """Return whether an op uses FastDeploy's queue and has no counterpart here."""
+    """Return whether an op uses FastDeploy's queue and Tokenbus does not replace the op."""
     plain = op.removeprefix(_STATIC)
     return bool(_OF_THE_QUEUE.search(plain)) and plain not in {*fastdeploy.OPS, *_OTHERS}
 
 
 def _refuse(module: ModuleType, refused: dict[str, str]) -> None:
-    """Remove ops from a module; importing one raises ImportError with its reason."""
+    """Remove ops from a module. Importing a removed op raises ImportError with the op's reason."""
     found = vars(module)
     own = found.get("__getattr__")
 

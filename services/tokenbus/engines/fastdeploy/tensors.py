@@ -1,4 +1,4 @@
-"""The tensors given to an op: they are read and filled in place, or refused with one clear line."""
+"""The tensors given to an op, which are read and filled in place, or refused with a clear error."""
 
 import ctypes
 import math
@@ -15,28 +15,28 @@ from tokenbus_contracts import ContractError, Rule
 
 _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
 _KINDS = {"i": "iu", "f": "f", "b": "biuf"}
-"""For each kind of dtype in FastDeploy, the kinds of numpy dtypes that are converted to it."""
+"""Kinds of numpy dtypes that can be converted to each kind of FastDeploy's dtypes."""
 
 
 def host(name: str, tensor: Tensor) -> Host:
-    """Return a tensor as a numpy array: a view if it is in host memory, else a copy."""
+    """Return a tensor as a numpy array, which is a copy unless the tensor is in host memory."""
     if isinstance(tensor, np.ndarray):
         return np.asarray(tensor)
     found = _in_place(tensor)
     if found is not None:
         return found
-    if "bfloat16" in str(getattr(tensor, "dtype", "")):  # numpy has no such type: paddle returns its bits as integers
+    if "bfloat16" in str(getattr(tensor, "dtype", "")):  # numpy has no bfloat16, so paddle returns integers
         raise ContractError(name, "a type that numpy has", "bfloat16", rule=Rule.TYPE)
     return np.array(on_host(name, tensor), order="C")
 
 
 def check_writable(name: str, tensor: Tensor) -> None:
-    """Raise a ContractError if `store` and `clear` cannot write to a tensor, or would change elements beside it."""
+    """Raise a ContractError if `store` and `clear` cannot write to exactly this tensor's elements."""
     if isinstance(tensor, np.ndarray):
         got = "" if tensor.flags.writeable else "one that is read-only"
     elif not hasattr(tensor, "set_value"):
         got = type(tensor).__name__
-    else:  # paddle's `set_value` on a view writes to the whole tensor
+    else:  # `set_value` on a paddle view writes to the whole tensor
         is_contiguous = getattr(tensor, "is_contiguous", None)
         got = "a view that is not contiguous" if is_contiguous and not is_contiguous() else ""
     if got:
@@ -55,13 +55,13 @@ def whole_number(name: str, value: object) -> int:
 
 
 def store(tensor: Tensor, array: Host) -> None:
-    """Copy the array that `host` returned for a tensor back into it; a view is already the tensor."""
+    """Copy the array that `host` returned back into the tensor, unless the array is a view of the tensor."""
     if not isinstance(tensor, np.ndarray) and _in_place(tensor) is None:
         tensor.set_value(array)
 
 
 def converted(name: str, array: Host, dtype: np.dtype[Any]) -> Host:
-    """Return an array with another dtype; raises ContractError for another kind, or an integer that does not fit."""
+    """Convert an array to `dtype`, or raise ContractError for another kind of dtype or an integer that does not fit."""
     if array.dtype.kind not in _KINDS[dtype.kind]:
         raise ContractError(name, dtype.name, array.dtype.name, rule=Rule.TYPE)
     with np.errstate(over="ignore"):
@@ -79,7 +79,7 @@ def clear(tensor: Tensor) -> None:
         array[...] = 0
         return
     found = on_host("preempted_idx", tensor)
-    if found.any():  # copied, not computed: an old framework on a new card may compute wrong values
+    if found.any():  # copy zeros, because an old framework on a new GPU may compute wrong values
         tensor.set_value(np.zeros(found.shape, found.dtype))
 
 
@@ -93,7 +93,7 @@ def _in_place(tensor: Tensor) -> Host | None:
 
 @lru_cache(256)
 def _view(address: int, shape: tuple[int, ...], name: str) -> npt.NDArray[Any] | None:
-    """Return an array over an address. It is cached because an engine passes the same tensors at each step."""
+    """Return an array over an address. Results are cached because an engine passes the same tensors at each step."""
     dtype = _DTYPES.get(name)
     if dtype is None or 0 in shape:
         return None

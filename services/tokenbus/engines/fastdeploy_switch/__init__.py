@@ -1,7 +1,7 @@
-"""The switch: with TOKENBUS_FASTDEPLOY=on, FastDeploy's ops are replaced when FastDeploy loads them.
+"""The switch that replaces FastDeploy's ops when FastDeploy loads them, if TOKENBUS_FASTDEPLOY is `on`.
 
 While the variable is set, tokenbus_fastdeploy.pth makes each Python of the environment import this module at its start.
-So this module imports only modules that the interpreter has loaded anyway; numpy and our ops are imported when
+So this module imports only modules that the interpreter has already loaded. numpy and our ops are imported when
 FastDeploy loads its own ops.
 """
 
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
 SWITCH, FORM = "TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_FORM"
 ENGINE = "fastdeploy"
 OPS_PACKAGE = "fastdeploy.model_executor.ops"
-"""It has a subpackage of ops for each kind of hardware."""
+"""Package with a subpackage of ops for each kind of hardware."""
 _NO_SAVE_OPS = {"cpu", "cute_dsl_ops", "triton_ops"}
 
 
 def read_switch(value: str) -> tuple[bool, str]:
-    """Return whether the variable's value is `on`, and the error, empty if the value is valid."""
+    """Return whether the variable's value is `on`, and an error text, which is empty if the value is valid."""
     read = value.strip().lower()
     return read == "on", "" if read in {"on", "off"} else f"{SWITCH}: on or off, got {value!r}"
 
 
 def install() -> None:
-    """Replace FastDeploy's ops at import if the environment says `on`; an invalid value makes that import fail."""
+    """Replace FastDeploy's ops at import if the environment says `on`. An invalid value makes that import fail."""
     is_on, fault = read_switch(os.environ.get(SWITCH, "off"))
     if (is_on or fault) and not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder(fault))
 
 
 def state() -> str:
-    """Return `on` if the switch is on and FastDeploy has the ops to replace, `off`, or an error."""
+    """Return `on` if FastDeploy's ops will be replaced, `off` if the switch is off, or an error."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         return "off"
     from importlib.util import find_spec  # noqa: PLC0415 - slow, and only `tokenbus fastdeploy` calls this
 
     try:
         spec = find_spec(ENGINE)
-    except ImportError as error:  # our Finder's, of a package without __init__.py
+    except ImportError as error:  # our Finder raises this for a package without __init__.py
         return str(error)
     return fault_of(None if spec is None else spec.submodule_search_locations or ()) or "on"
 
 
 def fault_of(folders: "Iterable[str] | None") -> str:
-    """Return the error if an installed FastDeploy lacks its ops, or an empty string; imports nothing of it."""
+    """Return an error if the installed FastDeploy lacks its ops, or an empty string, without importing FastDeploy."""
     if folders is None:
         return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
     looked_at = [os.path.join(folder, "model_executor", "ops") for folder in dict.fromkeys(folders)]  # noqa: PTH118 - pathlib costs
@@ -63,7 +63,7 @@ def fault_of(folders: "Iterable[str] | None") -> str:
 
 
 class Finder:
-    """Finds FastDeploy's modules by the other finders, and wraps their loaders to replace the ops after loading."""
+    """Finds FastDeploy's modules through the other finders, and wraps the modules' loaders to replace ops."""
 
     def __init__(self, fault: str) -> None:
         self._fault = fault
@@ -72,12 +72,12 @@ class Finder:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return the spec of FastDeploy or of a package of its ops, with our loader; None for all other modules."""
+        """Return a spec with our loader for FastDeploy or a package of its ops, or None for any other module."""
         package, _, last = name.rpartition(".")
         if name != ENGINE and (package != OPS_PACKAGE or last in _NO_SAVE_OPS):
             return None
         asking = get_ident(), name
-        if asking in self._asking:  # another finder that asks all others, such as a tracer's, called us
+        if asking in self._asking:  # a finder that asks all other finders, such as a tracer's, called us
             return None
         self._asking.add(asking)
         try:
@@ -91,13 +91,13 @@ class Finder:
         fault = self._fault or (fault_of(spec.submodule_search_locations or ()) if name == ENGINE else "")
         if spec.loader is not None:
             spec.loader = _Loader(spec.loader, fault, has_ops=name != ENGINE)  # type: ignore[assignment]
-        elif fault:  # a package without __init__.py
+        elif fault:  # the package has no __init__.py
             raise ImportError(fault, name=name)
         return spec
 
 
 class _Loader:
-    """FastDeploy's own loader; raises the fault before it, or replaces the ops after it."""
+    """Wraps FastDeploy's own loader, to raise a fault before loading or to replace the ops after loading."""
 
     def __init__(self, loader: "Loader", fault: str, *, has_ops: bool) -> None:
         self._loader, self._fault, self._has_ops = loader, fault, has_ops
@@ -106,7 +106,7 @@ class _Loader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Give the module its own loader back, load it, and replace its ops."""
+        """Restore the module's own loader, load the module, and replace its ops."""
         if self._fault:
             raise ImportError(self._fault, name=module.__name__)
         if module.__spec__ is not None:

@@ -1,4 +1,4 @@
-"""tokenbus fastdeploy."""
+"""The command `tokenbus fastdeploy`."""
 
 import argparse
 import os
@@ -36,7 +36,7 @@ examples:
 If Tokenbus is installed in FastDeploy's environment, TOKENBUS_FASTDEPLOY=on does the same without this command.
 """
 _BY_ZEROMQ = "FD_USE_GET_SAVE_OUTPUT_V1"
-"""FastDeploy's setting for ZeroMQ between its worker and its token processor: with it, none of the ops is called."""
+"""FastDeploy's setting for ZeroMQ between its worker and token processor, with which FastDeploy calls no ops."""
 _SWITCH_PATH = Path(__file__).with_name("path")
 _CANNOT_RUN, _NOT_FOUND = 126, 127
 _MOST_SECONDS = 60
@@ -54,9 +54,9 @@ _VARIABLES = (FORM, "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID")
 class _Start(NamedTuple):
     python: str
     options: list[str]
-    """Python's own options, some of which change the files that it reads at its start."""
+    """Python's own options, some of which change the files that Python reads at its start."""
     script: str | None
-    """The script; None for a module, a program in the command line, or an unknown program."""
+    """The script, or None for a module, a program in the command line, or an unknown program."""
 
 
 def declare(parser: Parser) -> None:
@@ -69,7 +69,7 @@ def declare(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replace this process by the command; raises CommandError with the reason if it cannot."""
+    """Replace this process by the command, or raise CommandError with the reason."""
     command: list[str] = options.rest
     if not command:
         raise CommandError("fastdeploy: expected a command after --: `tokenbus fastdeploy -- python -m ...`", WRONG_USE)
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"tokenbus: {SWITCH}=off: FastDeploy's own ops stay\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # read by Python, and so by the command, too
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and the command would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(program, command, environment)  # noqa: S606 - the user's own command
@@ -107,7 +107,7 @@ def _check_form(where: str, name: str) -> None:
 
 
 def _check_variables(environment: Mapping[str, str]) -> None:
-    """Refuse a value with which every process of the engine would fail."""
+    """Refuse values that would make every process of the engine fail."""
     if not any(name in environment for name in _VARIABLES):
         return
     from tokenbus.engines.fastdeploy.environment import message_id, queue_id  # noqa: PLC0415 - as above
@@ -142,9 +142,9 @@ def _switched(program: str, command: Sequence[str], environment: dict[str, str])
 
 
 def _probe(start: _Start, environment: Mapping[str, str]) -> str:
-    """Return `on`, `off`, or what FastDeploy lacks, as a Python reports it at its start."""
+    """Start the Python, and return its report: `on`, `off`, or an error."""
     script, folder = start.script, []
-    if script is not None:  # Python's first path: the script's folder, or the script itself
+    if script is not None:  # Python's first path is the script's folder, or the script itself if it is a folder
         folder = [script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))]  # noqa: PTH112, PTH120
     try:
         run = subprocess.run(  # noqa: S603 - the user's own Python
@@ -167,10 +167,7 @@ def _probe(start: _Start, environment: Mapping[str, str]) -> str:
 
 
 def _start_of(program: str, arguments: Sequence[str]) -> _Start:
-    """Return how a program starts Python: it is a Python, or names one in its first line.
-
-    For others, such as `bash`, return this Python.
-    """
+    """Return how a program starts Python. An unknown program, such as `bash`, is assumed to start this Python."""
     if _is_python(program):
         return _Start(program, *_parsed(arguments))
     words = _first_line(program)
@@ -181,11 +178,11 @@ def _start_of(program: str, arguments: Sequence[str]) -> _Start:
 
 
 def _first_line(program: str) -> list[str]:
-    """Return the words after `#!` in a script's first line; empty for any other file."""
+    """Return the words after `#!` in a script's first line, or an empty list for any other file."""
     try:
         with open(program, "rb") as file:  # noqa: PTH123 - what `which` found
             first = file.readline(4096)
-    except OSError:  # it may be executable but not readable
+    except OSError:  # an executable file may be unreadable
         return []
     return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
 
@@ -195,7 +192,7 @@ def _is_python(path: str) -> bool:
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return Python's own options in its command line, without the option that ends them, and the script after them."""
+    """Return Python's own options from its command line, and the script, or None without a script."""
     options: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -210,5 +207,5 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
         if ends in {"W", "X"}:
             options += [f"-{ends}", word[len(flags) + 1 :] or next(words, "")]
         elif word == "--check-hash-based-pycs":
-            next(words, "")  # it tells how modules are loaded, not which
+            next(words, "")  # this option does not change which modules are loaded
     return options, None

@@ -1,4 +1,4 @@
-"""NgramEngine: the draft model uses short contexts, and the full model verifies."""
+"""NgramEngine: drafts with short contexts, and verifies with the full model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ from tokenbus_contracts.generated.request_pb2 import TokenScoring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramOptions(EngineOptions):
-    """The options of the engine."""
+    """Options of the ngram engine."""
 
     most_top_logprobs: ClassVar[int] = WIDTH
 
 
 class Drafted(NamedTuple):
-    """The proposals of the draft, one row per slot."""
+    """Tokens that the draft model proposed, one row per slot."""
 
     tokens: Ids
     columns: Ids
-    """The columns of the tokens in the draft's contexts."""
+    """Columns of the tokens in the draft model's contexts."""
     contexts: Ids
-    """The target's contexts before each token and after the last one."""
+    """Contexts of the target model before each token and after the last token."""
     drafts: Drafts
-    """The proposals as columns of the target's contexts, for `verified`."""
+    """Proposed tokens as columns of the target's contexts, for `verified`."""
 
 
 class NgramRequests(Requests):
-    """The requests with their model contexts."""
+    """Requests with their contexts in the model."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class NgramRequests(Requests):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NgramBlock(Block):
-    """A block with the model's contexts and columns."""
+    """Output of a step, with the model's contexts and columns."""
 
     drafted: Drafted
     columns: Ids
@@ -59,7 +59,7 @@ class NgramBlock(Block):
 
 
 class NgramEngine(BatchEngine[NgramBlock]):
-    """An engine over words, with the model from the package."""
+    """An n-gram engine over words, with the model from the package."""
 
     _requests: NgramRequests
     token_scores = frozenset({"entropies"})
@@ -70,7 +70,7 @@ class NgramEngine(BatchEngine[NgramBlock]):
         super().__init__(options or NgramOptions(), default_tokenizer(), NgramRequests(model))
 
     def _compute(self, plan: Plan) -> NgramBlock:
-        """Draft and verify; first tokens come only from the target."""
+        """Draft and verify tokens. First tokens come only from the target model."""
         requests, model, decoding = self._requests, self._model, plan.decode.size
         slots = np.concatenate([plan.decode, plan.first])
         params, positions = requests.params(slots), requests.positions[slots]
@@ -114,12 +114,12 @@ class NgramEngine(BatchEngine[NgramBlock]):
         counts, wanted = block.counts[rows], np.array([each.entropies for each in asked])
         mask = mask_of(counts, block.columns.shape[1]) & wanted[:, None]
         logprobs = self._model.logits[block.drafted.contexts[rows][mask]].astype(float)
-        logprobs[np.isneginf(logprobs)] = 0  # tokens that cannot follow add nothing
+        logprobs[np.isneginf(logprobs)] = 0  # impossible tokens add nothing to the entropy
         entropies = -(np.exp(logprobs) * logprobs).sum(axis=1)
         return {"extras": wanted * np.uint32(Extra.ENTROPY), "entropies": np.maximum(entropies, 0).astype(np.float32)}
 
     def _piece_scores(self, block: NgramBlock, piece: PromptPiece) -> Scores:
-        """Look up the scores. Tokens that cannot follow a context have probability 0 and the last rank."""
+        """Return the scores. A token that cannot follow its context has probability 0 and the last rank."""
         del block
         model = self._model
         contexts = np.zeros(piece.tokens.size, np.int64)

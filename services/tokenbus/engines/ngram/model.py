@@ -12,36 +12,36 @@ from tokenbus.engines.sampling import Ids
 Logprobs = npt.NDArray[np.float32]
 
 ABSENT = -1
-"""Marks a missing token, context or parent."""
+"""Marker of a missing token, context or parent."""
 WIDTH = 32
 DRAFT_LENGTH = 2
-"""The context length of the draft model, in tokens."""
+"""Context length of the draft model, in tokens."""
 
 
 class Tables(NamedTuple):
-    """The learned tables."""
+    """Tables of the trained model."""
 
     ids: Ids
-    """[contexts, WIDTH]: the tokens that can follow, sorted by probability, ties by the lower id."""
+    """Tokens that can follow each context, of shape [contexts, WIDTH], sorted by probability and then by id."""
     logprobs: Logprobs
-    """[contexts, WIDTH]: their logprobs."""
+    """Logprobs of the tokens in `ids`."""
     parents: Ids
-    """[contexts]: the context without its oldest token; ABSENT for a context of one token."""
+    """Each context without its oldest token, or ABSENT for a context of one token."""
     keys: Ids
-    """For contexts of several tokens, the prefix's number and the newest token in one number, sorted.
+    """Sorted keys of the contexts of several tokens, followed by a sentinel.
 
-    A sentinel comes last.
+    A key is `number of the context without its newest token * vocabulary size + newest token`.
     """
     numbers: Ids
-    """The context number of each key."""
+    """Context number of each key."""
     ends: Ids
-    """For each length, from one token on, the number after the last context of this length."""
+    """End of the context numbers of each length, beginning with contexts of one token."""
 
 
 class Model:
-    """An immutable n-gram model. The context of a text is the longest known one at its end.
+    """An immutable n-gram model. The context of a text is its longest known suffix.
 
-    A token's column is its index in a context's row; the last column, with probability 0, stands for all other tokens.
+    A token's column is its index in a context's row. The last column has probability 0 and stands for all other tokens.
     The draft model is the same model with shortened contexts.
     """
 
@@ -53,29 +53,29 @@ class Model:
         self.ids = tables.ids.astype(np.int32)
         self.logits = np.hstack([tables.logprobs, np.full((count, 1), -np.inf, np.float32)])
         self.chances = np.exp(self.logits - self.logits[:, :1], dtype=float)
-        """The probabilities at temperature 1."""
+        """Probabilities of the columns at temperature 1."""
         self.chances /= self.chances.sum(axis=1, keepdims=True)
         self.ranks = _ranks(tables.logprobs)
         self.drafts = self._shortened(DRAFT_LENGTH)
-        """[contexts]: the draft model's context."""
-        longer = (self.drafts != np.arange(count)).nonzero()[0]  # shorter contexts are the same in the draft model
+        """Context that the draft model uses for each context."""
+        longer = (self.drafts != np.arange(count)).nonzero()[0]  # the draft model keeps shorter contexts
         drafted = tables.ids[self.drafts]
         self.columns_in_draft = np.tile(np.arange(WIDTH + 1), (count, 1))
-        """[contexts, columns]: the column in the draft's context."""
+        """Column of each token in the draft model's context, by context and column."""
         self.columns_in_draft[longer, :WIDTH] = self.columns(self.drafts[longer], tables.ids[longer])
         self.draft_columns = np.tile(np.arange(WIDTH), (count, 1))
-        """[contexts, draft's columns]: the column in this context."""
+        """Column of each token in the full context, by context and draft column."""
         self.draft_columns[longer] = self.columns(longer, drafted[longer])
         self.next = self.after(np.repeat(np.arange(count), WIDTH), tables.ids.ravel()).reshape(-1, WIDTH)
-        """[contexts, columns]: the context after the token."""
+        """Context after each token, by context and column."""
         self.draft_next = np.take_along_axis(self.next, np.minimum(self.draft_columns, WIDTH - 1), axis=1)
-        """[contexts, draft's columns]: the context after the token."""
+        """Context after each token, by context and draft column."""
         absent = (self.draft_columns == WIDTH).nonzero()
         self.draft_next[absent] = self.after(absent[0], drafted[absent])
 
     def after(self, contexts: Ids, tokens: Ids) -> Ids:
-        """Return each context after one more token."""
-        # A single token is always a context; longer contexts are tried first, the longest one first.
+        """Return the contexts that result from appending one token to each context."""
+        # The longest context is tried first. A single token is always a context.
         found = tokens.astype(np.int64)
         open_ = np.arange(found.size)
         at = contexts.astype(np.int64)
@@ -104,7 +104,7 @@ class Model:
         return contexts
 
     def columns(self, contexts: Ids, tokens: Ids) -> Ids:
-        """Return the columns of tokens [contexts, tokens] in their contexts."""
+        """Return each token's column in its context. Tokens have shape [contexts, tokens]."""
         found = self.ids[contexts][:, None, :] == tokens[:, :, None]
         return np.where(found.any(2), found.argmax(2), WIDTH)
 

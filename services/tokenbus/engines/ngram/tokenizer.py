@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 CHUNKS = re.compile(r" ?[^\W\d_]+|\n+| ?.", re.DOTALL)
-"""A word or a character, with the space before it, or newlines."""
+"""Pattern of a word or a character with the space before it, or a run of newlines."""
 BYTES = 256
 COMMITTED = Path(__file__).with_name("model.npz")
-"""Written by `python -m tests.engines.ngram.training`."""
+"""File that `python -m tests.engines.ngram.training` writes."""
 
 
 class Tokenizer:
-    """A tokenizer of words: the words of the training text are tokens; others are split into pieces or bytes."""
+    """A tokenizer with one token per word of the training text. Other words are split into pieces or bytes."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        """Create a tokenizer from the tokens' bytes, in the order of the ids; all single bytes must be tokens."""
+        """Create a tokenizer from the tokens' bytes in the order of their ids. Every single byte must be a token."""
         self._pieces = (*pieces, b"")
         self.vocabulary_size, self.end_token = len(self._pieces), len(pieces)
         self._ids = {piece: token_id for token_id, piece in enumerate(pieces)}
@@ -29,7 +29,7 @@ class Tokenizer:
         for piece in pieces:
             sizes[piece[0]].add(len(piece))
         self._sizes = [sorted(each, reverse=True) for each in sizes]
-        """For each first byte, the lengths of the pieces, the longest first."""
+        """Lengths of the pieces that begin with each byte, in descending order."""
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -43,13 +43,13 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which may be an incomplete character."""
+        """Return a token's bytes, which may be an incomplete character."""
         if not 0 <= token_id < len(self._pieces):
             raise ValueError(f"token id: below {len(self._pieces)}, got {token_id}")
         return self._pieces[token_id]
 
     def _split(self, data: bytes, ids: list[int]) -> None:
-        """Split a chunk greedily into the longest pieces."""
+        """Split a chunk greedily, taking the longest piece each time."""
         begin = 0
         while begin < len(data):
             for size in self._sizes[data[begin]]:

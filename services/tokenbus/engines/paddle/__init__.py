@@ -1,4 +1,4 @@
-"""The paddle engine: a small transformer over bytes with draft heads. Paddle is imported when it is created."""
+"""The paddle engine: a small transformer over bytes with draft heads. Paddle is imported late."""
 
 from tokenbus.engines.paddle.engine import PaddleEngine, PaddleOptions
 from tokenbus.engines.paddle.runner import DeviceError

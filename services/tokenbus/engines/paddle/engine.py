@@ -1,4 +1,4 @@
-"""PaddleEngine: computes prompt chunks, verifies drafts of the network's heads, and drafts again."""
+"""PaddleEngine: computes prompt chunks, verifies the drafts of the network's heads, and drafts again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,11 +37,11 @@ _log = logger("worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddleOptions(EngineOptions):
-    """The options of the engine."""
+    """Options of the paddle engine."""
 
     weights: Path = COMMITTED
     device: str = "cpu"
-    """Paddle's name of the device: cpu, gpu, gpu:1."""
+    """Name of the device in Paddle, such as cpu, gpu or gpu:1."""
     max_running: int = 32
     context: int = 1024
     prefill_chunk: int = 256
@@ -51,22 +51,22 @@ class PaddleOptions(EngineOptions):
 
 
 class Drafted(NamedTuple):
-    """Drafts of the heads, with the logits from which they were sampled."""
+    """Drafts of the network's heads, with the logits from which the drafts were sampled."""
 
     rows: Ids
-    """Rows of a block, or slots of continued requests."""
+    """Rows in a block, or the slots of continued requests."""
     tokens: Ids
     logits: Logits
     counts: Ids
 
 
 class PaddleRequests(SequenceRequests):
-    """The requests with their tokens and drafts."""
+    """Requests with their tokens and drafts."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.undrafted: set[int] = set()
-        """The slots of continued requests whose drafts, lost with the previous turn, are not yet recomputed."""
+        """Slots of continued requests that must recompute the drafts of the previous turn."""
         self.draft_counts = np.zeros(0, np.int64)
         self.drafts = np.zeros((0, heads), np.int64)
         self.draft_logits = np.zeros((0, heads, VOCABULARY_SIZE), np.float32)
@@ -84,21 +84,21 @@ class PaddleRequests(SequenceRequests):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PaddleBlock(Block):
-    """A block with the logits of its tokens."""
+    """Output of a step, with the states and logits of its tokens."""
 
     states: Tensor
-    """The network's state at each token: [slots * tokens, width]."""
+    """State of the network at each token, of shape [slots * tokens, width]."""
     logits: Logits
-    """The target's logits: [slots, tokens, vocabulary]."""
+    """Logits of the target, of shape [slots, tokens, vocabulary]."""
     draft_logits: Logits
-    """The draft heads' logits: [slots, drafts, vocabulary]."""
+    """Logits of the draft heads, of shape [slots, drafts, vocabulary]."""
     lines: Tensor
-    """The network's state at every computed token, concatenated."""
+    """State of the network at every computed token, including prompt tokens."""
     chunks: Ids
-    """The start of each chunk in `lines`."""
+    """Start of each chunk in `lines`."""
     next_drafts: Drafted | None = field(default=None, init=False)
     continued: Drafted | None = None
-    """The recomputed drafts of continued requests."""
+    """Drafts that were recomputed for continued requests."""
 
 
 class PaddleEngine(BatchEngine[PaddleBlock]):
@@ -109,7 +109,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
     _method = SpeculativeMethod.MTP
 
     def __init__(self, options: PaddleOptions | None = None) -> None:
-        """Create an engine; raises WeightsError, DeviceError or ValueError."""
+        """Create an engine, or raise WeightsError, DeviceError or ValueError."""
         options = options or PaddleOptions()
         self._runner = Runner(options.weights, options.device, slots=options.max_running, context=options.context)
         shape = self._runner.shape
@@ -120,7 +120,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         super().__init__(options, ByteTokenizer(), requests)
 
     def load_weights(self, folder: Path) -> None:
-        """Load the weights from the only safetensors file of a folder; open requests keep their cache."""
+        """Load the only safetensors file of a folder. Open requests keep their cache."""
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
             raise ValueError(f"load_weights.folder: a folder with one *.safetensors, got {len(files)}: {folder}")
@@ -166,7 +166,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         )
 
     def _continued(self, plan: Plan, lines: Tensor, last_lines: Ids) -> Drafted | None:
-        """Draft for continued requests from the state before their last token, as the previous turn did."""
+        """Recompute the drafts of continued requests, from the state before each request's last token."""
         requests = self._requests
         is_done = requests.missing[plan.computing] == plan.sizes
         is_due = is_done & np.isin(plan.computing, list(requests.undrafted))
@@ -179,7 +179,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         return Drafted(slots, *self._drafted(states, last, positions, counts, requests.params(slots)), counts)
 
     def _pieces(self, plan: Plan) -> list[Piece]:
-        """Return the last token and the drafts of each decoding slot, whose earlier tokens are in the cache."""
+        """Return the last token and the drafts of each decoding slot. The earlier tokens are already in the cache."""
         requests, found = self._requests, []
         for slot in plan.decode.tolist():
             place, text = int(requests.places[slot]), requests.token_ids[slot]
@@ -196,7 +196,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         ]
 
     def _propose(self, block: PaddleBlock, result: Outcome) -> Proposed | None:
-        """Draft for open requests; drafts after a first token are published before their verification."""
+        """Draft for open requests. Only drafts after a first token are published before verification."""
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
         if not rows.size:
             return None
@@ -216,7 +216,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
     def _drafted(
         self, states: Tensor, last: Ids, positions: Ids, counts: Ids, params: SamplingParams
     ) -> tuple[Ids, Logits]:
-        """Return the drafts and their logits, from each row's state and last token."""
+        """Compute drafts and their logits from each row's state and last token."""
         most = int(counts.max())
         found = np.zeros((last.size, most), np.int64)
         lines = np.zeros((last.size, most, VOCABULARY_SIZE), np.float32)

@@ -1,6 +1,6 @@
-"""Network: a small transformer over bytes with ALiBi positions and draft heads, each for one token further.
+"""Network: a small transformer over bytes, with ALiBi positions and one draft head per draft token.
 
-This module imports paddle, so it is imported when a runner is created.
+This module imports paddle, so `Runner` imports this module late.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tokenbus.engines.sampling import Ids
 
 Layer = Any
 Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Stores a layer's new keys and values [rows, heads, positions, head width]; returns all cached ones."""
+"""Function that stores a layer's new keys and values, and returns the layer's cached keys and values."""
 
 _MASKED = -1e9
 
@@ -41,7 +41,7 @@ class Network:
         self._slopes = to_tensor(slopes, dtype="float32").reshape([1, shape.attention_heads, 1, 1])
 
     def hidden(self, tokens: Tensor, positions: Tensor, keys: int, store: Store | None = None) -> Tensor:
-        """Return the state at each token [rows, tokens], with attention to the first `keys` positions."""
+        """Return the state at each token, with attention to the first `keys` positions."""
         bias = self._bias(positions, keys)
         found = self.layers["embedding"](tokens)
         for layer, block in enumerate(self.layers["blocks"]):
@@ -54,7 +54,7 @@ class Network:
         return hidden.matmul(self.layers["embedding"].weight, transpose_y=True)
 
     def further(self, number: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state and logits of a draft head, from the previous state and the token sampled from it."""
+        """Return the state and logits of a draft head, from the previous state and the previous token."""
         head = self.layers["heads"][number]
         token = head["token_norm"](self.layers["embedding"](tokens))
         joined = head["join"](concat([head["state_norm"](state), token], axis=-1))
@@ -114,7 +114,7 @@ def _head(shape: Shape) -> Layer:
 
 
 class KeyValueCache:
-    """The keys and values of each layer, by slot, head and position; its size is fixed."""
+    """Cache of fixed size for the keys and values of each layer, by slot, head and position."""
 
     def __init__(self, shape: Shape, slots: int, context: int) -> None:
         self._context = context
@@ -124,7 +124,7 @@ class KeyValueCache:
         self._values = [zeros([lines, self._size]) for _ in range(shape.layers)]
 
     def store(self, slots: Ids, positions: Ids, valid: npt.NDArray[np.bool_], keys: int) -> Store:
-        """Return a store that writes the rows' valid positions and returns the first `keys` positions."""
+        """Return a function that stores the rows' valid positions and returns the first `keys` cached positions."""
         begins = (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
         every = np.repeat(valid[:, None], self._heads, axis=1)
         written = to_tensor((begins + positions[:, None])[every])
@@ -141,7 +141,7 @@ class KeyValueCache:
         return lambda layer, key, value: (through(self._keys[layer], key), through(self._values[layer], value))
 
     def clear(self, slot: int) -> None:
-        """Zero a slot: NaN would spoil the next request, even where attention masks it."""
+        """Zero a slot, because even a masked NaN would corrupt the next request."""
         lines = self._heads * self._context
         written, nothing = to_tensor(slot * lines + np.arange(lines)), zeros([lines, self._size])
         for cached in (*self._keys, *self._values):
@@ -149,7 +149,7 @@ class KeyValueCache:
 
 
 def network_of(path: Path) -> Network:
-    """Return a network with a file's weights, on paddle's current device."""
+    """Load a network from a file of weights onto Paddle's current device."""
     weights = load(path)
     network = Network(weights.shape)
     own = network.layers.state_dict()

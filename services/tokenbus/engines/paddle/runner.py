@@ -13,7 +13,7 @@ from tokenbus.engines.paddle.weights import WeightsError
 from tokenbus.engines.sampling import Ids, Logits
 
 Tensor = Any
-"""A tensor of paddle, which is imported when a runner is created."""
+"""A tensor of Paddle, typed as Any because Paddle is imported late."""
 
 
 class DeviceError(RuntimeError):
@@ -21,19 +21,19 @@ class DeviceError(RuntimeError):
 
 
 def framework(device: str) -> Any:  # noqa: ANN401 - a module
-    """Import paddle and select a device; raises DeviceError."""
+    """Import paddle and select a device, or raise DeviceError."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with warnings.catch_warnings(action="ignore"):  # about missing compilers
+        with warnings.catch_warnings(action="ignore"):  # Paddle warns about missing compilers
             import paddle
     except ImportError as error:
         raise DeviceError(f"the engine needs paddle, of the extra paddle or gpu: {error}") from None
-    # Paddle's import replaces signal handlers: SIGTERM would print a trace and not stop the worker.
+    # Paddle's import replaces signal handlers, so that SIGTERM would no longer stop the worker.
     paddle.disable_signal_handler()
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    # With stride kernels a transposed view is copied element by element, 40 times slower than a transposing copy.
+    # Stride kernels copy a transposed view element by element, 40 times slower than a transposing copy.
     paddle.set_flags({"FLAGS_use_stride_kernel": False})
     try:
         paddle.set_device(device)
@@ -43,7 +43,7 @@ def framework(device: str) -> Any:  # noqa: ANN401 - a module
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a request to compute, after those in its slot's cache."""
+    """Consecutive tokens to compute for a request, after its cached tokens."""
 
     slot: int
     begin: int
@@ -54,7 +54,7 @@ class Runner:
     """Owns the network and its cache on one device."""
 
     def __init__(self, weights: Path, device: str, *, slots: int, context: int) -> None:
-        """Read the weights and allocate the cache; raises WeightsError or DeviceError."""
+        """Read the weights and allocate the cache, or raise WeightsError or DeviceError."""
         self._paddle = framework(device)
         from tokenbus.engines.paddle.network import KeyValueCache, network_of  # noqa: PLC0415 - it imports paddle
 
@@ -64,7 +64,7 @@ class Runner:
         self.cache = KeyValueCache(self.shape, slots, context)
 
     def reload(self, weights: Path) -> None:
-        """Load other weights of the same shape; raises WeightsError, which changes nothing."""
+        """Load other weights of the same shape. A WeightsError leaves the current weights in use."""
         network = self._network_of(weights)
         if network.shape != self.shape:
             raise WeightsError(weights, f"{self.shape}, got {network.shape}")
@@ -84,7 +84,7 @@ class Runner:
         return (self._paddle.concat(found), np.concatenate(begins)) if found else (None, np.zeros(0, np.int64))
 
     def _states(self, pieces: Sequence[Piece]) -> Tensor:
-        """Return the states [pieces, longest piece, width]."""
+        """Return states of shape [pieces, longest piece, width]."""
         slots = np.array([piece.slot for piece in pieces], np.int64)
         lengths = np.array([len(piece.tokens) for piece in pieces], np.int64)
         places = np.arange(lengths.max())
@@ -92,7 +92,7 @@ class Runner:
         tokens = np.zeros(valid.shape, np.int64)
         tokens[valid] = np.concatenate([piece.tokens for piece in pieces])
         begins = np.array([piece.begin for piece in pieces], np.int64)
-        # Padding repeats the last position, so that it attends to nothing beyond.
+        # Padding repeats the last position, so that padded tokens attend to no later position.
         positions = begins[:, None] + np.minimum(places, lengths[:, None] - 1)
         keys = int(positions.max()) + 1
         store = self.cache.store(slots, positions, valid, keys)

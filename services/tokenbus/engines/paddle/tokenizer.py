@@ -16,7 +16,7 @@ class ByteTokenizer:
         return [BEGIN, *text.encode()]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which may be an incomplete character."""
+        """Return a token's bytes, which may be an incomplete character."""
         if not 0 <= token_id < VOCABULARY_SIZE:
             raise ValueError(f"token id: below {VOCABULARY_SIZE}, got {token_id}")
         return bytes([token_id]) if token_id < BEGIN else b""

@@ -1,4 +1,4 @@
-"""Reads and checks the network's weights, a safetensors file, which cannot contain code."""
+"""Reads and checks the network's weights from a safetensors file, which cannot contain code."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 COMMITTED = Path(__file__).with_name("weights.safetensors")
-"""Written by `python -m tests.engines.paddle.training`."""
+"""File that `python -m tests.engines.paddle.training` writes."""
 FORMAT = "tokenbus-paddle-1"
 STORED = np.dtype(np.float16)
 _MOST_BYTES = 2**31
@@ -17,17 +17,17 @@ _LARGEST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes that determine the names and shapes of all weights."""
+    """Sizes that determine the names and shapes of all weights."""
 
     layers: int = 3
     width: int = 128
     attention_heads: int = 4
     mixing_width: int = 384
-    """The inner width of a block's MLP."""
+    """Inner width of a block's MLP."""
     draft_heads: int = 3
-    """The limit of draft tokens: each head predicts one token further."""
+    """Number of draft heads, and so the maximum number of draft tokens."""
     draft_width: int = 256
-    """The inner width of a draft head's MLP."""
+    """Inner width of a draft head's MLP."""
 
     def __post_init__(self) -> None:
         if self.width % self.attention_heads:
@@ -39,7 +39,7 @@ class Shape:
 
     @classmethod
     def of_metadata(cls, metadata: dict[str, str]) -> Self:
-        """Read the shape from a file's metadata; raises ValueError."""
+        """Read the shape from a file's metadata, or raise ValueError."""
         sizes = {}
         for field in fields(cls):
             text = metadata.get(field.name, "nothing")
@@ -59,18 +59,18 @@ class WeightsError(RuntimeError):
 
 
 class Weights(NamedTuple):
-    """The contents of a file."""
+    """Contents of a file of weights."""
 
     shape: Shape
     arrays: dict[str, npt.NDArray[np.float16]]
 
 
 def load(path: Path) -> Weights:
-    """Read a file; raises WeightsError."""
+    """Read a file of weights, or raise WeightsError."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - part of the extra, like paddle
 
     try:
-        with path.open("rb") as opened:  # safetensors' error for a folder does not name the folder
+        with path.open("rb") as opened:  # for a folder, safetensors' own error does not name the path
             size = opened.seek(0, 2)
         if size > _MOST_BYTES:
             raise WeightsError(path, f"at most {_MOST_BYTES} bytes, got {size}")

@@ -12,7 +12,7 @@ _OPTION = "--lora-modules"
 _BOUNDS = bounds_in(Hello.DESCRIPTOR.fields_by_name["lora_adapters"].GetOptions())
 _FILE = "adapter_config.json"
 _FIELDS = frozenset({"name", "path", "base_model_name", "is_3d_lora_weight"})
-"""The fields of the JSON form. `base_model_name` has no effect: an adapter belongs to its worker's model."""
+"""Fields of the JSON form. The field `base_model_name` has no effect."""
 
 
 class Adapter(NamedTuple):
@@ -21,16 +21,16 @@ class Adapter(NamedTuple):
     name: str
     path: str
     is_3d_lora_weight: bool = False
-    """vLLM's name for one of two weight layouts of a mixture of experts."""
+    """Whether a mixture of experts uses the 3D layout of weights, as in vLLM."""
 
     def request(self, vllm: Any, number: int) -> Any:  # noqa: ANN401 - vLLM's names, and its LoRARequest
-        """Return vLLM's LoRARequest; `number` is the adapter's unique id, at least 1."""
+        """Return vLLM's LoRARequest, where `number` is the adapter's unique id, at least 1."""
         further = {"is_3d_lora_weight": True} if self.is_3d_lora_weight else {}
         return vllm.LoRARequest(lora_name=self.name, lora_int_id=number, lora_path=self.path, **further)
 
 
 def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
-    """Parse `--lora-modules`; raises ValueError, also for an adapter with the name of the model."""
+    """Parse `--lora-modules`, or raise ValueError, also for an adapter with the name of the model."""
     if len(given) > _BOUNDS.max_items:
         raise ValueError(f"{_OPTION}: at most {_BOUNDS.max_items} adapters, got {len(given)}")
     adapters: dict[str, Adapter] = {}
@@ -46,7 +46,7 @@ def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
 
 
 def checked(where: str, adapter: Adapter) -> Adapter:
-    """Return the adapter with its absolute path; raises ValueError, prefixed with `where`, if it has no such folder."""
+    """Return the adapter with an absolute path, or raise ValueError with the prefix `where` without such a folder."""
     folder = Path(adapter.path).expanduser()
     if not (folder / _FILE).is_file():
         got = f"a folder without {_FILE}" if folder.is_dir() else "no folder"
@@ -55,7 +55,7 @@ def checked(where: str, adapter: Adapter) -> Adapter:
 
 
 def _adapter(value: str) -> Adapter:
-    """Parse `name=path` or a JSON object; like vLLM, treat a value with a comma as JSON."""
+    """Parse `name=path` or a JSON object. As in vLLM, a value with a comma is JSON."""
     if "=" in value and "," not in value:
         before, _, behind = value.partition("=")
         return Adapter(before, behind)

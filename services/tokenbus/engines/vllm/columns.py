@@ -1,7 +1,7 @@
 """Columns: converts a step's rows and vLLM's logprobs to the arrays of a step, in numpy.
 
-vLLM has one line per token: the id and logprob of the sampled token, then of the most probable ones, as many as any row
-of the batch asked for. Rejected draft tokens may have lines, too.
+vLLM has one line per token, with the ids and logprobs of the sampled token and then of the most probable tokens. All
+lines have the largest number of alternatives that any row asked for. Rejected draft tokens may have lines, too.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ _METHODS = {
     "eagle3": SpeculativeMethod.EAGLE,
 }
 UNSCORED = -1
-"""The top-k of a row without logprobs."""
-_ABORTED = int(RowStatus.ABORTED)  # in numpy, an enum member costs more time than 256 elements
+"""Value of `top_ks` for a row without logprobs."""
+_ABORTED = int(RowStatus.ABORTED)  # an int, because numpy converts enum members slowly
 _MASK_BOUND = bounds_in(TokenScoring.DESCRIPTOR.fields_by_name["mask_bound"].GetOptions()).max
 _BEHIND = np.iinfo(np.int64).max
 _SIGN = np.int32(31)
@@ -40,14 +40,12 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 Logprobs = Any
-"""vLLM's LogprobsLists or our TokenScores: per line the ids and logprobs (the sampled token first) and the sampled
-token's rank; per row the first line, or None if the row's index is its line.
-"""
+"""vLLM's LogprobsLists or our TokenScores, which has the same fields."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Rows:
-    """The rows of a step: the columns of StepArrays, and two more."""
+    """Rows of a step: the columns of StepArrays and two further columns."""
 
     request_ids: npt.NDArray[np.uint64]
     positions: npt.NDArray[np.uint32]
@@ -57,9 +55,9 @@ class Rows:
     draft_token_counts: npt.NDArray[np.uint8]
     stops: npt.NDArray[np.uint8]
     top_ks: npt.NDArray[np.int16]
-    """The requested number of alternatives, or UNSCORED."""
+    """Requested number of alternatives, or UNSCORED."""
     indices: npt.NDArray[np.intp]
-    """The row's index in vLLM's arrays; unused for a row without tokens."""
+    """Index of the row in vLLM's arrays, which is unused for a row without tokens."""
 
     def __len__(self) -> int:
         return self.request_ids.size
@@ -85,7 +83,7 @@ NO_ROWS = Rows(
 
 
 def method_of(name: str | None) -> SpeculativeMethod:
-    """Map vLLM's speculative method to the contract's; unknown ones count as a draft model."""
+    """Map vLLM's speculative method to the contract's. An unknown method counts as a draft model."""
     if name is None:
         return SpeculativeMethod.NONE
     if name.endswith("_mtp"):
@@ -94,7 +92,7 @@ def method_of(name: str | None) -> SpeculativeMethod:
 
 
 def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, value_kind: ValueKind) -> StepArrays:
-    """Convert rows to a step; raises ValueError if vLLM's arrays do not match the rows."""
+    """Convert rows to a step, or raise ValueError if vLLM's arrays do not match the rows."""
     prefilling = int(np.count_nonzero((rows.positions == 0) & (rows.statuses != _ABORTED)))
     made = StepArrays(
         request_ids=rows.request_ids,
@@ -108,7 +106,7 @@ def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, va
         method=method,
         value_kind=value_kind,
     )
-    # A row without tokens has no values, and must not count in the width of the arrays.
+    # A row without tokens has no scores, and must not widen the arrays of alternatives.
     scored = (rows.top_ks != UNSCORED) & (rows.token_counts > 0)
     if scored.any():
         _score(made, rows, scored, logprobs)
@@ -116,7 +114,7 @@ def step_arrays(rows: Rows, logprobs: Logprobs, *, method: SpeculativeMethod, va
 
 
 def add_masks(made: StepArrays, rows: Rows, masks: Any) -> None:  # noqa: ANN401 - vLLM's SamplingMaskLists
-    """Add the mask of each token to a step; raises ValueError if vLLM's masks do not match the rows."""
+    """Add each token's mask to a step, or raise ValueError if vLLM's masks do not match the rows."""
     given = rows.token_counts > 0
     if not given.any():
         return
@@ -149,7 +147,7 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
     made.logprobs = logprobs.logprobs[lines, 0]
     made.ranks = logprobs.sampled_token_ranks[lines]
     if width:
-        wanted = slice(1, 1 + width)  # a view first: vLLM may have a column for each token of the vocabulary
+        wanted = slice(1, 1 + width)  # cut columns first, because vLLM may have thousands
         ids, values = logprobs.logprob_token_ids[:, wanted][lines], logprobs.logprobs[:, wanted][lines]
         made.alternative_token_ids, made.alternative_logprobs = in_order(ids, values, np.repeat(top_ks, counts))
     if getattr(logprobs, "extras", None) is not None:
@@ -157,7 +155,7 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
 
 
 def _lines_of(indices: Lines, counts: npt.NDArray[np.uint8], starts: Sequence[int] | None) -> Lines:
-    """Return the lines of the accepted tokens; in each row the rejected ones follow."""
+    """Return the lines of the accepted tokens. In each row, rejected tokens follow the accepted tokens."""
     first = indices if starts is None else np.asarray(starts, np.intp)[indices]
     if counts.max() == 1:
         return first
@@ -166,28 +164,28 @@ def _lines_of(indices: Lines, counts: npt.NDArray[np.uint8], starts: Sequence[in
 
 
 def in_order(ids: Ids, values: Values, top_ks: npt.NDArray[np.integer]) -> tuple[Ids, Values]:
-    """Sort each line's first `top_ks` alternatives by value, ties by the lowest id.
+    """Sort each line's first `top_ks` alternatives by falling value, and equal values by id.
 
-    Ties are common in bfloat16, and torch.topk does not define their order. Alternatives after a line's top-k stay
-    unsorted and unused; vLLM decides which of several ties is the last of k.
+    Equal values are common in bfloat16, and torch.topk does not define the order of equal values. Alternatives after a
+    line's top-k are unused. If equal values cross this limit, vLLM decides which alternatives are used.
     """
     width = ids.shape[1]
     all_ids, all_values = ids.reshape(-1), values.reshape(-1)
     later, earlier = all_values[1:], all_values[:-1]
     rises = later > earlier
     is_wrong = rises | ((later == earlier) & (all_ids[1:] < all_ids[:-1]))
-    rises[width - 1 :: width] = is_wrong[width - 1 :: width] = False  # between two lines
+    rises[width - 1 :: width] = is_wrong[width - 1 :: width] = False  # pairs from two different lines
     if not is_wrong.any():
         return ids, values
-    # The sort key of an alternative: the inverted bits of its value above the bits of its id.
-    bits = (values.astype(np.float32) + np.float32(0)).view(np.int32)  # the sum turns -0 into +0
+    # The sort key of an alternative has the inverted bits of the value above the bits of the id.
+    bits = (values.astype(np.float32) + np.float32(0)).view(np.int32)  # adding 0 turns -0 into +0
     bits ^= (bits >> _SIGN) & _MAGNITUDE
     places = ((~bits).astype(np.int64) << np.int64(32)) | ids
     if top_ks.min() < width:
         places[np.arange(width) >= top_ks[:, None]] = _BEHIND
     places.sort(axis=1)
     ids = (places & np.int64(0xFFFFFFFF)).astype(ids.dtype)
-    if not rises.any():  # only ties were reordered
+    if not rises.any():  # only equal values were reordered
         return ids, values
     bits = ~(places >> np.int64(32)).astype(np.int32)
     bits ^= (bits >> _SIGN) & _MAGNITUDE

@@ -1,8 +1,8 @@
-"""Compatibility: imports everything from vLLM in one place, and checks it against its use.
+"""Compatibility: imports vLLM's names in one place, and checks vLLM's functions against our calls.
 
 vLLM has no public interface for an engine core in the caller's process, and each version changes something. The calls
-checked here are the same in all supported versions. Another version, or a changed call, is refused with one line when
-the engine is created, not at the first request.
+checked here are the same in all supported versions. An untested version or a changed call is refused when the engine is
+created, and not at the first request.
 """
 
 import inspect
@@ -22,21 +22,21 @@ _UNNEEDED = ("torchvision", "torchaudio", "torchcodec")
 
 
 class VersionError(ValueError):
-    """This version of vLLM cannot be used."""
+    """The installed version of vLLM cannot be used."""
 
 
 class Call(NamedTuple):
-    """A function of vLLM, and the arguments of our call."""
+    """A function of vLLM, and the arguments that we pass."""
 
     module: str
     name: str
-    """The name in the module; a method has a dot, and `self` as its first argument."""
+    """Name in the module. A method's name has a dot, and its arguments include `self`."""
     positional: int = 0
     keywords: str = ""
 
 
 class Members(NamedTuple):
-    """Used members of a vLLM class: fields, or names of an enumeration."""
+    """The members that we use of a vLLM class: fields, or names of an enumeration."""
 
     module: str
     name: str
@@ -118,7 +118,7 @@ OF_SAMPLER: tuple[Call | Members, ...] = (
     Members(_OUTPUTS, "SamplerOutput", "sampled_token_ids logprobs_tensors"),
     Members(_SAMPLING, "SamplingParams", "extra_args"),
 )
-"""Used by the engine with `--token-scores`."""
+"""Names that the engine uses with `--token-scores`."""
 OF_SCHEDULER: tuple[Call | Members, ...] = (
     *_OF_BOTH,
     Call(_SCHEDULER, "Scheduler.schedule", 1),
@@ -129,16 +129,16 @@ OF_SCHEDULER: tuple[Call | Members, ...] = (
     Members(_SAMPLING, "SamplingParams", "num_logprobs logprobs logprob_token_ids stop extra_args"),
     Members(_SAMPLING, "SamplingParams", "skip_reading_prefix_cache prompt_logprobs"),
 )
-"""Used by the scheduler plugin."""
+"""Names that the scheduler plugin uses."""
 OF_MASKS: tuple[Call | Members, ...] = (
     Members(_OUTPUTS, "ModelRunnerOutput", "sampling_masks"),
     Members(_OUTPUTS, "SamplingMaskLists", "token_ids offsets cu_num_generated_tokens"),
 )
-"""Used by the scheduler plugin with `--return-sampling-mask`."""
+"""Names that the scheduler plugin uses with `--return-sampling-mask`."""
 
 
 def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
-    """Import vLLM's names. Raises ImportError if vLLM is not installed, VersionError if this version cannot be used."""
+    """Import vLLM's names. Raise ImportError if vLLM is missing, or VersionError if its version cannot be used."""
     try:
         version = str(import_module("vllm").__version__)
     except ModuleNotFoundError as error:
@@ -151,7 +151,7 @@ def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
         check(version, used)
         names = {each.name.split(".")[0]: each.module for each in used}
         return SimpleNamespace(**{name: getattr(import_module(module), name) for name, module in names.items()})
-    except (ImportError, RuntimeError, OSError) as error:  # incompatible packages
+    except (ImportError, RuntimeError, OSError) as error:  # vLLM's packages are incompatible
         why = " ".join(str(error).split())
         is_unneeded = any(name in why for name in _UNNEEDED)
         remedy = f"; on a CPU: pip uninstall {' '.join(_UNNEEDED)}" if is_unneeded else ""
@@ -159,7 +159,7 @@ def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
 
 
 def check(version: str, used: Sequence[Call | Members] = OF_ENGINE) -> None:
-    """Raise VersionError if the version is out of range or a call has changed; the message has the first change."""
+    """Raise VersionError, with the first changed call, if a call has changed or the version is out of range."""
     change = next(filter(None, map(_change, used)), None)
     numbers = version.split(".")[:2]
     is_supported = all(map(str.isdecimal, numbers)) and OLDEST <= tuple(map(int, numbers)) <= NEWEST
@@ -191,7 +191,7 @@ def _change(used: Call | Members) -> str:
         inspect.signature(found).bind(*[None] * used.positional, **dict.fromkeys(used.keywords.split()))
     except TypeError as error:
         return f"{used.module}.{used.name} has changed: {error}"
-    except ValueError:  # there is no signature, as for a class in C
+    except ValueError:  # a class written in C has no signature
         return ""
     return ""
 

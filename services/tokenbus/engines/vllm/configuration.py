@@ -22,7 +22,7 @@ _LOGPROBS = ("raw_logprobs", "processed_logprobs")
 
 
 def check_model(model: Path | None) -> Path:
-    """Return the model's folder; raises ValueError. Does not import vLLM."""
+    """Return the model's folder, or raise ValueError, without importing vLLM."""
     if model is None:
         raise ValueError("--model: the folder of the model, got none")
     if not (model / "config.json").is_file():
@@ -34,7 +34,7 @@ def check_model(model: Path | None) -> Path:
 def configured(
     vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings
 ) -> tuple[Any, list[Adapter], bool]:
-    """Return the VllmConfig, the adapters, and whether Tokenbus scores tokens in vLLM's sampler; raises ValueError."""
+    """Return the VllmConfig, the adapters, and whether Tokenbus scores tokens in vLLM's sampler."""
     parsed = _parsed(vllm, given)
     parsed.model = str(model.resolve())
     arguments = vllm.EngineArgs.from_cli_args(parsed)
@@ -51,7 +51,7 @@ def configured(
     if parsed.token_scores:
         os.environ.setdefault(_RUNNER, "0")
     config = _created(vllm, arguments)
-    if config.scheduler_config.max_num_seqs > most:  # vLLM's default, which depends on the device
+    if config.scheduler_config.max_num_seqs > most:  # vLLM's default depends on the device
         arguments.max_num_seqs = most
         config = _created(vllm, arguments)
     keep_eager(config)
@@ -69,13 +69,13 @@ def configured(
 def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
 
     class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known only at run time
-        """vLLM's parser, but errors are raised instead of ending the process."""
+        """vLLM's parser, which raises errors here instead of ending the process."""
 
         def error(self, message: str) -> NoReturn:
             raise ValueError(f"vLLM's options: {message}")
 
     parser = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --"))
-    # Options of vLLM's API server that the engine needs.
+    # The engine also needs these options of vLLM's API server.
     parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH")
     scores = "score tokens with token_logprobs in vLLM's sampler, which offers more scores"
     parser.add_argument("--token-scores", action=BooleanOptionalAction, default=False, help=scores)
@@ -83,12 +83,12 @@ def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401
 
 
 def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as above
-    # As in vLLM's own server: some defaults depend on the usage context.
+    # Some defaults depend on the usage context, which is the same as in vLLM's own server.
     return arguments.create_engine_config(vllm.UsageContext.OPENAI_API_SERVER)
 
 
 def take_rank(arguments: Any) -> int | None:  # noqa: ANN401 - vLLM's
-    """Return this worker's data-parallel rank, or None, and make the options those of a single engine, as vLLM does."""
+    """Return this worker's data-parallel rank, or None, and change the options to those of a single engine."""
     size, rank = arguments.data_parallel_size, arguments.data_parallel_rank
     if rank is not None and not 0 <= rank < size:
         raise ValueError(f"--data-parallel-rank: at least 0 and below --data-parallel-size {size}, got {rank}")
@@ -109,19 +109,19 @@ def take_rank(arguments: Any) -> int | None:  # noqa: ANN401 - vLLM's
 
 
 def set_rank(config: Any, rank: int) -> None:  # noqa: ANN401 - vLLM's VllmConfig
-    """Configure a single engine as one of several ranks, as vLLM's server does: its random numbers and GPUs."""
+    """Select a rank's random numbers and GPUs in the configuration, as vLLM's server does."""
     if config.model_config.is_moe:
         limit = "unsupported for a mixture of experts; use --tensor-parallel-size and --enable-expert-parallel"
         raise ValueError(f"--data-parallel-rank: {limit}, got {rank}")
     parallel = config.parallel_config
     parallel.data_parallel_index = rank
-    # If the worker sees the GPUs of several ranks, it selects its rank's GPUs.
+    # A worker that sees the GPUs of several ranks selects its rank's GPUs.
     shares = import_module("torch").cuda.device_count() // parallel.world_size
     parallel.data_parallel_rank_local = rank % shares if shares else rank
 
 
 def keep_eager(config: Any) -> None:  # noqa: ANN401 - as above
-    """Turn compilation off with `--enforce-eager` on a CPU."""
+    """Turn compilation off if `--enforce-eager` is used on a CPU."""
     if config.model_config.enforce_eager and config.device_config.device_type == "cpu":
         # Otherwise vLLM compiles two functions of its sampler at the first token, which takes 20 s or more.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -138,7 +138,7 @@ def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as 
 
 
 def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as above
-    """Raise ValueError for a setting with more alternatives than vLLM computes."""
+    """Raise ValueError if a setting asks for more alternatives than vLLM computes."""
     most = config.model_config.max_logprobs
     if 0 <= most < top_k:
         raise ValueError(f"{key}: at most {most}, as --max-logprobs, got {top_k}")
@@ -154,7 +154,7 @@ def check_token_scores(config: Any) -> None:  # noqa: ANN401 - as above
 
 
 def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer
-    """Return the digest and probes of vLLM's tokenizer, or 0 and none; log if the folder's tokenizer differs."""
+    """Return the digest and probes of vLLM's tokenizer, or (0, ()). Log if the folder's tokenizer differs."""
     try:
         from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
 

@@ -1,4 +1,4 @@
-"""ControlledCore: operator commands to a running vLLM: pause, weights, memory, adapters."""
+"""ControlledCore: operator commands to a running vLLM, for pauses, weights, memory and adapters."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ _OF_STAGE = {
     WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH: ("finish_weight_update", ""),
     WeightTransferStage.WEIGHT_TRANSFER_STAGE_SHUTDOWN: ("shutdown_weight_transfer_engine", ""),
 }
-"""vLLM's method of each stage, and the name of the argument with the trainer's data."""
+"""vLLM's method for each stage, and the name of the argument for the trainer's data."""
 
 
 class ControlledCore:
-    """An EngineCore of vLLM under operator control; `FullEngine` documents the methods."""
+    """An EngineCore of vLLM under operator control. `FullEngine` documents the methods."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any, core: Any, model: Path) -> None:  # noqa: ANN401 - vLLM's
         self._vllm, self._config, self._core = vllm, config, core
         self._model = model
         self._weights: Path | None = model
-        """The folder of the current weights; None: they came from a trainer."""
+        """Folder of the current weights, or None for weights from a trainer."""
         self._adapters: dict[str, Any] = {}
         """vLLM's LoRARequest of each loaded adapter."""
         self._adapter_number = self._weights_number = 0
-        """The number of adapters, and of sets of weights, that were loaded at run time."""
+        """Numbers of adapters, and of sets of weights, that were loaded at run time."""
         self._is_paused = False
         self.weight_version = 0
         self.world_size: int = config.parallel_config.world_size
@@ -44,13 +44,13 @@ class ControlledCore:
         return tuple(self._adapters)
 
     def salted(self, cache_salt: str, adapter: str) -> str | None:
-        """Extend a request's cache salt with load counters: a version or a name may be reused for other weights."""
+        """Extend a request's cache salt with load counters, because the same name may get other weights."""
         known = self._adapters.get(adapter)
         marks = [("weights", self._weights_number), ("adapter", 0 if known is None else known.lora_int_id)]
         return cache_salt + "".join(f"@{kind}-{number}" for kind, number in marks if number) or None
 
     def pause(self, *, running: bool) -> None:
-        """Schedule no new requests; with `running`, schedule no tokens at all."""
+        """Stop scheduling new requests. If `running` is set, schedule no tokens at all."""
         states, self._is_paused = self._vllm.PauseState, True
         self._core.scheduler.set_pause_state(states.PAUSED_ALL if running else states.PAUSED_NEW)
 
@@ -59,7 +59,7 @@ class ControlledCore:
         self._is_paused = False
 
     def load_weights(self, folder: Path) -> None:
-        """Load the weights of a folder; on failure, reload the previous ones."""
+        """Load the weights of a folder. On failure, reload the previous weights."""
         given = _shapes_in(folder)
         for name, shape in _shapes_in(self._model).items():
             if (found := given.get(name)) != shape:
@@ -94,34 +94,34 @@ class ControlledCore:
             self._weights_number += 1
 
     def _own(self, arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """Pad per-process arguments so that each process finds its own by its global data-parallel rank."""
+        """Pad per-process arguments, because each process indexes them by its global data-parallel rank."""
         if isinstance(arguments, Mapping):
             return arguments
         return [{}] * (self._config.parallel_config.data_parallel_index * self.world_size) + list(arguments)
 
     def sleep(self, level: int) -> None:
-        """Free memory: level 1 moves the weights to the host, level 2 drops them; both drop the caches."""
+        """Drop the caches, and move the weights to the host at level 1 or drop the weights at level 2."""
         if not self._config.model_config.enable_sleep_mode:
             raise ValueError(f"sleep.level: 0 without --enable-sleep-mode, got {level}")
         self.reset_prefix_cache(also_running=True)
         self._core.model_executor.sleep(level)
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Reallocate memory; return whether vLLM is fully awake."""
+        """Reallocate memory, and return whether vLLM is fully awake."""
         executor = self._core.model_executor
         if executor.is_sleeping:
             executor.wake_up(list(tags) or None)
         return not executor.is_sleeping
 
     def reset_prefix_cache(self, *, also_running: bool = False) -> None:
-        """Clear the prefix cache; fails while requests hold blocks, unless `also_running` makes them recompute."""
+        """Clear the prefix cache, which fails while requests run unless `also_running` makes them recompute."""
         if not self._core.reset_prefix_cache(reset_running_requests=also_running):
             raise ValueError("reset_prefix_cache: running requests hold blocks of the cache")
 
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Call a method of each of vLLM's worker processes, and return the results like vLLM's own route.
+        """Call a method in all of vLLM's worker processes, and return the results in the form of vLLM's own route.
 
         The method may change the weights, so cached prompts are not reused and the weights' folder is unknown.
         """
@@ -147,7 +147,7 @@ class ControlledCore:
         self._adapters[adapter.name] = request
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; running requests keep it."""
+        """Unload an adapter, which running requests keep."""
         request = self._adapters.pop(name, None)
         if request is None:
             raise ValueError(f"unload_adapter.name: one of {', '.join(self._adapters) or 'none'}, got {name!r}")
@@ -169,7 +169,7 @@ def _facts(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's VllmConfig
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of the tensors in a folder's safetensors; raises ValueError."""
+    """Return the shapes of the tensors in a folder's safetensors files, or raise ValueError."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - installed with vLLM
 
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""VllmEngine: runs vLLM's EngineCore in this process, like vLLM's InprocClient, without vLLM's front end."""
+"""VllmEngine: runs vLLM's EngineCore in this process, as vLLM's InprocClient does, without vLLM's front end."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -36,19 +36,19 @@ class _Computed(NamedTuple):
 class VllmEngine(ControlledCore):
     """An engine for any model that vLLM supports.
 
-    Create it on the thread that steps it: OpenMP's threads, their cores and the CUDA device belong to that thread.
+    The thread that steps an engine must also create the engine, which binds OpenMP's threads and the CUDA device.
     """
 
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
-        """Start vLLM; raises ValueError for an option or version, RuntimeError or ImportError for anything missing."""
+        """Start vLLM. Raise ValueError for an option or version, RuntimeError or ImportError for other failures."""
         settings = settings or Settings()
         model = check_model(model)
-        # Done before vLLM is imported, because standard output belongs to the command.
+        # Set before vLLM is imported, because standard output belongs to the command.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         vllm = load_vllm()
         self._refusals = (ValueError, vllm.VLLMValidationError)
         self._is_broken = False
-        with ExitStack() as undone:  # a failure must leave behind no process of vLLM and no device memory
+        with ExitStack() as undone:  # a failure must release vLLM's processes and device memory
             try:
                 config, adapters, has_token_scores = configured(vllm, model, arguments, settings)
                 if has_token_scores:
@@ -99,7 +99,7 @@ class VllmEngine(ControlledCore):
 
     @property
     def kv_cache_usage(self) -> float:
-        """The used share of the KV cache, from 0 to 1."""
+        """Fill level of the KV cache, from 0 to 1."""
         return float(self._core.scheduler.kv_cache_manager.usage)
 
     @property
@@ -135,7 +135,7 @@ class VllmEngine(ControlledCore):
             request = self._inputs.process_inputs(
                 name,
                 vllm.tokens_input(prompt + accepted, cache_salt=salt),
-                vllm.SamplingParams(**given, skip_clone=True),  # a deep copy takes a third of this function's time
+                vllm.SamplingParams(**given, skip_clone=True),  # a deep copy would take a third of this function's time
                 supported_tasks=self._tasks,
                 lora_request=adapter,
                 priority=sampling.priority,
@@ -156,7 +156,7 @@ class VllmEngine(ControlledCore):
             self._aborted.append(name)
 
     def step(self) -> Sequence[StepArrays]:
-        """Let vLLM compute a step and return its rows; empty while vLLM fills its batch queue."""
+        """Let vLLM compute a step, and return the step's rows, or nothing while vLLM fills its batch queue."""
         if self._is_broken:
             raise EngineBrokenError(_DIED)
         aborted, self._aborted = self._aborted, []
@@ -193,14 +193,14 @@ class VllmEngine(ControlledCore):
             _outputs, model_executed = self._core.step_fn()
             self._core.post_step(model_executed=model_executed)
         except Exception as error:
-            # The state of the requests is unknown, so all of them end; a dead process also ends the worker. vLLM wakes
-            # this thread before it calls `_note_broken`.
+            # The requests' state is unknown, so all requests end. If a process of vLLM has died, the worker ends, too.
+            # vLLM may wake this thread before the call of `_note_broken`, so the executor is asked as well.
             if self._is_broken or getattr(self._core.model_executor, "is_failed", False):
                 raise EngineBrokenError(f"{_DIED}: {_line(error)}") from error
             raise
 
     def _observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler
-        """Keep each step's logprob arrays, which vLLM would split into objects per request."""
+        """Keep each step's logprob arrays, before vLLM splits the arrays into objects per request."""
         update = scheduler.update_from_output
 
         def update_from_output(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
@@ -214,7 +214,7 @@ class VllmEngine(ControlledCore):
         scheduler.update_from_output = update_from_output
 
     def _detokenizer(self, request: Any, accepted: list[int], min_tokens: int) -> Any:  # noqa: ANN401 - vLLM's own
-        """Return the detector of stop strings. Accepted tokens count as output, so a stop may begin in them."""
+        """Return the detector of stop strings. A stop string may begin in the accepted tokens of earlier turns."""
         if self._inputs.tokenizer is None:
             raise ValueError("sampling.stop: vLLM runs without a tokenizer here, so it finds no stop strings")
         if accepted:
@@ -227,7 +227,7 @@ class VllmEngine(ControlledCore):
         return detokenizer
 
     def _note_broken(self) -> None:
-        """Record that a process of vLLM has died; vLLM calls this on another thread."""
+        """Record that a process of vLLM has died. vLLM calls this function on another thread."""
         self._is_broken = True
 
 
@@ -240,5 +240,5 @@ def _refusal(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return an error's message in one line; pydantic's have several."""
+    """Return an error's message in one line, because messages of pydantic have several lines."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -28,7 +28,7 @@ def _form(output: StructuredOutput) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Parse the arguments of vLLM's extensions; like vLLM's server, allow only plain values and lists of them."""
+    """Parse the arguments of vLLM's extensions. As in vLLM's server, values are plain or lists of plain values."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -53,7 +53,7 @@ _PARAMETERS = {
     "structured_output": "structured_outputs",
     "engine_arguments": "extra_args",
 }
-"""vLLM's name of each of our fields; fields that are neither here nor in BESIDE are refused."""
+"""vLLM's name of each of our fields. Fields outside this table and BESIDE are refused."""
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "seed": lambda seed: seed % _SEEDS,  # vLLM's seed is signed, and -1 means no seed
     "logit_bias": lambda biases: {each.token_id: each.bias for each in biases},
@@ -61,11 +61,11 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "structured_output": _form,
     "engine_arguments": _arguments,
 }
-"""For fields whose values vLLM takes in another form."""
+"""Conversions of the fields for which vLLM has another form."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
 """Fields that are not part of vLLM's SamplingParams."""
 _OF_OUTPUT = ("structured_outputs", "presence_penalty", "frequency_penalty", "bad_words")
-"""Arguments that depend on the whole output, which vLLM does not have in a continued request."""
+"""Arguments that depend on the whole output, which vLLM does not know in a continued request."""
 SAMPLING_ARGUMENTS = (*_PARAMETERS.values(), "logprobs", "prompt_logprobs")
 """All used arguments of SamplingParams."""
 
@@ -78,7 +78,7 @@ def sampling_arguments(
     top_logprobs: int,
     has_token_scores: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments of SamplingParams, based on the model's defaults; raises ValueError."""
+    """Return the arguments of SamplingParams, based on the model's defaults, or raise ValueError."""
     if not generate.request_id:
         raise ValueError("request_id: at least 1, got 0")
     if generate.include_draft_logprobs:
@@ -108,7 +108,7 @@ def sampling_arguments(
 
 
 def begin_only(arguments: dict[str, Any]) -> bool:
-    """Limit the request to one token and keep its cache for a decode worker; return whether it needs more tokens."""
+    """Limit a request to one token, keep its cache, and return whether a decode worker must continue."""
     if arguments["max_tokens"] == 1:
         return False
     arguments |= {"max_tokens": 1, "min_tokens": min(1, arguments.get("min_tokens") or 0)}
@@ -118,7 +118,7 @@ def begin_only(arguments: dict[str, Any]) -> bool:
 
 
 def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
-    """Subtract the tokens of earlier turns, which vLLM sees as part of the prompt, from the token limits."""
+    """Reduce the token limits by the tokens of earlier turns, which vLLM counts as part of the prompt."""
     if not generate.continuation.token_ids:
         return
     for name in _OF_OUTPUT:
@@ -135,7 +135,7 @@ def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
 def _of_prompt(asked: PromptScoring, *, has_token_scores: bool) -> dict[str, Any]:
     if asked.token_ids and not has_token_scores:
         raise ValueError(f"prompt_scoring.token_ids: none without --token-scores, got {len(asked.token_ids)}")
-    # vLLM needs at least one token; the worker drops it.
+    # vLLM must generate at least one token, which the worker drops.
     return {"prompt_logprobs": asked.top_logprobs, **({"max_tokens": 1} if asked.without_generation else {})}
 
 
@@ -149,7 +149,7 @@ def _transfer(generate: Generate) -> dict[str, Any]:
 
 
 def _extra_arguments(generate: Generate, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for vLLM's extensions and for our sampler."""
+    """Return the arguments for vLLM's extensions and our sampler."""
     for name in (ASKED, GIVEN, _TRANSFER):
         if name in given:
             raise ValueError(f"sampling.engine_arguments.{name}: only the worker may set it")

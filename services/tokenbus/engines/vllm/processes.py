@@ -1,8 +1,8 @@
 """Processes: protects vLLM's worker processes from the signals of our process group, and waits for them.
 
 A terminal or a service manager sends SIGTERM and SIGINT to the whole process group. vLLM's worker processes would end
-at once, and the requests could not be drained. In a separate session they end when vLLM shuts down, or when our process
-is gone: they watch a pipe.
+at once, and the requests could not be drained. So each worker process gets a separate session. The worker processes
+watch a pipe, and end when vLLM shuts down or our process ends.
 """
 
 import os
@@ -14,12 +14,12 @@ from typing import Any
 _MOST_SPIN_SECONDS = 0.001
 _MOST_WAIT_MS = 1
 _worker_main: Callable[..., None] | None = None
-"""vLLM's function, kept in this process and its forks."""
+"""Original function of vLLM, which this process and its forks keep."""
 
 
 @contextmanager
 def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's WorkerProc
-    """Let processes that vLLM starts in this block create a new session."""
+    """Make each process that vLLM starts in this block create a new session."""
     global _worker_main  # noqa: PLW0603 - forked processes need it
     _worker_main = worker_process.worker_main
     worker_process.worker_main = staticmethod(main)
@@ -30,11 +30,11 @@ def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
 
 
 def sleep_while_they_compute(executor: Any) -> None:  # noqa: ANN401 - vLLM's Executor
-    """Let the stepping thread sleep while vLLM's processes compute; vLLM would spin for up to a second.
+    """Let the stepping thread sleep while vLLM's processes compute, instead of spinning for up to a second.
 
-    Spinning occupies a core that our other threads and other services need. vLLM's processes wake the reader except
-    for a message within about a millisecond of the previous one, so the reader spins for a millisecond and then polls
-    every millisecond. A version of vLLM that waits differently is left unchanged: that costs only CPU time.
+    Spinning occupies a core that other threads need. vLLM's processes do not wake the reader for a message within about
+    a millisecond of the previous message, so the reader spins for a millisecond and then polls every millisecond. A
+    version of vLLM that waits differently is left unchanged, at the cost of CPU time.
     """
     for worker in getattr(executor, "workers", ()):
         condition = getattr(getattr(worker, "worker_response_mq", None), "_spin_condition", None)
@@ -48,9 +48,9 @@ def _wait_briefly(wait: Callable[[int], None], timeout_ms: int | None = None) ->
 
 
 def main(*arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as vLLM gives them
-    """Run a worker process of vLLM in its own session."""
+    """Run a worker process of vLLM in a separate session."""
     os.setsid()
-    if _worker_main is None:  # a new interpreter, in which nothing has been replaced
+    if _worker_main is None:  # a new interpreter has the original function
         from vllm.v1.executor.multiproc_executor import WorkerProc
 
         WorkerProc.worker_main(*arguments, **named)

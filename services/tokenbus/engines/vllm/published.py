@@ -1,7 +1,7 @@
 """Published: a scheduler plugin that publishes all requests of an existing vLLM on the bus.
 
-vLLM creates it in its core process (`--scheduler-cls tokenbus.engines.vllm.scheduler`), and its front end gets the same
-answers as before. Neither a fault here nor a missing processor makes a step of vLLM wait or fail.
+vLLM creates the plugin in its core process (`--scheduler-cls tokenbus.engines.vllm.scheduler`). vLLM's front end gets
+the same answers as without the plugin. A fault of the plugin or a missing processor never delays a step of vLLM.
 """
 
 import atexit
@@ -48,7 +48,7 @@ _log = logger("worker")
 
 
 def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
-    """Create vLLM's scheduler and publish its steps (`--scheduler-cls`); an error ends the process with one line."""
+    """Create vLLM's scheduler and publish its steps (`--scheduler-cls`). An error ends the process with one line."""
     config = given["vllm_config"]
     try:
         vllm = load_vllm(OF_SCHEDULER)
@@ -70,13 +70,13 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
 
 
 def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
-    """Load the settings with defaults for this vLLM; raises ValueError."""
+    """Load the settings with defaults for this vLLM, or raise ValueError."""
     found = Settings.load()
     rank, model = config.parallel_config.data_parallel_index, config.model_config
     here: dict[str, object] = {
         "worker.id": "vllm-0",
         "worker.model": str(model.served_model_name),
-        "worker.drain_timeout_ms": 2000,  # vLLM kills its core process some seconds after asking it to end
+        "worker.drain_timeout_ms": 2000,  # vLLM soon kills a core process that it asked to end
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
     found = Settings.load(overrides=overrides)
@@ -90,13 +90,13 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     most = min(found.limits.max_top_k, model.get_vocab_size())
     if top_k > most:
         raise ValueError(f"worker.top_logprobs: at most {most}, as limits.max_top_k or the vocabulary, got {top_k}")
-    # Requests reach vLLM through its own front end, and the stream must never make vLLM wait.
+    # Requests reach vLLM through its own front end, and publishing must never block vLLM.
     worker = replace(found.worker, max_requests=0, policy="fail", dp_rank=rank)
     return replace(found, worker=replace(worker, id=f"{worker.id}-{rank}") if rank else worker)
 
 
 def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmConfig
-    """Return the scheduler class that vLLM would choose: asynchronous scheduling has its own."""
+    """Return the scheduler class that vLLM would choose without `--scheduler-cls`."""
     chosen = copy(config.scheduler_config)
     chosen.scheduler_cls = None
     own: Callable[..., Any] = chosen.get_scheduler_cls()
@@ -104,15 +104,15 @@ def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmC
 
 
 def has_masks(config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
-    """Return whether vLLM returns the sampling mask of each token, which it can since 0.29."""
+    """Return whether vLLM returns the sampling mask of each token, as vLLM 0.29 and later can."""
     return bool(getattr(config.model_config, "return_sampling_mask", False))
 
 
 class Published:
-    """Publishes a scheduler's steps from separate threads; retention bounds the data that waits for a processor."""
+    """Publishes a scheduler's steps from separate threads. Retention bounds the data that waits for a processor."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any, settings: Settings, tokenizer: Any) -> None:  # noqa: ANN401
-        """Start publishing, also without a processor; raises AddressError if metrics cannot be served."""
+        """Start publishing, even without a processor. Raise AddressError if metrics cannot be served."""
         model = config.model_config
         self._vllm = vllm
         self._tokenizer = tokenizer
@@ -121,21 +121,21 @@ class Published:
         self._request_ids, self._sessions = RequestIds(), Sessions()
         self._requests = Requests(vllm, config)
         self._asked: dict[str, int] = {}
-        """The front end's number of alternatives, for requests with logprobs."""
+        """Number of alternatives that the front end asked for, by request with logprobs."""
         self._choosing: set[str] = set()
-        """The requests with `logprob_token_ids`."""
+        """Requests with `logprob_token_ids`."""
         self._ended: set[str] = set()
-        """The requests that have ended on the bus but not in vLLM."""
+        """Requests that have ended on the bus but not in vLLM."""
         self._last_rows = NO_ROWS
-        """The last rows of requests that ended since the last step."""
+        """Last rows of the requests that ended since the last step."""
         self._weight_version = 0
         self._is_on = True
-        # No adapters are announced: requests do not come over the bus.
+        # No adapters are announced, because requests do not come over the bus.
         described = EngineDescription(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
         with ExitStack() as stack:
             self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
             self._running = stack.pop_all()
-        # Registered in case vLLM's core fails early. atexit itself would run too late, after the threads have ended.
+        # Close even if vLLM's core fails early. Functions of atexit would run only after the threads have ended.
         getattr(threading, "_register_atexit", atexit.register)(self.close)
         _log.info(
             "worker started",
@@ -170,7 +170,7 @@ class Published:
         scheduler.note_weight_version = self._note_weight_version
 
     def close(self) -> None:
-        """Publish the remaining steps and disconnect; the bus ends the open requests."""
+        """Publish the remaining steps and disconnect. The bus then ends the open requests."""
         self._is_on = False
         self._running.close()
 
@@ -178,7 +178,7 @@ class Published:
         self._weight_version = version_number(name)
 
     def _isolated(self, call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - vLLM's
-        """Call a function that must not fail a step of vLLM; an exception ends publishing."""
+        """Call a function that must not fail a step of vLLM. An exception ends publishing."""
         if not self._is_on:
             return
         try:
@@ -191,8 +191,8 @@ class Published:
     # Before a step.
 
     def _begin(self, scheduled: Any, known: Mapping[str, Any]) -> None:  # noqa: ANN401 - vLLM's
-        """Remove ended requests, and turn logprobs on for new ones, in copies of their parameters."""
-        # If a client has dropped its request, this is the only sign that vLLM gives.
+        """Remove ended requests, and turn logprobs on for new requests by copying their sampling parameters."""
+        # `finished_req_ids` is vLLM's only sign that a client has dropped its request.
         self._last_rows += self._requests.abort(scheduled.finished_req_ids)
         for name in scheduled.finished_req_ids:
             self._ended.discard(name)
@@ -200,9 +200,9 @@ class Published:
             self._asked.pop(name, None)
         for new in scheduled.scheduled_new_reqs:
             name, sampling = new.req_id, new.sampling_params
-            if sampling is None:  # a request for an embedding
+            if sampling is None:  # the request asks for an embedding
                 continue
-            # A preempted request may be new to the model again.
+            # vLLM may schedule a preempted request as new again.
             if name not in self._requests and name not in self._ended:
                 self._add(new, known[name])
             wanted = sampling.logprobs
@@ -244,7 +244,7 @@ class Published:
         return logprobs if logprobs is None or not wanted or min(wanted) < 0 else cut(logprobs, max(wanted))
 
     def _publish(self, scheduled: Any, computed: Any, logprobs: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401
-        """Publish a step with all its logprobs, and cut the outputs to the front end's numbers."""
+        """Publish a step with all its logprobs, and cut the outputs to the numbers that the front end asked for."""
         unpublished = self._requests.names_of(self._client.take_aborts())
         last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), NO_ROWS
         for scores in self._requests.prompts.taken(computed.prompt_logprobs_dict):
@@ -264,7 +264,7 @@ class Published:
 
     def _emit(self, rows: Rows, scheduled: Any, logprobs: Any, masks: Any) -> None:  # noqa: ANN401
         if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):
-            rows.top_ks[:] = 0  # in such a step the lines do not have the most probable tokens
+            rows.top_ks[:] = 0  # lines with chosen ids lack the most probable tokens
         try:
             arrays = self._requests.arrays(rows, logprobs)
             if masks is not None:
@@ -282,7 +282,7 @@ class Published:
 
 
 def cut(logprobs: Any, alternatives: int) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists
-    """Cut logprobs to a number of alternatives; a negative number keeps all."""
+    """Cut logprobs to a number of alternatives, or keep all if the number is negative."""
     columns = alternatives + 1
     if columns <= 0 or columns >= logprobs.logprobs.shape[1]:
         return logprobs

@@ -1,4 +1,4 @@
-"""Request ids on the bus for the requests of an existing vLLM, which names them itself."""
+"""Request ids on the bus for the requests of an existing vLLM, which has its own names."""
 
 import re
 from collections import OrderedDict
@@ -9,21 +9,21 @@ from typing import Any
 from tokenbus.logs import DeduplicatedLog, logger
 
 ARGUMENT = "tokenbus_request_id"
-"""The argument in `vllm_xargs` (SamplingParams.extra_args) with which a request chooses its id."""
+"""Argument in `vllm_xargs` (SamplingParams.extra_args) with which a request chooses its id."""
 _MOST_ID = 2**64 - 1
 _MOST_DIGITS = 20
 _MOST_RECENT = 65_536
-"""The number of ended requests that a processor remembers by default."""
+"""Number of ended requests that a processor remembers by default."""
 _SUFFIX = re.compile("-[0-9a-f]{8}")
 _CHILD = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)
 _log = logger("worker")
 
 
 def request_id(vllm_id: str) -> int:
-    """Return the id of a request on the bus, from its id in vLLM's API server.
+    """Return a request's id on the bus, from the id in vLLM's API server.
 
-    That is the `id` of a chat answer, or the `id` of a completion, `-` and the prompt's number from 0. With `n` answers
-    the answer's number and `_` come first. The result is the first 8 bytes of its SHA-256, as a big-endian number.
+    vLLM's id is `ID` for the chat answer `ID`, and `ID-PROMPT` for a completion, where PROMPT counts from 0. If `n` is
+    above 1, the prefix is `ANSWER_`. The result is a big-endian number: the first 8 bytes of the SHA-256 of vLLM's id.
 
     Example:
         assert request_id("chatcmpl-42") != request_id("cmpl-42-0") != request_id("1_cmpl-42-0")
@@ -32,7 +32,7 @@ def request_id(vllm_id: str) -> int:
 
 
 class RequestIds:
-    """Assigns unique ids: a processor would mistake rows with a reused id for late rows."""
+    """Assigns unique ids, because a processor would take rows with a reused id for late rows."""
 
     def __init__(self, most: int = _MOST_RECENT) -> None:
         self._most = most
@@ -40,7 +40,7 @@ class RequestIds:
         self._repeated_log = DeduplicatedLog()
 
     def id_of(self, name: str, arguments: Mapping[str, Any] | None) -> int:
-        """Return the id of a new request, from its name in vLLM's core and its `extra_args`."""
+        """Return the id of a new request from the request's name in vLLM's core and `extra_args`."""
         for found in self._candidates(name, arguments or {}):
             if found not in self._recent:
                 break
@@ -51,14 +51,14 @@ class RequestIds:
         return found
 
     def _candidates(self, name: str, arguments: Mapping[str, Any]) -> Iterator[int]:
-        """Yield the possible ids of a request, the preferred one first."""
+        """Yield the possible ids of a request, beginning with the preferred id."""
         child = _CHILD.fullmatch(name)
         if ARGUMENT in arguments:
             given = _number(arguments[ARGUMENT])
             if given is None:
                 limit = f"1 to {_MOST_ID}"
                 self._repeated_log.begin("wrong", _log.warning, "request id refused", request=name, limit=limit)
-            else:  # n answers get consecutive ids
+            else:  # the answers of a request with `n` get consecutive ids
                 yield (given + int(child[1]) - 1) % _MOST_ID + 1 if child else given
         # The core appends eight random digits to the front end's id.
         known = name[: -len("-12345678")] if _SUFFIX.fullmatch(name[-len("-12345678") :]) else name

@@ -1,4 +1,4 @@
-"""Requests: the open requests of vLLM, and the conversion of its steps to rows."""
+"""Requests: the open requests of vLLM, and the conversion of vLLM's steps to rows."""
 
 import json
 from array import array
@@ -16,29 +16,29 @@ from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 
 _LEAST_SLOTS = 64
-_ACTIVE = int(RowStatus.ACTIVE)  # an int, for the same reason as _ABORTED in columns.py
+_ACTIVE = int(RowStatus.ACTIVE)  # an int, because numpy converts enum members slowly
 _WHOLE = (RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH)
 _NOWHERE = np.iinfo(np.intp).max
 
 
 class Request(NamedTuple):
-    """A new request."""
+    """A request that vLLM has just accepted."""
 
     request_id: int
     top_k: int | None
-    """The number of alternatives; None: no logprobs."""
+    """Number of alternatives, or None for a request without logprobs."""
     stops: Sequence[str] = ()
-    """The stop strings; no more than the column `stops` can represent."""
+    """Stop strings, at most as many as the column `stops` can represent."""
     detokenizer: Any = None
     """vLLM's IncrementalDetokenizer, for a request with stop strings."""
     position: int = 0
-    """The position of the first token."""
+    """Position of the first token."""
     leaves: bool = False
     """Whether a decode worker continues after the first token."""
 
 
 class _Batch:
-    """The requests with outputs in a step, and their slots; usually the next step has the same requests."""
+    """Requests with outputs in a step, and their slots. The next step usually has the same requests."""
 
     def __init__(self, names: Sequence[str], slots: Lines) -> None:
         self.names = names
@@ -48,7 +48,7 @@ class _Batch:
         self._indices = slots
 
     def indices_in(self, given: Mapping[str, int]) -> Lines:
-        """Return each request's index in vLLM's arrays of a step."""
+        """Return each request's index in vLLM's arrays for a step."""
         if given != self._given:
             self._given = dict(given)
             self._indices = np.array([given.get(name, _NOWHERE) for name in self.names], np.intp)
@@ -56,7 +56,7 @@ class _Batch:
 
 
 class Requests:
-    """The open requests of vLLM as columns by slot, so that continuing rows need no Python objects."""
+    """The open requests of vLLM, in columns by slot, so that continuing rows need no Python objects."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
         reasons = vllm.FinishReason
@@ -82,7 +82,7 @@ class Requests:
         self._states: dict[int, bytes] = {}
         self.prompts = PromptsToScore()
         self.cached_prompts: list[tuple[int, int, int]] = []
-        """The cached prompts of requests that got their first token in the last step, as in `StepArrays`."""
+        """Cached prompts of the requests that got their first token in the last step, as in `StepArrays`."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -102,28 +102,28 @@ class Requests:
             self._leaving.add(name)
 
     def names_of(self, request_ids: Iterable[int]) -> list[str]:
-        """Return vLLM's names of the open requests among these."""
+        """Return vLLM's names of the given requests that are open."""
         wanted = frozenset(request_ids)
         return [name for name, slot in self._slots.items() if int(self._request_ids[slot]) in wanted] if wanted else []
 
     def abort(self, names: Iterable[str]) -> Rows:
-        """Remove requests and return their last rows; unknown names are ignored."""
+        """Remove requests and return their last rows. Unknown names are ignored."""
         found = [name for name in names if name in self._slots]
         rows = self._empty_rows(dict.fromkeys(found, RowStatus.ABORTED))
         self._remove(found)
         return rows
 
     def arrays(self, rows: Rows, logprobs: Logprobs) -> StepArrays:
-        """Convert rows to a step; raises ValueError if vLLM's logprobs do not match the rows."""
+        """Convert rows to a step, or raise ValueError if vLLM's logprobs do not match the rows."""
         return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
 
     def taken_states(self) -> dict[int, bytes]:
-        """Remove and return the connector's state for the decode worker of each leaving request."""
+        """Remove and return the connector's states of the requests that move to a decode worker."""
         states, self._states = self._states, {}
         return states
 
     def rows_of(self, scheduled: Any, indices: dict[str, int], outputs: Sequence[Any]) -> tuple[Rows, list[str]]:  # noqa: ANN401
-        """Return a step's rows and the names of requests that a stop string ended; remove all ended requests."""
+        """Return a step's rows and the names of requests that a stop string ended, and remove all ended requests."""
         names = [output.request_id for output in outputs]
         if names != self._batch.names:
             outputs = [output for output in outputs if output.request_id in self._slots]
@@ -159,8 +159,8 @@ class Requests:
         ]
 
     def _rows(self, slots: Lines, tokens: Sequence[Sequence[int]]) -> Rows:
-        """Return active rows with these tokens, and advance the positions."""
-        try:  # usually each has one token, which takes a third of the time
+        """Return active rows with the given tokens, and advance the slots' positions."""
+        try:  # this fast path needs one token per request
             token_ids, counts = array("I", [token for (token,) in tokens]), np.ones(slots.size, np.uint8)
         except ValueError:
             token_ids = array("I", chain.from_iterable(tokens))
@@ -196,7 +196,7 @@ class Requests:
         return self._empty_rows({name: status for name, status in silent.items() if name in known})
 
     def _read(self, output: Any) -> tuple[Sequence[int], RowStatus, int]:  # noqa: ANN401
-        """Return the kept tokens of an output, the request's status and the stop that ended it."""
+        """Return the kept tokens of an output, the request's status, and the stop that ended the request."""
         reason = output.finish_reason
         status = RowStatus.ACTIVE if reason is None else self._statuses[reason]
         tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
@@ -238,7 +238,7 @@ class Requests:
 def _drafts(scheduled: Any, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> list[int]:  # noqa: ANN401
     """Return the number of verified draft tokens of each row."""
     drafts = scheduled.scheduled_spec_decode_tokens
-    # Invalid drafts violate a structured output and were not computed.
+    # vLLM does not compute drafts that violate a structured output.
     invalid = scheduled.num_invalid_spec_tokens or {}
     return [
         len(drafts.get(name, ())) - invalid.get(name, 0) if kept else 0
@@ -247,10 +247,10 @@ def _drafts(scheduled: Any, names: Sequence[str], tokens: Sequence[Sequence[int]
 
 
 def _until_stop(detokenizer: Any, tokens: Sequence[int], *, is_stop: bool) -> tuple[int, str | None]:  # noqa: ANN401
-    """Return the number of tokens up to the end of a stop string, and the string; all tokens and None without one.
+    """Return the number of tokens up to the end of a stop string (or of all tokens), and the stop string or None.
 
-    Tokens are added one by one: versions of vLLM differ in the tokens that they keep after a stop string. `is_stop`
-    says that the last token is a stop token or the end token.
+    Tokens are added one by one, because versions of vLLM keep different tokens after a stop string. `is_stop` says that
+    the last token is a stop token or the end token.
     """
     for count, token in enumerate(tokens, 1):
         if text := detokenizer.update([token], is_stop and count == len(tokens)):

@@ -1,4 +1,4 @@
-"""Sampler: calls `token_logprobs` in vLLM's sampler, in vLLM's worker processes (`--token-scores`)."""
+"""Sampler: calls `token_logprobs` in the sampler of vLLM's worker processes (`--token-scores`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,18 +19,18 @@ from tokenbus_gpu_ops.errors import GpuUnavailableError
 
 
 class ExtraScores(NamedTuple):
-    """The extra scores of a batch, as arguments of `token_logprobs`."""
+    """Extra scores of a batch, as arguments of `token_logprobs`."""
 
     arguments: dict[str, Any]
     want_other: bool
-    """Whether any request needs the other distribution."""
+    """Whether any request needs logprobs of the other kind (raw or processed)."""
 
 
 NO_EXTRA_SCORES = ExtraScores({}, want_other=False)
 
 
 class PendingScores:
-    """Scores that may still be in computation; takes the place of vLLM's LogprobsTensors."""
+    """Scores that may still be in computation, in place of vLLM's LogprobsTensors."""
 
     cu_num_generated_tokens = None
 
@@ -38,7 +38,7 @@ class PendingScores:
         self._found, self._kept = found, kept
 
     def to_cpu_nonblocking(self) -> "PendingScores":
-        """Return itself: the copy to the host has begun."""
+        """Return this object, because the copy to the host has begun already."""
         return self
 
     def filter(self, mask: Any) -> "PendingScores":  # noqa: ANN401 - as above
@@ -49,16 +49,16 @@ class PendingScores:
 
 
 class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
-    """vLLM's sampler with our scores; the class of an existing instance is changed to this one."""
+    """vLLM's sampler with our scores. `use_token_scores` changes the class of an existing instance."""
 
     runner: Any
-    """vLLM's model runner, which knows the request of each line."""
+    """vLLM's model runner, which knows the request of each line of logits."""
     given_ids: Sequence[int] = ()
-    """The ids to score in the current prompt."""
+    """Ids to score in the current prompt."""
     keeps_processed = False
     """Whether to keep the processed logits, from which tokens are sampled."""
     processed: torch.Tensor | None = None
-    """The processed logits of the last call."""
+    """Processed logits of the last call."""
     _arguments: Sequence[Mapping[str, Any] | None] = ()
     _extra_scores = NO_EXTRA_SCORES
 
@@ -107,7 +107,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
         drawing = self.topk_topp_sampler
         before = drawing.logprobs_mode, drawing.forward
         drawing.logprobs_mode = "processed_logits"
-        if logits.is_cuda:  # FlashInfer does not return them
+        if logits.is_cuda:  # FlashInfer does not return processed logits
             drawing.forward = drawing.forward_native
         try:
             metadata = replace(sampling_metadata, max_num_logprobs=0)
@@ -117,7 +117,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
         return sampled, self.processed if self.is_processed else None
 
     def gather_logprobs(self, logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:  # noqa: ANN401
-        """Gather the logprobs of prompt tokens, with the given ids instead of the most probable ones."""
+        """Gather the logprobs of prompt tokens, with the given ids instead of the most probable tokens."""
         if not self.given_ids:
             return super().gather_logprobs(logprobs, num_logprobs, token_ids)
         given = torch.tensor(self.given_ids, device=token_ids.device).expand(len(token_ids), -1)
@@ -148,14 +148,14 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
 _HANDS_OVER = SimpleNamespace(
     is_logits_logprobs_mode=True, sampler=SimpleNamespace(gather_logprobs=lambda logits, *_: logits)
 )
-"""Stands in for vLLM's rejection sampler, which then returns the logits instead of scores."""
+"""Substitute for vLLM's rejection sampler, with which `_get_logprobs_tensors` returns logits instead of scores."""
 
 
 class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: ignore[misc]
-    """vLLM's rejection sampler, with our scores of the accepted tokens."""
+    """vLLM's rejection sampler with our scores of the accepted tokens."""
 
     _drafted: torch.Tensor | None = None
-    """The logits that verified the drafts of the last call."""
+    """Logits that verified the drafts of the last call."""
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:  # noqa: ANN401
         wants = sampling_metadata.max_num_logprobs is not None and self.sampler.extra_scores().want_other
@@ -205,7 +205,7 @@ def _extra_scores_of(asked: Sequence[Asked], *, is_processed: bool) -> ExtraScor
         return NO_EXTRA_SCORES
     others, entropies, bounds, ids = zip(*asked, strict=True)
     want_other = any(others) or (any(bounds) and not is_processed)
-    if len(set(asked)) == 1 and not ids[0]:  # with one value for all requests, `token_logprobs` prepares only once
+    if len(set(asked)) == 1 and not ids[0]:  # `token_logprobs` is faster with one value for all requests
         return ExtraScores(
             {"other_logprobs": others[0], "entropies": entropies[0], "mask_bounds": bounds[0]}, want_other
         )
@@ -220,7 +220,7 @@ def _extra_scores_of(asked: Sequence[Asked], *, is_processed: bool) -> ExtraScor
 
 
 class _PromptScores:
-    """Scores prompts one by one if a request names token ids, because vLLM scores all prompts of a step alike."""
+    """Scores prompts one by one if a request names token ids, as vLLM scores all prompts of a step in the same way."""
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
         self._runner = runner
@@ -245,13 +245,13 @@ class _PromptScores:
 
 
 def use_token_scores(worker: Any) -> None:  # noqa: ANN401 - vLLM's Worker
-    """Install our samplers in a worker process; vLLM calls this with its worker."""
+    """Install our samplers in a worker process. vLLM calls this function with its worker."""
     runner = worker.model_runner
     sampler: Any = getattr(runner, "sampler", None)
     if type(sampler) is not Sampler:
         got = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
         raise ValueError(f"--token-scores: the sampler of vLLM's V1 model runner, got {got}")
-    try:  # fail now, not at the first request, if anything is missing
+    try:  # fail before the first request if anything is missing
         token_logprobs(torch.zeros((1, 2), device=runner.device), torch.zeros(1, device=runner.device).long()).wait()
     except GpuUnavailableError as error:
         raise ValueError(f"--token-scores: a device that token_logprobs can use, got none: {error}") from error

@@ -1,4 +1,4 @@
-"""Sessions on the bus for the requests of an existing vLLM, labelled by an argument or by vLLM's own request id."""
+"""Sessions on the bus for the requests of an existing vLLM, with labels in an argument or in vLLM's request id."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,21 @@ from tokenbus_contracts.generated.request_pb2 import Generate, TokenPrompt
 from tokenbus_contracts.schema import bounds_in
 
 SESSION = "tokenbus_session"
-"""The argument in `vllm_xargs` (SamplingParams.extra_args) with the label of a request's session."""
+"""Argument in `vllm_xargs` (SamplingParams.extra_args) with the label of a request's session."""
 PARENT = "tokenbus_parent"
-"""The argument with the id of the request that this one follows, in 16 hexadecimal digits."""
+"""Argument with the id of the request's parent, in 16 hexadecimal digits."""
 _MOST_BYTES = bounds_in(Generate.DESCRIPTOR.fields_by_name["session"].GetOptions()).max_bytes
 _ID = re.compile("[0-9a-fA-F]{16}")
 _LABELLED = re.compile(rf"(?:\d+_)?(?:[a-z-]+[-_])?{SESSION}:([^:]*):.*", re.DOTALL)
-"""The name in vLLM's core of a request with a label in its id: the number of one of n answers, vLLM's kind of request
-(`chatcmpl-`), then `tokenbus_session:LABEL:`, and anything that makes the id unique.
+"""Pattern of a labelled request id in vLLM's core.
+
+The parts are the answer's number, vLLM's kind of request (`chatcmpl-`), `tokenbus_session:LABEL:`, and a unique rest.
 """
 _log = logger("worker")
 
 
 class Sessions:
-    """Reads the sessions of requests; an invalid argument is logged and ignored, because it must not fail vLLM."""
+    """Reads the sessions of requests. Invalid arguments are logged and ignored, because they must not fail vLLM."""
 
     def __init__(self) -> None:
         self._repeated_log = DeduplicatedLog()
@@ -30,7 +31,7 @@ class Sessions:
     def of(
         self, request_id: int, name: str, arguments: Mapping[str, Any] | None, prompt: Sequence[int] | None
     ) -> Generate | None:
-        """Return the session of a new request with its prompt, or None; `prompt` is None if it is not of tokens.
+        """Return a new request's session, or None for a request without a label or a prompt of token ids.
 
         An argument for the session takes precedence over a label in `name`, the request's id in vLLM's core.
         """

@@ -1,4 +1,4 @@
-"""TokenScores: the scores of `token_logprobs` in the form of vLLM's LogprobsLists, in numpy."""
+"""TokenScores: the scores of `token_logprobs` in the form of vLLM's LogprobsLists."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +15,13 @@ from tokenbus_gpu_ops.columns import TokenColumns
 Array = npt.NDArray[Any]
 
 ASKED = "tokenbus_token_scoring"
-"""The key of a request's extra scores in SamplingParams.extra_args."""
+"""Key of a request's extra scores in SamplingParams.extra_args."""
 GIVEN = "tokenbus_prompt_token_ids"
-"""The key of the ids to score at each position of the prompt."""
+"""Key of the ids to score at each position of the prompt."""
 
 
 class Asked(NamedTuple):
-    """The extra scores that a request asks for."""
+    """Extra scores that a request asks for."""
 
     other_logprobs: bool = False
     entropies: bool = False
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None) -> "Asked":
-        """Read them from a request's `extra_args`."""
+        """Read the extra scores from a request's `extra_args`."""
         other, entropies, mask_bound, *token_ids = (extra_args or {}).get(ASKED, (0, 0, 0))
         return cls(bool(other), bool(entropies), mask_bound, tuple(token_ids))
 
@@ -47,18 +47,18 @@ def given_ids_of(extra_args: Mapping[str, Any] | None) -> Sequence[int]:
 
 
 class TokenScores(NamedTuple):
-    """The arrays of LogprobsLists, and more."""
+    """The arrays of vLLM's LogprobsLists, and extra scores."""
 
     logprob_token_ids: Array
     logprobs: Array
     sampled_token_ranks: Array
     cu_num_generated_tokens: list[int] | None
     extras: Array | None
-    """The extra scores of each line, as `extra_lines` returns them."""
+    """Extra scores of each line, in the form of `extra_lines`."""
 
 
 def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[int] | None = None) -> TokenScores:
-    """Convert the result of a call with the same number of alternatives for every token; `kept` selects rows."""
+    """Convert scores with equally many alternatives for every token. `kept` selects lines."""
     lines = found.token_ids.size
     width = found.alternative_token_ids.size // max(1, lines)
     every = slice(None) if kept is None else kept
@@ -77,7 +77,7 @@ def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[in
 
 
 def extra_lines(found: TokenColumns) -> Array:
-    """Return the extra scores of a call, one line per token; zero if the request did not ask for one."""
+    """Return extra scores in one line per token, with zeros for scores that the request did not ask for."""
     counts, lines = found.token_counts, found.token_ids.size
 
     def of_tokens(column: Array) -> Array:
@@ -104,7 +104,7 @@ def extra_lines(found: TokenColumns) -> Array:
 
 
 def add_extras(made: StepArrays, lines: Array, scored: npt.NDArray[np.bool_], firsts: Array) -> None:
-    """Add the extra scores to a step; `firsts` has the index of each scored row's first line."""
+    """Add the extra scores to a step, where `firsts` has the index of each scored row's first line."""
 
     def of_rows(name: str) -> Array:
         every = np.zeros(scored.size, lines[name].dtype)
@@ -121,7 +121,7 @@ def add_extras(made: StepArrays, lines: Array, scored: npt.NDArray[np.bool_], fi
 
 
 def _listed(sizes: Array, bounds: Array) -> Array:
-    """Return the number of listed mask ids of each line; 0 if the mask is larger than its bound."""
+    """Return the number of listed mask ids of each line, or 0 if the mask exceeds the line's bound."""
     return np.where(sizes <= bounds, sizes, 0)
 
 
@@ -137,7 +137,7 @@ def _widened(values: Array, counts: Array) -> Array:
 
 
 def _put(where: npt.NDArray[np.bool_], values: Array) -> Array:
-    """Return an array with the values, in order, where the mask is set, and zero elsewhere."""
+    """Return an array that has the values in order wherever the mask is true, and zero elsewhere."""
     made = np.zeros(where.shape, values.dtype)
     made[where] = values
     return made

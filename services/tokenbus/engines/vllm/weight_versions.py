@@ -1,4 +1,4 @@
-"""Weight versions: vLLM's core gives a step its version only after its scheduler has returned it."""
+"""Weight versions, which vLLM's core sets only after the scheduler has returned a step."""
 
 from functools import cache, wraps
 from typing import Any
@@ -10,9 +10,9 @@ _MOST_DIGITS = 20
 _log = logger("worker")
 
 
-@cache  # the class is changed once
+@cache  # the class must be changed only once
 def follow_weight_versions(core: type) -> None:
-    """Let vLLM's core pass each new weight version to its scheduler's `note_weight_version`, if there is one."""
+    """Make vLLM's core pass each new weight version to the scheduler's `note_weight_version`, if there is one."""
     # Before 0.29, vLLM has no versions.
     own: Any = getattr(core, "set_weight_version", None)
     if own is None:
@@ -28,7 +28,7 @@ def follow_weight_versions(core: type) -> None:
 
 
 def version_number(name: object) -> int:
-    """Return vLLM's name of a weight version as a number; 0, which means unknown, if it is no number."""
+    """Return vLLM's name of a weight version as a number, or 0 for an unknown version if it is no number."""
     if isinstance(name, str) and name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS:
         number = int(name)
         if number <= _MOST:

@@ -1,4 +1,4 @@
-"""The publisher's process; its arguments are descriptors that it shares with the engine's process."""
+"""Main program of the publisher's process. The arguments are descriptors shared with the engine's process."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ from tokenbus.worker.process.server import Introduction, PublisherServer
 
 def main(file: int, bell: int, keeper: int) -> None:
     """Publish until the engine's process leaves or dies."""
-    # The engine's process decides when this one ends; a service manager may send its signals to both.
+    # Ignore signals, because the engine's process decides when the publisher's process ends.
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    # One line, not to the end: a child of the engine's process may hold the pipe open.
+    # Read only one line, because a child of the engine's process may hold the pipe open.
     given = Introduction.of(json.loads(sys.stdin.readline()))
     configure(given.settings.log)
     engine = socket.socket(fileno=bell)

@@ -1,4 +1,4 @@
-"""A step's arrays as one record: copied once by the engine's thread, and read in place."""
+"""Records of a step's arrays, which the engine's thread copies once and the publisher reads in place."""
 
 import struct
 from math import prod
@@ -14,12 +14,12 @@ from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod
 _DTYPES = tuple(map(np.dtype, ("u1", "i1", "?", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")))
 _FORMATS = ("B", "b", "?", "H", "h", "I", "i", "LQ", "lq", "e", "f", "d")
 _CODES = {format_: code for code, formats in enumerate(_FORMATS) for format_ in formats}
-"""Type codes by buffer format; some types have two formats."""
+"""Type codes by buffer format. Some types have two formats."""
 _WIDEST_BYTES = 8
 _MAX_DIMENSIONS = 3
 _HEAD = struct.Struct("<QQIBBBBBB2x")
 _ARRAY = struct.Struct("<BBB5xQQQ")
-"""The head of an array: its index in ARRAYS, type code, number of dimensions, and shape."""
+"""Head of an array: its index in ARRAYS, type code, number of dimensions, and shape."""
 _SHAPES = ((1, 1, 1), (1, 1), (1,), ())
 _given = attrgetter(*ARRAYS)
 _ENUMERATIONS = [
@@ -34,7 +34,7 @@ _ENUMERATIONS = [
 
 
 class Hosted(NamedTuple):
-    """A step's arrays on the host, in types that a record can hold, and the size of their record."""
+    """A step's arrays on the host, in types that a record can hold, and the size of the record."""
 
     arrays: list[tuple[int, Host, memoryview]]
     """The arrays that are not None, with their indices in ARRAYS and their buffers."""
@@ -46,7 +46,7 @@ class Hosted(NamedTuple):
 
 
 def hosted(arrays: StepArrays, most: int) -> Hosted:
-    """Return a step's arrays on the host; raises ContractError for invalid or too large ones."""
+    """Return a step's arrays on the host, or raise ContractError for invalid or too large arrays."""
     found = []
     size = _HEAD.size
     for name, kinds, known in _ENUMERATIONS:
@@ -79,7 +79,7 @@ def _converted(name: str, values: object) -> Host:
 
 
 def write(step: StepArrays, number: int, found: Hosted, room: memoryview) -> None:
-    """Write a step under a number into the memory of a record, each array after its head."""
+    """Write a step with its number into the memory of a record."""
     _HEAD.pack_into(
         room, 0, number, step.weight_version, step.parts,
         step.kind, step.phase, step.method, step.value_kind, step.draft_follows, len(found.arrays),
@@ -98,7 +98,7 @@ def write(step: StepArrays, number: int, found: Hosted, room: memoryview) -> Non
 
 
 def read(data: memoryview) -> StepArrays:
-    """Return the step of a record; its arrays are views of the record, valid until the record is taken."""
+    """Return the step of a record. The arrays are views of the record, valid until the record is taken."""
     step, weight_version, parts, kind, phase, method, value_kind, draft_follows, count = _HEAD.unpack_from(data)
     found: dict[str, Any] = dict.fromkeys(("request_ids", "positions", "token_counts", "token_ids"))
     at = _HEAD.size

@@ -1,4 +1,4 @@
-"""PublisherProcess: starts a publisher in another process, and replaces it when it dies."""
+"""PublisherProcess: starts a publisher in another process, and replaces a publisher that dies."""
 
 import contextlib
 import json
@@ -28,12 +28,12 @@ _log = logger("worker")
 _START_SECONDS = 60.0
 _FIRST_STARTS = 3
 _LOOK_SECONDS = 0.5
-_ERROR_SECONDS = 1.0  # time for a publisher to leave after an error of the engine's owner
+_ERROR_SECONDS = 1.0  # time limit for a publisher to leave after an error of the engine's owner
 _MAX_PAUSE_SECONDS = 5.0
 
 
 class PublisherProcess(SharedMemoryPublisher):
-    """A publisher in another process, from `with` until its end.
+    """A publisher in another process, which runs within a `with` block.
 
     When the engine's process dies, the publisher publishes the remaining records, ends the open requests, and leaves.
     When the publisher dies, the engine goes on, and a new publisher takes over all records and unacknowledged items.
@@ -47,11 +47,11 @@ class PublisherProcess(SharedMemoryPublisher):
         *,
         in_background: bool = False,
     ) -> None:
-        """Map the memory; `with` then starts the publisher.
+        """Map the memory. The `with` statement starts the publisher.
 
-        `with` waits until the publisher has started. It raises AddressError if an address cannot be used, and
-        NotRunningError if the process fails to start repeatedly. With `in_background` it does not wait: steps wait in
-        the memory until the publisher has started, and a failed start is repeated.
+        `with` waits until the publisher has started. `with` raises AddressError if an address cannot be used, and
+        NotRunningError if the process repeatedly fails to start. If `in_background` is set, `with` returns at once,
+        steps wait in the memory, and failed starts are repeated.
         """
         self._file = shared_file(settings)
         memory = SharedMemory(self._file, settings)
@@ -71,12 +71,9 @@ class PublisherProcess(SharedMemoryPublisher):
         self._next_bell: socket.socket | None = None
         self._keeper: socket.socket | None = None  # receives a duplicate of each of the publisher's connections
         self._held_connection = -1
-        """The last duplicate keeps the connection open while a new publisher starts.
-
-        It closes when both processes have died.
-        """
+        """Last duplicate, which keeps the connection open while a new publisher starts, or -1."""
         self._hold_until = inf
-        self._given_up = threading.Event()  # set once a publisher that dies is no longer replaced
+        self._given_up = threading.Event()  # set when dead publishers are no longer replaced
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
 
     def __enter__(self) -> "PublisherProcess":
@@ -93,7 +90,7 @@ class PublisherProcess(SharedMemoryPublisher):
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         if os.getpid() != self._owner:
-            return  # the child of a fork
+            return  # this process is the child of a fork
         seconds = _ERROR_SECONDS
         if error is None:
             seconds = self.settings.worker.drain_timeout_ms / 1000
@@ -102,7 +99,7 @@ class PublisherProcess(SharedMemoryPublisher):
         else:
             self.is_running = False
             self._given_up.set()
-            _close(self.bell)  # to the publisher, as if the engine's process had died
+            _close(self.bell)  # to the publisher, this looks like the engine's death
         self._watching.join(seconds)
         self._given_up.set()
         self._kill()
@@ -114,7 +111,7 @@ class PublisherProcess(SharedMemoryPublisher):
         return self._process.pid if self._process is not None else 0
 
     def close_descriptors(self) -> None:
-        """Close all descriptors, as the child of a fork must: they keep the publisher alive."""
+        """Close all descriptors, which would keep the publisher alive in the child of a fork."""
         _started.discard(self)
         self.is_running = False
         _close(self.bell)
@@ -152,7 +149,7 @@ class PublisherProcess(SharedMemoryPublisher):
                     [sys.executable, "-m", "tokenbus.worker.process", *map(str, files)],
                     stdin=subprocess.PIPE,
                     pass_fds=files,
-                    start_new_session=True,  # signals to the engine's process group are meant for the engine
+                    start_new_session=True,  # signals to the engine's process group must not reach the publisher
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
                 )
             with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stdin:
@@ -182,7 +179,7 @@ class PublisherProcess(SharedMemoryPublisher):
                     raise NotRunningError(slow) from None
                 if process.poll() is None:
                     continue
-                more = b""  # the child of a fork holds the other end
+                more = b""  # a forked child holds the other end open
             if not more and received.startswith(b"["):
                 raise AddressError(*json.loads(received))
             if not more:
@@ -192,7 +189,7 @@ class PublisherProcess(SharedMemoryPublisher):
         bell.settimeout(0)
 
     def _watch(self) -> None:
-        """Replace each publisher that dies, until one leaves."""
+        """Replace each publisher that dies, until a publisher leaves on purpose."""
         pause = self._start_if_none(0.0)
         while (process := self._process) is not None:
             taken = self._steps.taken
@@ -205,11 +202,11 @@ class PublisherProcess(SharedMemoryPublisher):
             worker = self.settings.worker.id
             _log.error("the publisher's process died; a new one takes over", status=status, worker=worker)
             if self._steps.taken > taken:
-                pause = 0.0  # it had published, so the next one must start within the heartbeat timeout
+                pause = 0.0  # a working publisher must be replaced within the heartbeat timeout
             pause = self._start_if_none(pause)
 
     def _start_if_none(self, pause: float) -> float:
-        """Start a publisher if there is none, after a pause that grows with each failure; return the next pause."""
+        """Start a publisher if there is none, with a pause that grows with each failure, and return the next pause."""
         while not self.has_publisher.is_set() and not self._given_up.wait(pause):
             pause = min(_MAX_PAUSE_SECONDS, 2 * pause + 0.05)
             self._drop_held_if_expired()
@@ -222,8 +219,8 @@ class PublisherProcess(SharedMemoryPublisher):
         return pause
 
     def _hold_connections(self) -> None:
-        """Keep a duplicate of the publisher's last connection, until its process has ended."""
-        with contextlib.suppress(OSError):  # this process leaves
+        """Keep a duplicate of the publisher's last connection until the publisher's process has ended."""
+        with contextlib.suppress(OSError):  # this process closes its sockets
             while self._keeper is not None and (
                 files := socket.recv_fds(self._keeper, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
             ):
@@ -235,7 +232,7 @@ class PublisherProcess(SharedMemoryPublisher):
             os.close(before)
 
     def _drop_held_if_expired(self) -> None:
-        """Close the kept connection after a heartbeat timeout without a publisher."""
+        """Close the duplicate connection after a heartbeat timeout without a publisher."""
         if time.monotonic() >= self._hold_until:
             self._hold(-1)
 
@@ -249,7 +246,7 @@ def _close(bell: socket.socket | None) -> None:
 
 
 _started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
-_forking = threading.Lock()  # held during a start: a fork in that time would keep the pipes' other ends open
+_forking = threading.Lock()  # held during a start, when a fork would keep the pipes' other ends open
 
 
 def _after_fork_in_child() -> None:

@@ -12,35 +12,32 @@ from tokenbus.worker.retention import Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _ENTRY = struct.Struct("<QQQQ")
-"""The words of an entry.
+"""Words of an entry: first sequence, last sequence with the number of ids, engine's record, and index in the record.
 
-They are the first sequence; the last sequence, with the number of ids that follow; the number of the engine's record;
-and the index in that record.
-
-When a run grows, only one word changes, so that a publisher that dies leaves either the old entry or the new one.
+A growing run changes only one word, so that a publisher that dies leaves either the old entry or the new entry.
 """
 JOURNAL_BYTES = _ENTRY.size
 DROPPED_BYTES = 2**20
-"""Bytes for runs of lost items with the ids of their requests; beyond this, requests are not named."""
-_DROPPED = 255  # the kind of a run of lost items; the kind of any other entry is its PayloadKind
+"""Limit of bytes for runs of lost items. Beyond this limit, the requests of lost items are not named."""
+_DROPPED = 255  # the kind of a run of lost items, where other entries have a PayloadKind
 _LAST = slice(8, 16)
-_COUNT_BITS = 20  # the lower bits of a word hold a count, the upper bits a larger number
+_COUNT_BITS = 20  # the lower bits of a word hold a count, and the upper bits hold a larger number
 
 
 class JournaledRetention(Retention):
-    """Retention that a new publisher takes over, with the stream's sequence.
+    """Retention that a new publisher takes over, together with the stream's sequence.
 
-    A publisher that dies may have retained only some items of the engine's record. Then the next publisher makes all
-    items of that record again, and skips the retained ones.
+    A publisher may die after retaining only some items of an engine's record. The next publisher then makes all items
+    of that record again, and skips the retained items.
     """
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool, journal: Ring, words: memoryview) -> None:
         super().__init__(max_items, max_bytes, checksum=checksum)
         self._journal, self._words = journal, words
         self._record = self._made = self._known = 0
-        """The current record, the number of items made from it, and how many of them were retained before."""
+        """Current record, number of items made from the record, and number of these items that were retained before."""
         self._run: Record | None = None  # the last entry, if it is a run that may grow
-        self._dropped_bytes = 0  # bytes of all runs
+        self._dropped_bytes = 0  # total bytes of all runs
         made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
         self.next_sequence = max(1, words[Word.NEXT_SEQUENCE])
         for entry in journal.waiting():
@@ -63,13 +60,13 @@ class JournaledRetention(Retention):
         self.bytes += len(rest)
 
     def begin(self, record: int) -> None:
-        """Begin a record of the engine; 0: the next items do not belong to a record."""
+        """Begin a record of the engine. The number 0 stands for items that do not belong to a record."""
         number, made = self._made_before
         self._record, self._made = record, 0
         self._known = made if record and record == number else 0
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Tell whether items of that size fit, or are retained already."""
+        """Return whether items of a total size fit or are already retained."""
         return self._is_known or super().has_room(size, items)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
@@ -85,7 +82,7 @@ class JournaledRetention(Retention):
         return kept
 
     def drop(self, request_ids: Iterable[int]) -> None:
-        """Use the next sequence for a lost item; its request ids go to the journal if there is room."""
+        """Use the next sequence for a lost item, whose request ids go to the journal if there is room."""
         self._made += 1
         if self._made <= self._known:
             return
@@ -130,6 +127,6 @@ class JournaledRetention(Retention):
         return self._made < self._known
 
     def _note(self) -> None:
-        """Store the progress; the caller holds the lock, so that no ack comes before this."""
+        """Store the progress. The caller holds the lock, so that no ack is handled before the progress is stored."""
         self._words[Word.EMITTED] = self._record << _COUNT_BITS | self._made
         self._words[Word.NEXT_SEQUENCE] = self.next_sequence

@@ -1,4 +1,4 @@
-"""SharedMemory: memory that an engine's process and its publisher's process share; it lasts while one of them lives."""
+"""SharedMemory: memory that an engine's process and its publisher's process share until both have ended."""
 
 import contextlib
 import mmap
@@ -23,28 +23,28 @@ class SharedMemory:
         self.words = memory[: 8 * len(Word)].cast("Q")
         rings: list[Ring] = []
         for size, items in _rings(settings):
-            # The ring of steps keeps its pages: a new page costs the engine's thread as much as many arrays. The ring
-            # of requests keeps them, because a new publisher reads requests that the engine has already taken.
+            # The ring of steps keeps its pages, because new pages cost the engine's thread much time.
+            # The ring of requests keeps its pages, because a new publisher reads requests that were already taken.
             free = partial(_free, self._mapped, begin) if len(rings) == _JOURNAL else None
             rings.append(Ring(memory[begin : begin + size], items, free))
             begin += size
         self.steps, self.requests, self.journal = rings
-        """Records of the engine, records for the engine, and unacknowledged items."""
+        """Rings of records from the engine, of records for the engine, and of unacknowledged items."""
 
     def warm(self) -> None:
-        """Touch the pages of the ring of steps, before the first step."""
+        """Touch the pages of the ring of steps, so that the first steps need no new pages."""
         (size, _), *_ = _rings(self._settings)
         self._mapped[PAGE_BYTES : PAGE_BYTES + size] = bytes(size)
 
 
 def _free(mapped: mmap.mmap, ring: int, begin: int, size: int) -> None:
-    """Return empty pages of a ring to the system; a later write gets zeroed pages."""
-    with contextlib.suppress(OSError):  # some kernels cannot do this: the pages stay
+    """Return empty pages of a ring to the system. A later write gets zeroed pages."""
+    with contextlib.suppress(OSError):  # some kernels cannot free these pages
         mapped.madvise(mmap.MADV_REMOVE, ring + begin, size)
 
 
 def shared_file(settings: Settings) -> int:
-    """Return a new file in memory, which disappears when the last process that has it open ends."""
+    """Return a new file in memory, which disappears when the last process closes the file."""
     file = os.memfd_create("tokenbus-publisher", os.MFD_CLOEXEC)
     os.ftruncate(file, _size(settings))
     return file

@@ -6,53 +6,53 @@ from enum import IntEnum
 from tokenbus.worker.publisher import WorkerCounts
 
 READY, WAKE = b"R", b"W"
-"""The bytes on their socket: the publisher has started; there is a record to read, or room for one."""
+"""Bytes on the socket: the publisher has started, and the other side has a record to read or room to write."""
 ID_COUNT = struct.Struct("<I")
-"""The head of a REFUSED record, before the ids and the message."""
+"""Head of a REFUSED record, before the ids and the message."""
 
 
 class Word(IntEnum):
-    """A number that one process writes, and that a new publisher reads."""
+    """Index of a number in the shared memory, which one process writes and a new publisher reads."""
 
     NEXT_SEQUENCE = 0
     """Sequence of the stream's next item."""
     EMITTED = 1
-    """The record that is being published, and the number of items made from it."""
+    """Number of the record that is being published, and number of the items made from the record."""
     FAILED_STEPS = 2
     ENGINE_ERRORS = 3
-    """As in `WorkerCounts`; written by the engine's process."""
+    """Counter of `WorkerCounts`, which the engine's process writes."""
     STARTS = 4
-    """Publishers that have started."""
+    """Number of publishers that have started."""
     SIGNS = 5
     COMMANDS = 6
     KV_CACHE = 7
-    """As in `WorkerCounts`; written by the engine's process."""
+    """Counter of `WorkerCounts`, which the engine's process writes."""
     EPOCH = 8
-    """The stream's epoch, if a publisher has begun a new one; else 0."""
+    """Epoch of the stream if a publisher has begun a new epoch, and 0 otherwise."""
 
 
 class EngineRecord(IntEnum):
-    """The kinds of records that the engine's process writes."""
+    """Kinds of records that the engine's process writes."""
 
     STEP = 1
     EVENT = 2
-    """A RequestEvent."""
+    """An encoded RequestEvent."""
     REFUSED = 3
-    """The requests of a step with invalid arrays, and the reason."""
+    """Requests of a step with invalid arrays, and the reason."""
     LOST = 4
-    """The requests of steps for which there was no room; none: all requests."""
+    """Requests of steps that found no room, or no ids if all requests must end."""
     NO_MORE = 5
-    """The worker takes no new requests."""
+    """Notice that the worker takes no new requests."""
     LEAVE = 6
-    """The last record: the publisher leaves when everything is acknowledged."""
+    """Last record, after which the publisher leaves as soon as everything is acknowledged."""
 
 
 class PublisherRecord(IntEnum):
-    """The kinds of records that the publisher's process writes."""
+    """Kinds of records that the publisher's process writes."""
 
     GENERATE = 1
     ABORT = 2
-    """A request that its client, or the processor, aborts."""
+    """A request that its client or the processor aborts."""
     ENDED = 3
     """Requests that ended because their rows could not be published."""
     CONTROL = 4
@@ -72,7 +72,7 @@ class _SharedCount:
 
 
 class SharedCounts(WorkerCounts):
-    """The counters of the engine's loop in shared memory, where the publisher's heartbeats and metrics read them."""
+    """Counters of the engine's loop in shared memory, for the publisher's heartbeats and metrics."""
 
     failed_steps, engine_errors = _SharedCount(Word.FAILED_STEPS), _SharedCount(Word.ENGINE_ERRORS)
     signs, commands, kv_cache = _SharedCount(Word.SIGNS), _SharedCount(Word.COMMANDS), _SharedCount(Word.KV_CACHE)

@@ -1,7 +1,7 @@
-"""Ring: a queue of records in shared memory, from a process that writes them to one that takes them.
+"""Ring: a queue of records in shared memory, from a writing process to a reading process.
 
-A record stays until it is taken, whichever process dies meanwhile. A record becomes visible when the writer stores one
-word, its new position.
+A record stays until the reader takes the record, even if a process dies meanwhile. A record becomes visible when the
+writer stores its new position, which is a single word.
 """
 
 import struct
@@ -11,37 +11,37 @@ from typing import NamedTuple
 
 _HEAD, _TAIL, _TAKEN, _FREED, _WRITTEN = range(5)
 PAGE_BYTES = 4096
-"""Bytes before the records, with these words: the writer's and the reader's position, the number of records taken, the
-position up to which the memory is free, and the number of records written."""
-_RECORD = struct.Struct("<QII")  # the head of a record: its number, from 1 on, its length, and its kind
+"""Bytes before the records. They hold the words of the writer's position, the reader's position, the number of records
+taken, the position up to which the memory is free, and the number of records written."""
+_RECORD = struct.Struct("<QII")  # the head of a record has its number (from 1 on), length and kind
 RECORD_BYTES = _RECORD.size
-_FREED_BYTES = 2**20  # bytes of taken records that are returned to the system at once
-_SKIP = 0  # the kind of the filler at the end of the memory, where the next record does not fit
+_FREED_BYTES = 2**20  # bytes of taken records that are freed together
+_SKIP = 0  # the kind of the filler at the end of the memory, if the next record does not fit there
 
 
 class Record(NamedTuple):
-    """A record in the ring; its bytes are valid until it is taken."""
+    """A record in the ring, whose bytes are valid until the record is taken."""
 
     number: int
     kind: int
     data: memoryview
     end: int
-    """The reader's position after the record."""
+    """Position of the reader after the record."""
 
 
 def ring_bytes(size: int, items: int, largest: int) -> int:
-    """Return the size, in whole pages, of a ring for `items` records of `size` bytes in all, wherever it wraps."""
+    """Return the size in bytes of a ring for `items` records of `size` bytes in total, rounded up to pages."""
     needed = _padded(size) + _padded(largest) + (items + 1) * (RECORD_BYTES + 8) + _FREED_BYTES
     return PAGE_BYTES * (2 + needed // PAGE_BYTES)
 
 
 class Ring:
-    """A bounded queue of records; one thread at a time uses each side."""
+    """A bounded queue of records. One thread at a time may use each side."""
 
     def __init__(self, memory: memoryview, most: int, free: Callable[[int, int], None] | None = None) -> None:
-        """Open a ring in memory that was zeroed at first, for at most `most` records.
+        """Open a ring for at most `most` records in memory that was initially zero.
 
-        The reader's side calls `free` with the start and the length of memory that is empty again.
+        The reader's side calls `free` with the start and the length of memory that has become empty.
         """
         self._words = memory[: 5 * 8].cast("Q")
         self._data = memory[PAGE_BYTES:]
@@ -52,25 +52,25 @@ class Ring:
         self._fence.acquire()
         self._begin = 0
         self._position = self._words[_HEAD]
-        # Read in this order, because the other side may take records meanwhile.
+        # The waiting records are read before `taken`, because the reader may take records meanwhile.
         self._written = max([*(record.number for record in self.waiting()), self.taken])
 
-    # The writer's side.
+    # Methods of the writer's side.
 
     def __len__(self) -> int:
-        """Return the number of written records that are not taken."""
+        """Return the number of written records that the reader has not taken."""
         return self._written - self.taken
 
     def has_room(self, size: int) -> bool:
         return len(self) < self._most and self._fits(size)
 
     def room(self, size: int) -> memoryview:
-        """Return the memory of the next record, which must fit; fill it, and call `commit`."""
+        """Return the memory of the next record, which must fit. The caller fills this memory and calls `commit`."""
         begin = self._begin = self._next_begin(size)
         return self._data[begin + RECORD_BYTES : begin + RECORD_BYTES + size]
 
     def commit(self, kind: int, size: int) -> int:
-        """Publish the filled record to the other side; return its number."""
+        """Publish the filled record to the other side, and return its number."""
         begin, position = self._begin, self._position
         if begin != (end := position % self._capacity):
             if end + RECORD_BYTES <= self._capacity:
@@ -86,7 +86,7 @@ class Ring:
         return number
 
     def put(self, kind: int, *parts: bytes | memoryview) -> int:
-        """Write a record, which must fit; return its number."""
+        """Write a record, which must fit, and return its number."""
         size = sum(map(len, parts))
         room, at = self.room(size), 0
         for part in parts:
@@ -103,7 +103,7 @@ class Ring:
         skipped = 0 if self._next_begin(size) else -self._position % self._capacity
         return used + skipped + needed <= self._capacity
 
-    # The reader's side.
+    # Methods of the reader's side.
 
     @property
     def taken(self) -> int:
@@ -126,7 +126,7 @@ class Ring:
         return next(self.waiting(), None)
 
     def waiting(self, since: int | None = None) -> Iterator[Record]:
-        """Return the waiting records, oldest first; or all records after an earlier position of the reader."""
+        """Return the waiting records, or all records after an earlier position of the reader, oldest first."""
         position, head, taken = self.tail if since is None else since, self._words[_HEAD], self.taken
         self._order()
         while position < head:
@@ -137,11 +137,11 @@ class Ring:
                 position += self._capacity - begin
                 continue
             position += RECORD_BYTES + _padded(size)
-            if number > taken or since is not None:  # a reader that died may have stored only one of its two words
+            if number > taken or since is not None:  # a reader may have died between storing its two words
                 yield Record(number, kind, self._data[begin + RECORD_BYTES : begin + RECORD_BYTES + size], position)
 
     def take(self, record: Record) -> None:
-        """Remove a record and all earlier ones: the writer may reuse their memory."""
+        """Remove a record and all earlier records, whose memory the writer may then reuse."""
         self._order()
         self._words[_TAKEN] = record.number
         self._words[_TAIL] = end = record.end
@@ -150,12 +150,12 @@ class Ring:
             if end <= freed:
                 return
             begin = freed % self._capacity
-            # Only up to the end of the memory; the rest follows next time.
+            # Free memory only up to the end of the ring, and the rest at a later call.
             self._free(PAGE_BYTES + begin, min(end - freed, self._capacity - begin))
         self._words[_FREED] = end
 
     def _order(self) -> None:
-        """Make earlier stores visible before later ones, also on processors that reorder stores."""
+        """Make earlier stores visible before later stores, even on processors that reorder stores."""
         self._fence.release()
         self._fence.acquire()
 

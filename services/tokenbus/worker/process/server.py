@@ -1,4 +1,4 @@
-"""PublisherServer: the publisher's process, on one event loop."""
+"""PublisherServer: runs the publisher's process on one event loop."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,13 @@ from tokenbus_contracts.generated.control_pb2 import Control, EngineState
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestEvent
 
 _log = logger("worker")
-_RECORDS_AT_ONCE = 8  # records to publish before the event loop sends and receives again
+_RECORDS_AT_ONCE = 8  # number of records to publish before the event loop sends and receives again
 _HEADER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """The facts that the engine's process passes to a publisher when it starts it."""
+    """Facts that the engine's process passes to a new publisher."""
 
     settings: Settings
     vocabulary_size: int
@@ -44,16 +44,16 @@ class Introduction:
     epoch: int
     proof: bytes
     requests: list[tuple[int, int, str]]
-    """The ids, owners and turns of the worker's requests, except for those in the ring."""
+    """Id, owner and turn of each of the worker's requests that is not in the ring."""
     requests_tail: int
-    """The reader's position in the ring of requests at that time."""
+    """Position of the reader in the ring of requests when `requests` was listed."""
     takes_no_more: bool
     leaves: bool
     """Whether the engine has stopped writing records."""
     engine: int = 0
-    """The id of the engine's process; 0: this process."""
+    """Process id of the engine, or 0 for an engine in this process."""
     engine_state: str = ""
-    """An EngineState in hexadecimal digits, after an operator's first command."""
+    """EngineState in hexadecimal digits, which is empty before an operator's first command."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Introduction":
@@ -76,7 +76,7 @@ class _RequestRing(RequestQueue):
         return len(self._ring)
 
     def put(self, request: Generate | Abort) -> None:
-        if not self.engine_is_gone:  # after the goodbye, the processor gives the request to another worker
+        if not self.engine_is_gone:  # without the engine, the processor later gives the request to another worker
             super().put(request)
 
     def _append(self, request: Generate | Abort, limit: str) -> None:
@@ -94,20 +94,20 @@ class _RequestRing(RequestQueue):
         self._ring.put(kind, data)
 
     def put_ended(self, request_ids: deque[int]) -> None:
-        """Tell the engine which requests ended here, and clear the queue, if there is room."""
+        """If there is room, tell the engine which requests the publisher ended, and clear `request_ids`."""
         if request_ids and self._ring.has_room(8 * len(request_ids)):
             self._ring.put(PublisherRecord.ENDED, np.array(request_ids, np.uint64).tobytes())
             request_ids.clear()
             self.ring_bell()
 
     def ring_bell(self) -> None:
-        """Wake the engine: there is a record to read, or room for one."""
+        """Wake the engine, because there is a record to read or room to write."""
         with contextlib.suppress(OSError):  # the socket is full of wake-ups, or the engine died
             self._bell.send(WAKE)
 
 
 class _SharedPublisher(Publisher):
-    """A publisher whose state is in shared memory, and that never blocks its event loop to wait for room."""
+    """A publisher with state in shared memory, which never blocks its event loop to wait for room."""
 
     def __init__(self, memory: SharedMemory, incoming: RequestQueue, given: Introduction, **others: Any) -> None:  # noqa: ANN401
         worker = given.settings.worker
@@ -152,7 +152,7 @@ class _SharedPublisher(Publisher):
         return not self._steps.is_empty
 
     def _begin_epoch(self, epoch: int) -> None:
-        self._words[Word.EPOCH] = epoch  # while the journal is not empty: its items do not belong to the next epoch
+        self._words[Word.EPOCH] = epoch  # stored before the journal, which has items of the old epoch, is emptied
         super()._begin_epoch(epoch)
 
     def _made_room(self) -> None:
@@ -189,7 +189,7 @@ class PublisherServer:
     async def run(self) -> None:
         """Publish until the engine's process leaves or dies, and everything is acknowledged."""
         publisher = self.publisher
-        # So the first hello covers the records that already wait, as far as retention has room.
+        # Publish the waiting records first, so that the first hello covers as many of them as retention can hold.
         publisher.begin()
         while self._publish_some() == 0:
             pass
@@ -197,7 +197,7 @@ class PublisherServer:
             async with publisher:
                 loop = asyncio.get_running_loop()
                 loop.add_reader(self._bell, self._on_bell)
-                with contextlib.suppress(OSError):  # the engine died; the reader notices
+                with contextlib.suppress(OSError):  # if the engine died, `_on_bell` notices
                     self._bell.send(READY)
                 try:
                     await self._publish_all()
@@ -209,8 +209,8 @@ class PublisherServer:
         while True:
             wake.clear()
             if not self.publisher.is_running:
-                return  # the connection failed; the end of `async with` raises the error
-            # The socket tells it at once, unless a child of the engine's process holds the other end.
+                return  # if the connection failed, the end of `async with` raises the error
+            # The socket does not show the engine's death while a child of the engine's process holds the other end.
             if self._engine and os.getppid() != self._engine:
                 self._requests.engine_is_gone = True
             seconds = self._publish_some()
@@ -237,7 +237,7 @@ class PublisherServer:
         self.publisher.made_room.set()
 
     def _publish_some(self) -> float:
-        """Publish some records; return how long to wait for more at most, in seconds; 0: there are more."""
+        """Publish some records, and return the maximum wait for more in seconds, or 0 if more records are waiting."""
         number = self._steps.taken
         seconds = self._settings.bus.heartbeat_interval_ms / 1000
         for count, record in enumerate(self._steps.waiting()):
@@ -265,7 +265,7 @@ class PublisherServer:
         return seconds
 
     def _seconds_for_room(self, record: Record) -> float:
-        """Return how long a record may still wait for room in retention; 0: publish it now."""
+        """Return how many seconds a record may still wait for room in retention, or 0 to publish the record now."""
         retention, worker, data = self.publisher.retention, self._settings.worker, record.data
         messages = self._messages_of(record)
         if not messages:
@@ -322,5 +322,5 @@ class PublisherServer:
         ended = {"worker": self.publisher.worker_id, "requests_ended": len(requests)}
         _log.error("the engine's process died: its requests end", **ended)
         for request_id in requests:
-            with contextlib.suppress(RetentionFullError):  # then a gap names it
+            with contextlib.suppress(RetentionFullError):  # a gap then names the request
                 self.publisher.failed_request(request_id, ErrorCode.ERROR_CODE_ENGINE, "the engine's process died")

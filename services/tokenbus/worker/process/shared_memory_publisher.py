@@ -1,4 +1,4 @@
-"""SharedMemoryPublisher: the engine's side of the memory that it shares with a publisher's process."""
+"""SharedMemoryPublisher: the engine's side of the memory that the engine shares with a publisher's process."""
 
 import contextlib
 import select
@@ -29,19 +29,19 @@ from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestEvent
 
 _CHANGED = (b"", b"")
-_MAX_LOST = 65_536  # the number of requests that a gap may name
-_POLL_SECONDS = 0.05  # seconds between two checks for room: the publisher, which would wake the engine, may have died
+_MAX_LOST = 65_536  # number of requests that a gap may name
+_POLL_SECONDS = 0.05  # seconds between checks for room, because a publisher that died cannot wake the engine
 
 
 @dataclass(slots=True)
 class _Open:
     owner: int = 0
     turn: str = ""
-    """An Admitted with the request's turn, in hexadecimal digits; empty: none."""
+    """Admitted with the request's turn in hexadecimal digits, or an empty string without a turn."""
 
 
 class SharedMemoryPublisher(EngineOutput):
-    """Writes an engine's steps and events into shared memory, each array once, for a publisher in another process.
+    """Writes an engine's steps and events into shared memory, for a publisher in another process.
 
     Only the engine's thread uses this object, except for `take_no_more` and `leave`.
     """
@@ -56,22 +56,22 @@ class SharedMemoryPublisher(EngineOutput):
         self._steps, self._requests = memory.steps, memory.requests
         self._lock = threading.Lock()  # guards writes to the ring, and the requests for the next publisher
         self._open: dict[int, _Open] = {}
-        """The requests for the next publisher: each until the publisher has read its end."""
+        """Requests that a new publisher must know. A request stays until the publisher has read the request's end."""
         self._ending: deque[tuple[int, list[tuple[int, _Open]]]] = deque()
-        """The ended requests, with the number of the record that ended each."""
+        """Ended requests, with the number of the record that ended each request."""
         self._last_step = 0
-        self._last_rows = _CHANGED  # the ids and statuses of the last step, if none of its requests ended
+        self._last_rows = _CHANGED  # ids and statuses of the last step, unless a request ended
         self._arrived: list[Generate | Abort] = []
         self._controls: list[Control] = []
         self._aborts: list[int] = []
-        self._lost: set[int] = set()  # the requests that lost rows and are not yet named in a record
-        self._has_lost_all = False  # whether too many requests lost rows to name them, so that all requests end
+        self._lost: set[int] = set()  # requests that lost rows and are not yet named in a record
+        self._has_lost_all = False  # whether all requests end, because too many lost rows to be named
         self._engine_state = ""
         self._takes_no_more = self._leaves = False
         self._owes_no_more = False  # whether the record NO_MORE still waits for room
 
     def state(self) -> dict[str, object]:
-        """Return the facts that a new publisher needs and that are not in the shared memory."""
+        """Return the facts that a new publisher needs in addition to the shared memory."""
         with self._lock:
             self._forget_ended()
             return {
@@ -83,7 +83,7 @@ class SharedMemoryPublisher(EngineOutput):
             }
 
     def publish_event(self, event: RequestEvent) -> None:
-        """Write an event; without room for it, its request ends, or an operator's answer is dropped."""
+        """Write an event. Without room, the event's request ends, or an operator's answer is dropped."""
         request_ids: tuple[int, ...] = ()
         if event.HasField("control_answer"):
             if event.control_answer.HasField("state"):
@@ -95,7 +95,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._write(EngineRecord.EVENT, event.SerializeToString(), request_ids, ends)
 
     def emit(self, step: StepArrays) -> None:
-        """Write one batch of a step; without room its requests end."""
+        """Write one batch of a step. Without room, the batch's requests end."""
         self._check_running()
         self.counts.signs += 1
         try:
@@ -104,7 +104,7 @@ class SharedMemoryPublisher(EngineOutput):
             self._refuse(step, error)
             return
         request_ids = request_ids_of(hosted.arrays[0][1])
-        if not self._has_room(hosted.size + RECORD_BYTES):  # also room for a NO_MORE that another thread writes first
+        if not self._has_room(hosted.size + RECORD_BYTES):  # another thread may write a NO_MORE first
             self._lose(request_ids.tolist())
             return
         with self._lock:
@@ -115,7 +115,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def _number(self, step: StepArrays) -> int:
-        """Number a step as an assembler does; here the count outlives each publisher."""
+        """Number a step as an assembler does, but with a count that outlives each publisher."""
         number = step.step or self._last_step + (step.kind is BatchKind.TARGET) or 1
         self._last_step = max(self._last_step, number)
         return number
@@ -132,9 +132,9 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def leave(self, seconds: float) -> None:
-        """Accept no more steps, and write LEAVE as soon as there is room; wait at most `seconds` for that.
+        """Accept no more steps, and write LEAVE as soon as there is room, after a wait of at most `seconds`.
 
-        If there is never room, the next publisher learns it from `state`.
+        If there is no room in time, the next publisher reads from `state` that the engine has left.
         """
         with self._lock:
             self.is_running, self._leaves = False, True
@@ -150,7 +150,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def flush(self, seconds: float) -> None:
-        """Block until everything written is published, for at most `seconds`."""
+        """Block for at most `seconds` until all written records are published."""
         deadline = time.monotonic() + seconds
         self._write_overdue()
         while len(self._steps) and (left := deadline - time.monotonic()) > 0:
@@ -168,7 +168,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def _has_room(self, size: int) -> bool:
-        """Tell whether there is room for a record; wait for it as long as the policy allows."""
+        """Return whether there is room for a record, after waiting as long as the policy allows."""
         if not self._has_overdue and self._steps.has_room(size):
             return True
         worker = self.settings.worker
@@ -187,7 +187,7 @@ class SharedMemoryPublisher(EngineOutput):
         return bool(self._lost or self._has_lost_all or self._owes_no_more)
 
     def _lose(self, request_ids: Collection[int]) -> None:
-        """End the requests of a record for which there was no room; the next LOST record names them."""
+        """End the requests of a record that found no room. The next LOST record names these requests."""
         with self._lock:
             self._lost.update(request_ids)
             if len(self._lost) > _MAX_LOST:
@@ -197,7 +197,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._aborts.extend(request_ids)
 
     def _write_overdue(self) -> None:
-        """Write the records NO_MORE and LOST that are overdue, as far as there is room."""
+        """Write the overdue records NO_MORE and LOST if there is room."""
         if not self._has_overdue:
             return
         with self._lock:
@@ -253,7 +253,7 @@ class SharedMemoryPublisher(EngineOutput):
                 self._aborts.extend(request_ids)
 
     def take_aborts(self) -> list[int]:
-        """Return the requests whose rows could not be published since the last call: the engine must abort them."""
+        """Return the requests that the engine must abort because their rows could not be published."""
         self._read_records()
         aborts, self._aborts = self._aborts, []
         return aborts
@@ -263,12 +263,12 @@ class SharedMemoryPublisher(EngineOutput):
         taken, self._controls = self._controls, []
         return taken
 
-    # The requests that a new publisher must know about.
+    # Methods for the requests that a new publisher must know.
 
     def _note_rows(self, number: int, request_ids: npt.NDArray[np.uint64], statuses: Host | None) -> None:
-        """Note the requests that a batch has and ends, as the publisher does when it publishes the batch."""
+        """Note the requests that a batch begins or ends, as the publisher does when it publishes the batch."""
         rows = request_ids.tobytes(), b"" if statuses is None else statuses.tobytes()
-        if rows == self._last_rows:  # as in most steps
+        if rows == self._last_rows:  # most steps change nothing
             return
         self._last_rows = rows
         for request_id in request_ids.tolist():
@@ -286,7 +286,7 @@ class SharedMemoryPublisher(EngineOutput):
         taken = self._steps.taken
         while self._ending and self._ending[0][0] <= taken:
             for request_id, request in self._ending.popleft()[1]:
-                if self._open.get(request_id) is request:  # but not a later one with the same id
+                if self._open.get(request_id) is request:  # a later request may have the same id
                     del self._open[request_id]
 
     def _note_ended(self, number: int, request_ids: Collection[int]) -> None:
@@ -300,16 +300,16 @@ class SharedMemoryPublisher(EngineOutput):
                 self.bell.send(WAKE)
 
     def _wait(self, seconds: float) -> None:
-        """Block until the publisher has written or taken a record, for at most `seconds`."""
+        """Block for at most `seconds` until the publisher has written or taken a record."""
         bell = self.bell
         if bell is None:
-            self.has_publisher.wait(seconds)  # it has not started
+            self.has_publisher.wait(seconds)  # the publisher has not started
             return
         try:
             if not bell.recv(4096):
-                self.has_publisher.wait(seconds)  # it died
+                self.has_publisher.wait(seconds)  # the publisher died
         except BlockingIOError:
-            poll = select.poll()  # not select, which refuses descriptors above 1,023
+            poll = select.poll()  # select would refuse descriptors above 1,023
             poll.register(bell, select.POLLIN)
             poll.poll(1000 * seconds)
         except OSError:

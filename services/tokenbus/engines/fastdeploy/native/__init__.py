@@ -1,4 +1,4 @@
-"""The ops' compiled part. If there was no C compiler at installation, the first call of an op raises RuntimeError."""
+"""The compiled part of the ops. If installation found no C compiler, the first call of an op raises RuntimeError."""
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p, py_object
@@ -12,25 +12,25 @@ from tokenbus_contracts.native.library import LibraryError, open_library
 
 _LIBRARY, _SOURCE = (Path(__file__).with_name(name) for name in ("ops.so", "ops.c"))
 ROLES = 11
-"""The number of roles that a save op's tensors can have: those of `enum role` in ops.c."""
+"""Number of roles of a save op's tensors, as in `enum role` of ops.c."""
 MORE, WHOLE, ENDED, REFUSED = range(4)
-"""The results of `receive`: the message is incomplete; it is whole; the peer has ended; the bytes are no message."""
+"""Results of `receive`: an incomplete message, a whole message, the end of the peer, or an invalid message."""
 What = IntEnum(
     "What",
     "FITS NO_BUFFER DIMENSIONS MOST_SLOTS TOO_SHORT TOO_MANY NO_PLACE NARROW EMPTY NO_COLUMNS",
     start=0,
 )
-"""The reasons to refuse an argument: `enum what` in ops.c."""
+"""Reasons to refuse an argument, as in `enum what` of ops.c."""
 
 
 class Outcome(ctypes.Structure):
-    """The result of a call: why an argument does not fit, or the number of bytes that the socket accepted."""
+    """Result of a call: the reason why an argument does not fit, or the number of bytes that the socket accepted."""
 
     _fields_ = tuple((name, c_int64) for name in ("what", "role", "slot", "limit", "value", "sent"))
 
 
 class Call(ctypes.Structure):
-    """One signature of an op: the position of each role's argument, or -1 if it has none."""
+    """One signature of an op, with the position of each role's argument, or -1 for a role without an argument."""
 
     _fields_ = (
         *((name, c_int32) for name in ("op", "is_dense", "flag_at", "skips_at")),
@@ -39,7 +39,7 @@ class Call(ctypes.Structure):
 
 
 class Reading(ctypes.Structure):
-    """The number of bytes that have arrived of a connection's next message, and the fields of its header."""
+    """Number of received bytes of a connection's next message, and the fields of the message's header."""
 
     _fields_ = (*((name, c_uint64) for name in ("have", "bytes", "sequence", "stamp")), ("kind", c_int64))
 
@@ -49,22 +49,21 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack": (py_object, (POINTER(Call), POINTER(Outcome), py_object, c_int, c_int, c_uint64, c_char_p)),
     # (socket, buffer's address, reading) -> MORE, WHOLE, ENDED or REFUSED
     "receive": (c_int, (c_int, c_void_p, POINTER(Reading))),
-    # (socket, reading) -> 0, or the sequence if there was no room for its acknowledgement
+    # (socket, reading) -> 0, or the sequence if the socket had no room for the acknowledgement
     "acknowledge": (c_uint64, (c_int, POINTER(Reading))),
-    # (socket) -> the last sequence that was acknowledged, 0: none, -1: the peer has ended
+    # (socket) -> the last acknowledged sequence, 0 if there is none, or -1 if the peer has ended
     "acknowledged": (c_int64, (c_int,)),
-    # (an environment variable, its default) -> its number, or -1 if it is not a number
+    # (environment variable, default) -> the variable's number, or -1 if the variable is not a number
     "number": (c_int, (c_char_p, c_int)),
-    # (kind, message's address or None to check only the outputs, whether the queue is empty, whether the form packs the
-    # number of columns, requested columns, three outputs, outcome) -> whether the outputs fit
+    # (kind, message's address or None, is empty, packs columns, requested columns, 3 outputs, outcome) -> outputs fit
     "fill": (c_int, (c_int, c_void_p, c_int, c_int, c_int64, *(py_object,) * 3, POINTER(Outcome))),
 }
-"""The functions of ops.c with their argument and result types."""
+"""Functions of ops.c with their argument and result types."""
 
 
 @cache
 def library() -> SimpleNamespace:
-    """Return the functions of ops.c by their names, and `most_bytes`, the maximum size of a message."""
+    """Return the functions of ops.c by name, and the maximum size of a message as `most_bytes`."""
     try:
         opened = open_library(_LIBRARY, _SOURCE)
     except LibraryError as error:

@@ -2,8 +2,8 @@
  * FastDeploy's save and get ops: `pack` makes a message from tensors and sends it, and `fill` writes a message into
  * tensors.
  *
- * A message is a header and up to four arrays: a count for each slot; and for each token a line of ids, a line of
- * scores and a rank. `pack` sends only as many tokens as the counts say; FastDeploy sends a struct of fixed size.
+ * A message is a header and up to four arrays: a count for each slot, and for each token a line of ids, a line of
+ * scores and a rank. `pack` sends only the counted tokens, whereas FastDeploy sends a struct of fixed size.
  * `fill` writes the same elements as FastDeploy's get op in that form. Both check each index before they use it,
  * and put the first argument that does not fit into the outcome.
  *
@@ -89,7 +89,7 @@ struct given {
     int64_t items[ROLES];
     int has[ROLES];
     int32_t op, is_dense, flag, skips_prefill;
-    const uint8_t *lost; /* of slots: whether tokens before this step were lost; or null */
+    const uint8_t *lost; /* null, or a flag for each slot whether tokens before this step were lost */
 };
 
 static int fails(struct outcome *fault, int what, int role, int64_t slot, int64_t limit, int64_t value) {
@@ -261,7 +261,7 @@ static void write_single(const struct given *given, int64_t slots, int64_t colum
     }
 }
 
-/* Return the number of slots with a line of ids, a line of scores and a rank; -1 if a slot with a token lacks one. */
+/* Return the number of slots with ids, scores and a rank, or -1 if a slot with a token lacks any of these. */
 static int64_t scored_lines(const struct given *given, int64_t slots, struct outcome *fault) {
     int64_t stride = given->of[IDS].shape[1], least = slots, needed = 0;
     int shortest = IDS;
@@ -345,9 +345,9 @@ static void *packed(const struct given *given, int message_id, uint64_t sequence
 }
 
 /*
- * Return a message as bytes, or empty bytes if an argument does not fit. If `socket` is not -1, send as many of its
- * bytes as the socket takes without blocking; `outcome.sent` is their number, or -errno. `lost` has a byte for each of
- * SLOTS slots, or is null: slots whose tokens were lost before become UNRECOVERABLE, except in a draft.
+ * Return a message as bytes, or empty bytes if an argument does not fit. If `socket` is not -1, send as many bytes as
+ * the socket takes without blocking, and set `outcome.sent` to their number or -errno. `lost` is null or has a byte for
+ * each of SLOTS slots. Slots whose tokens were lost before become UNRECOVERABLE, except in a draft.
  */
 void *tokenbus_fastdeploy_pack(
     const struct call *call, struct outcome *fault, void *tuple, int socket, int message_id, uint64_t sequence, const uint8_t *lost) {
@@ -388,7 +388,7 @@ static int is_sound(const struct header *header) {
     return header->bytes == sizeof *header + 4 * items;
 }
 
-/* Tell whether the slots' counts add up to the message's tokens: `fill` writes as many as the counts say. */
+/* Tell whether the slots' counts add up to the message's tokens, because `fill` relies on the counts. */
 static int has_sound_counts(const struct header *header) {
     if (header->kind == KIND_SINGLE || header->kind == KIND_SINGLE_SCORED) return 1;
     const int32_t *counts = (const int32_t *)(header + 1);
@@ -420,8 +420,8 @@ int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *readin
 }
 
 /*
- * Acknowledge a message, and reset for the next one. Return 0, or the sequence if the socket has no room for it now. It
- * is not an error if the process that saved the message has ended.
+ * Acknowledge a message, and reset `reading` for the next message. Return 0, or the sequence if the socket has no room
+ * for the acknowledgement. If the saving process has ended, this is not an error.
  */
 uint64_t tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
     uint64_t sequence = reading->sequence;
@@ -430,7 +430,7 @@ uint64_t tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
     return sent < 0 && (errno == EAGAIN || errno == EINTR) ? sequence : 0;
 }
 
-/* Return the last sequence acknowledged since the previous call; 0: none; -1: the get side has ended. */
+/* Return the last sequence acknowledged since the previous call, 0 for none, or -1 if the get side has ended. */
 int64_t tokenbus_fastdeploy_acknowledged(int socket) {
     uint64_t found[512]; /* a get side sends 8 bytes at once, so no read ends within a number */
     int64_t last = 0;
@@ -443,7 +443,7 @@ int64_t tokenbus_fastdeploy_acknowledged(int socket) {
     }
 }
 
-/* Return an environment variable as a number, -1 if it is none. Read at each call: the process may change it. */
+/* Return an environment variable as a number, or -1 for other text. The process may change the variable at any time. */
 int tokenbus_fastdeploy_number(const char *variable, int otherwise) {
     const char *text = getenv(variable);
     char *end = "";
@@ -540,8 +540,8 @@ static int open_outputs(int kind, void **objects, Buffer *buffers, struct outcom
 }
 
 /*
- * Fill a get op's outputs with a message, or with -2 if `is_empty`; with neither, only check the outputs. The message
- * itself was checked when it arrived. Return 0 if an output does not fit.
+ * Fill a get op's outputs with a message, or with -2 if `is_empty` is set. With a null message, only check the outputs.
+ * The message itself was checked when it arrived. Return 0 if an output does not fit.
  */
 int tokenbus_fastdeploy_fill(
     int kind, const char *message, int is_empty, int packs_columns, int64_t wanted, void *tokens, void *scores, void *ranks,

@@ -1,6 +1,6 @@
-"""Turns the switch on where Python reads no .pth file: `tokenbus fastdeploy` then puts this folder on PYTHONPATH.
+"""Turns the switch on if Python reads no .pth file. `tokenbus fastdeploy` then puts this folder on PYTHONPATH.
 
-Python imports only one `sitecustomize` at its start, so this one imports the one that it hides.
+Python imports only one `sitecustomize` at its start, so this module imports any `sitecustomize` that it hides.
 """
 
 # ruff: noqa: INP001 - the folder is put on a path, and is not a package
@@ -9,7 +9,7 @@ import sys
 
 try:
     from tokenbus.engines.fastdeploy_switch import install
-except ImportError:  # a Python of another environment, which the engine started
+except ImportError:  # the engine started a Python of another environment
     pass
 else:
     install()
