@@ -28,13 +28,13 @@ __all__ = [
 
 
 def clock_for(address: str) -> Clock:
-    """Return the clock of an address: the system's, or a test bus's clock."""
+    """Return the clock for an address: the test bus's clock for a memory address, or else the system clock."""
     transport = SHARED.get(address)
     return SystemClock() if transport is None else transport.clock
 
 
 def transport_for(settings: BusSettings, address: str) -> Transport:
-    """Return the transport of an address; raises AddressError for a memory address unless a test's bus has it."""
+    """Return a transport for an address; raises AddressError for a memory address without a test bus."""
     if not address.startswith("memory://"):
         return ZeroMQTransport(settings)
     transport = SHARED.get(address)

@@ -12,35 +12,35 @@ import termios
 from collections.abc import Callable
 
 _TCP_INFO_BYTES = 256
-_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received
+_BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in the kernel's struct tcp_info
 _MUCH = 1_048_576
 _STUCK_BYTES, _STUCK_SECONDS = 65_536, 0.05
-"""From this many unread bytes, and this age of them, the growth of the process counts against a connection."""
+"""Number and age (in seconds) of unread bytes from which a connection is charged with the process's growth."""
 _LARGE_FRAME = 256
-_CURVE_BYTES = 33  # a command's name, a nonce, a proof, and the flags
+_CURVE_BYTES = 33  # CURVE adds a command name, a nonce, an authenticator and flags to each part
 _LIBC = ctypes.CDLL(None)
-_NO_ADDRESS = bytes(16)  # an address of the family AF_UNSPEC: connecting to it resets a TCP connection
+_NO_ADDRESS = bytes(16)  # connecting a TCP socket to an AF_UNSPEC address resets the connection
 
 
 class AcceptedConnection:
     """A connection that libzmq has accepted, observed through a duplicate of its descriptor.
 
-    libzmq keeps the parts of an unfinished message without any bound, and does not report its size. For TCP, the size
-    follows from the kernel's count: the bytes that arrived, minus the bytes of whole messages that were read. The
-    kernel has no such count for a Unix socket, and libzmq needs thirty times the memory for tiny parts. So the growth
-    of the process counts too: from the last finished message of the connection, while it sends more.
+    libzmq buffers the parts of an unfinished message without a bound, and does not report the size of this buffer. For
+    TCP, the size is the kernel's count of received bytes minus the bytes of the messages that were read. For a Unix
+    socket, the kernel keeps no such count. Tiny parts also occupy thirty times their size in libzmq. Therefore the
+    growth of the process since the connection's last finished message is measured too.
     """
 
     report: Callable[["AcceptedConnection", str], None]
-    """Reports the reason of a cut to the owner of the listening socket."""
+    """Callback that tells the owner of the listening socket why a connection was cut off."""
     is_read_out: Callable[[], bool]
-    """Returns, on the event loop, whether every message at the listening socket was read."""
+    """Callback, for the event loop only, that returns whether every message at the listening socket was read."""
 
     def __init__(self, descriptor: int, local_address: object, handshakes: int, now: float) -> None:
-        """Duplicate a descriptor; `handshakes` is the number of handshakes that were answered before.
+        """Duplicate a descriptor; `handshakes` is the number of handshakes answered before this connection.
 
-        Raises OSError if the connection has ended. By now its descriptor may belong to something else, whose local
-        address then differs from the listening socket's.
+        Raises OSError if the connection has ended. The descriptor number may then belong to another file, which is
+        recognised by its local address.
         """
         duplicate = os.dup(descriptor)
         try:
@@ -55,13 +55,13 @@ class AcceptedConnection:
         self.accepted = self.moved = now
         self.peer = b""
         self.public = ""
-        """The peer's proven key, in Z85; empty if the listener asks for none."""
+        """Public key that the peer has proved, in Z85, or empty if the listener asks for no keys."""
         self.delivered = 0
-        """Bytes of the messages that were read, with their framing; only the event loop writes this."""
+        """Wire bytes of the messages that were read; only the event loop writes this attribute."""
         self.held = self.grown = 0
-        """Bytes over TCP that are not yet read as whole messages.
+        """`held` is the number of TCP bytes not yet read as whole messages.
 
-        The second value is the growth of the process during an unfinished message.
+        `grown` is the growth of the process during an unfinished message, in bytes.
         """
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None
@@ -71,11 +71,10 @@ class AcceptedConnection:
 
     @property
     def is_tcp(self) -> bool:
-        """Whether the kernel counts the connection's bytes."""
         return self.connection.family != socket.AF_UNIX
 
     def measure(self, now: float, resident: int) -> None:
-        """Update `held` and `grown`; `resident` is the process's memory in bytes."""
+        """Update `held` and `grown`; `resident` is the resident memory of the process in bytes."""
         if self.is_tcp:
             self.held = self._measure_tcp()
         if self.delivered != self._read_before or (self.is_tcp and not self.held):
@@ -92,7 +91,7 @@ class AcceptedConnection:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (received,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
         held = int(received) - self.delivered
-        if held > _MUCH:  # this much may be in the kernel's buffer, which is not memory of this process
+        if held > _MUCH:  # a part may still be in the kernel's buffer, outside this process's memory
             held -= self._in_kernel()
         return max(0, held)
 
@@ -100,19 +99,19 @@ class AcceptedConnection:
         return int.from_bytes(fcntl.ioctl(self.connection, termios.FIONREAD, bytes(4)), "little")
 
     def shut_down(self, *, reset: bool = False) -> None:
-        """End the connection: libzmq reads an end of file, and frees the connection's memory.
+        """End the connection, so that libzmq reads an end of file and frees the connection's memory.
 
         With `reset`, libzmq does not read the bytes that are left in the kernel.
         """
         self.is_cut = True
         if reset and self.is_tcp and not _LIBC.connect(self.connection.fileno(), _NO_ADDRESS, len(_NO_ADDRESS)):
             return
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # the connection has ended already
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def was_closed_by_peer(self) -> bool:
         poll = select.poll()
-        poll.register(self.connection, select.POLLRDHUP)  # not SHUT_RD: much may still be unread
+        poll.register(self.connection, select.POLLRDHUP)  # POLLRDHUP is set even while bytes are unread
         return bool(poll.poll(0))
 
     def __str__(self) -> str:
@@ -124,13 +123,13 @@ class AcceptedConnection:
 
 
 def local_address_of(connection: socket.socket) -> object:
-    """Return the port or path of a socket; a listening socket shares it with the connections that it accepts."""
+    """Return a socket's local port or path, which a listening socket shares with its accepted connections."""
     name = connection.getsockname()
     return name[1] if isinstance(name, tuple) else name
 
 
 def bytes_on_the_wire(parts: list[bytes], *, with_curve: bool) -> int:
-    """Return the size of a message in ZMTP 3."""
+    """Return the size of a message on a ZMTP 3 connection, in bytes."""
     overhead = _CURVE_BYTES if with_curve else 0
     total = 0
     for part in parts:

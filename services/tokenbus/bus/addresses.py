@@ -1,4 +1,4 @@
-"""Addresses: a host and a port, or a path."""
+"""Bus addresses: TCP endpoints and Unix socket paths."""
 
 import ipaddress
 import os
@@ -16,7 +16,7 @@ _MOST_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class TcpEndpoint:
-    """A host and a port; a listener's host may be `*` for all interfaces, and its port 0 for any free one."""
+    """A TCP host and port; a listener may use host `*` for all interfaces and port 0 for any free port."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class TcpEndpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the host: 127.0.0.0/8, ::1 or localhost."""
+        """Whether the host is a loopback address: 127.0.0.0/8, ::1 or localhost."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -36,7 +36,7 @@ class TcpEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class IpcEndpoint:
-    """A Unix socket's path."""
+    """The path of a Unix socket."""
 
     path: Path
 
@@ -47,7 +47,7 @@ class IpcEndpoint:
 def parse(address: str) -> TcpEndpoint | IpcEndpoint:
     scheme, _, path = address.partition("://")
     if scheme == "ipc":
-        # For libzmq, @NAME and * have no file, so every user of the machine may bind them.
+        # In libzmq, the names `*` and @NAME create no file, so every user of the machine may bind them.
         if not path or not path.isprintable() or path == "*" or path.startswith("@"):
             raise AddressError(address, "expected ipc://PATH")
         size = len(os.fsencode(path))
@@ -66,7 +66,7 @@ def parse(address: str) -> TcpEndpoint | IpcEndpoint:
 
 
 def parse_remote(address: str) -> TcpEndpoint | IpcEndpoint:
-    """Return the endpoint of an address to connect to; raises AddressError."""
+    """Parse an address to connect to; raises AddressError for an invalid one."""
     endpoint = parse(address)
     if isinstance(endpoint, TcpEndpoint) and (endpoint.host == "*" or not endpoint.port):
         raise AddressError(address, "a host and a port are needed to connect")

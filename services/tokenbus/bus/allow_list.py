@@ -22,7 +22,7 @@ from tokenbus.settings import SettingsError
 
 KEY_BYTES = 32
 KEY_LENGTH = 40
-"""Characters of a key in Z85."""
+"""Length of a Z85 key in characters."""
 MOST_PATTERNS = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_KEYS = 65_536
@@ -35,7 +35,7 @@ _log = logger("bus")
 
 
 def checked_name(name: object) -> str:
-    """Return a key's name, which is also the name of its files; raises ValueError for an invalid one."""
+    """Return a valid key name, which also names the key's files; raises ValueError for an invalid name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         limit = "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"
         raise ValueError(f"name: {limit}, got {name!r}")
@@ -44,7 +44,7 @@ def checked_name(name: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AllowedKey:
-    """One entry of the allow-list; a name may have several keys, for example during a rotation."""
+    """One entry of the allow-list; several keys may have the same name, for example during a key rotation."""
 
     public: str  # in Z85
     identity: Identity
@@ -53,17 +53,17 @@ class AllowedKey:
 
 
 class AllowListError(UsageError, ValueError):
-    """An allow-list cannot be used: the message has the entry, the limit and the value."""
+    """An allow-list is invalid; the message names the entry, the limit and the value."""
 
 
 class AllowList:
-    """The allow-list of a process that listens, reloaded when its file changes.
+    """The allow-list of a listening process, reloaded when the file changes.
 
-    If the file cannot be read, the last good list stays in force.
+    If the new file is unreadable, the last valid list stays in force.
     """
 
     def __init__(self, path: str) -> None:
-        """Read the file; raises SettingsError for `bus.allowed_keys`."""
+        """Read the file; raises SettingsError for `bus.allowed_keys` if the file is invalid."""
         self.path = Path(path)
         self.version = 0
         self._files = WatchedFiles([self.path])
@@ -75,11 +75,11 @@ class AllowList:
             raise SettingsError("bus.allowed_keys", f"a file of allowed keys: {error}", path) from None
 
     def find(self, public: str) -> Identity | None:
-        """Return a key's identity; None: the key is not allowed, or was revoked."""
+        """Return a key's identity, or None if the key is not allowed or was revoked."""
         return self._identities.get(public)
 
     def refresh(self) -> None:
-        """Reload the file if it has changed; any thread calls this periodically."""
+        """Reload the file if it has changed; any thread may call this."""
         with self._lock:
             self._repeated_log.expire()
             try:
@@ -95,7 +95,7 @@ class AllowList:
 
 
 def read_keys(path: Path) -> list[AllowedKey]:
-    """Return the keys in a file, including revoked ones; raises AllowListError."""
+    """Return the keys in a file, including revoked keys; raises AllowListError if the file is invalid."""
     try:
         with path.open("rb") as file:
             mode, data = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES + 1)
@@ -128,7 +128,7 @@ def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
 
 
 def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) -> AllowedKey:
-    """Return an entry that is valid from now on; raises ValueError."""
+    """Return an entry that is valid from now on; raises ValueError for an invalid field."""
     now = datetime.now(timezone.utc).replace(microsecond=0)
     return _parsed({"name": name, "public": public, "roles": list(roles), "names": list(names), "added": now})
 

@@ -1,7 +1,7 @@
-"""Listening sockets, bound here and not by libzmq.
+"""Listening sockets, which Tokenbus binds itself because libzmq binds them unsafely.
 
-libzmq replaces the socket of another process that listens at a path, later deletes a path that may belong to another
-process, and gives little reason when an address cannot be used.
+libzmq replaces another process's socket at the same path. On close, libzmq deletes the path even if another process
+owns it now. When an address cannot be used, libzmq gives little reason.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus.bus.errors import AddressError
 from tokenbus.printable import reason_of
 
-_BACKLOG = 4096  # peers that may connect at once, such as after a restart; others must wait for a second
+_BACKLOG = 4096  # peers that may connect at once, for example after a restart; further peers retry a second later
 _LOCK_TRIES = 10
 _OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"
@@ -33,7 +33,7 @@ _REASONS = {
 
 
 class Binding:
-    """A listening socket, and the lock on its path if it has one."""
+    """A listening socket, with the lock on its path if it is a Unix socket."""
 
     def __init__(self, endpoint: TcpEndpoint | IpcEndpoint, listening: socket.socket, lock: "_PathLock | None") -> None:
         self.address = str(endpoint)
@@ -43,25 +43,25 @@ class Binding:
         self._file = (endpoint.path, endpoint.path.stat()) if isinstance(endpoint, IpcEndpoint) else None
 
     def is_reachable(self) -> bool:
-        """Return whether connections can reach the socket: its file may be removed or replaced."""
+        """Return whether connections can reach the socket, whose file may have been removed or replaced."""
         return self._file is None or _is_at(*self._file)
 
     def hand_over(self) -> None:
-        """Let another owner close the descriptor."""
+        """Give up the descriptor, which its new owner must close."""
         self._listening.detach()
 
     def release(self) -> None:
-        """Close the socket, unless it was handed over, and release the path."""
+        """Close the socket unless `hand_over` was called, and release the path."""
         self._listening.close()
         if self._lock is not None:
             self._lock.release(self._file[1] if self._file else None)
 
 
 async def bind(address: str, *, reuse_port: bool = False) -> Binding:
-    """Listen at an address; raises AddressError.
+    """Listen at an address; raises AddressError if the address cannot be used.
 
-    With `reuse_port`, a tcp socket is only bound. When the caller makes it listen, the kernel shares the connections to
-    the port among its sockets.
+    With `reuse_port`, a TCP socket is bound but does not listen yet. Once the caller makes it listen, the kernel
+    distributes the port's connections among all sockets on that port.
     """
     endpoint = parse(address)
     try:
@@ -107,7 +107,7 @@ def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
     lock = _PathLock(endpoint.path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Set before the socket has a path, so that others can never connect.
+        # The mode is set before the socket has a path, so other users can never connect.
         os.fchmod(listening.fileno(), 0o600)
         _clear_path(endpoint.path)
         _listen(listening, str(endpoint.path))
@@ -125,9 +125,9 @@ def _listen(listening: socket.socket, address: str | tuple[Any, ...]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a socket's folder, or refuse a folder in which other users could replace the socket.
+    """Create a socket's folder; raises OSError for a folder in which other users could replace the socket.
 
-    In a sticky folder such as /tmp they can only bind the path first; then binding fails.
+    In a sticky folder such as /tmp, other users can only bind the path first, and then `bind` fails.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
@@ -141,7 +141,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _clear_path(path: Path) -> None:
-    """Remove the socket file of a dead process, and nothing else."""
+    """Remove a dead process's socket file; raises OSError if the path is in use."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(errno.EEXIST, "there is a file that is not a socket")
@@ -151,11 +151,11 @@ def _clear_path(path: Path) -> None:
             except ConnectionRefusedError:
                 path.unlink()
             else:
-                raise OSError(errno.EADDRINUSE, _TAKEN)  # by a process that does not use our locks
+                raise OSError(errno.EADDRINUSE, _TAKEN)  # a process that does not use our locks listens there
 
 
 class _PathLock:
-    """A lock on a file next to the path; it ends with its process."""
+    """A file lock next to a socket's path, which the kernel releases when the process ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -177,7 +177,7 @@ class _PathLock:
         raise OSError(errno.EADDRINUSE, _TAKEN)
 
     def release(self, ours: os.stat_result | None = None) -> None:
-        """Release the path, and remove our files unless another process has replaced them."""
+        """Release the path, and remove the socket and lock files unless another process has replaced them."""
         if ours is not None and _is_at(self._path, ours):
             self._path.unlink(missing_ok=True)
         if self._is_current():
@@ -190,7 +190,7 @@ class _PathLock:
         os.fchmod(self._descriptor, 0o600)
 
     def _is_current(self) -> bool:
-        """Return whether the locked file is still in the folder: its previous owner may have removed it."""
+        """Return whether the locked file is still at its path; its previous owner may have removed the file."""
         return _is_at(self._file, os.fstat(self._descriptor))
 
 

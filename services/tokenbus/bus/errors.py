@@ -1,4 +1,4 @@
-"""Errors of the bus. Every module may raise them: this one imports only the base class."""
+"""Errors of the bus, in a module that imports only the base class, so that every module can import it."""
 
 from tokenbus.errors import UsageError
 
@@ -8,7 +8,7 @@ class BusError(Exception):
 
 
 class AddressError(UsageError, BusError):
-    """An address cannot be used: it is invalid, taken or not permitted."""
+    """An address cannot be used, because it is invalid, taken or not permitted."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason)
@@ -20,14 +20,14 @@ class AddressError(UsageError, BusError):
 
 
 class ClosedError(BusError):
-    """The owner closed its listener or connection; a peer that leaves never causes this."""
+    """The listener or connection was closed by its owner; a peer's departure never raises this error."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: closed on this side, by its owner")
 
 
 class MessageError(BusError):
-    """Peers would refuse this message: the caller's fault."""
+    """The caller tried to send a message that peers would refuse."""
 
     def __init__(self, limit: str, actual: int) -> None:
         super().__init__(limit, actual)

@@ -1,6 +1,6 @@
-"""Guard: bounds the number, the silence and the memory of all connections to listening sockets.
+"""Guard: limits the number, the silence and the memory of all connections to listening sockets.
 
-The guard has its own thread, which a busy event loop does not delay: connections can send a gigabyte in a second.
+The guard has its own thread, because a busy event loop would react too late to a peer that sends a gigabyte a second.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ _CHECK_SECONDS = 0.02
 _QUICK_SECONDS = 0.005
 _FULL_SECONDS = 0.25
 _MAX_SHARE = 0.05
-"""Largest share of the time for full checks of all connections; no other Python code runs during a check."""
+"""Largest fraction of time for full checks, during which no other Python code runs."""
 _GROWTH = 8_388_608
-"""Growth of the process, in bytes, after which a full check is due, because connections may hold these bytes."""
-_FAREWELL_SECONDS = 0.1  # time for a peer to read why its listener disconnects it
+"""Growth of the process, in bytes, after which a full check is due."""
+_FAREWELL_SECONDS = 0.1  # time for a peer to read the reason before it is disconnected
 _OTHER_FILES = 64
 _FREED = 8
 
 
 class Guard:
-    """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
+    """Cuts off connections that exceed a limit; hold `lock` while using a connection."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
-        """Start the thread; the process's limit on open files may lower the bound on connections."""
+        """Start the thread; a low limit on open files reduces the maximum number of connections."""
         self.lock = threading.RLock()
         self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
         self.held_bytes = 0
@@ -85,21 +85,21 @@ class Guard:
             self._poll.unregister(watched.descriptor)
 
     def usage(self) -> Usage:
-        """Return the use of the bounds; any thread may call this."""
+        """Return the use of each limit; any thread may call this."""
         with self.lock:
             admitted = [each.is_admitted for watched in self._watched for each in watched.connections.values()]
             silent = len(admitted) - sum(admitted)
             return Usage(sum(admitted), silent, self.held_bytes, dict(self.cut_off))
 
     def accept(self, descriptor: int, local_address: object, handshakes: int) -> AcceptedConnection:
-        """Return a new connection; raises OSError if it has ended already."""
-        os.eventfd_write(self._wake, 1)  # the guard's thread may be about to sleep until a connection comes
+        """Start to observe an accepted connection; raises OSError if the connection has ended already."""
+        os.eventfd_write(self._wake, 1)  # without connections, the guard's thread sleeps without a timeout
         return AcceptedConnection(descriptor, local_address, handshakes, self._now())
 
     def make_room(self, at_least: int = 0) -> None:
-        """Evict connections while there are too many: first those about to be cut off, then the oldest unadmitted ones.
+        """Evict surplus connections: first dismissed connections, then the oldest unadmitted connections.
 
-        If new ones were refused instead, silent peers could keep others out.
+        Refusing new connections instead would let silent peers block all others.
         """
         if not at_least and sum(len(each.connections) for each in self._watched) <= self.max_connections:
             return
@@ -118,9 +118,9 @@ class Guard:
         return [each for watched in self._watched for each in watched.connections.values() if not each.is_cut]
 
     def free_descriptors(self, listening: socket.socket) -> None:
-        """Make room after no descriptor was left for a connection, and refuse the connections that wait for one.
+        """Evict connections when no file descriptor is left, and refuse the connections that wait in the backlog.
 
-        libzmq would try to accept them again and again, without a pause.
+        Otherwise libzmq would retry `accept` in a busy loop.
         """
         self.cut_off["accept"] += 1
         self.make_room(_FREED)
@@ -144,7 +144,7 @@ class Guard:
             connection.shut_down(reset=True)
 
     def dismiss(self, connection: AcceptedConnection) -> None:
-        """Cut a connection off soon; until then it can read the last messages to it."""
+        """Cut a connection off after a delay, in which the peer can read the last messages to it."""
         connection.cut_at = self._now() + _FAREWELL_SECONDS
 
     def _run(self) -> None:
@@ -175,7 +175,7 @@ class Guard:
             if connection.cut_at is not None and now >= connection.cut_at:
                 connection.shut_down()
                 continue
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # the connection has ended already
                 connection.measure(now, resident)
             self._check_size(connection)
             self._check_introduction(connection, now)
@@ -191,7 +191,7 @@ class Guard:
             self.cut(connection, "bytes", reason)
 
     def _check_growth(self, live: list[AcceptedConnection], now: float, resident: int) -> None:
-        """Cut off the peers whose unfinished messages made the process grow; of the admitted ones, only the worst."""
+        """Cut off every unadmitted peer that made the process grow too much, but only the worst admitted peer."""
         settings, admitted = self._settings, []
         for connection in live:
             if connection.is_admitted and connection.grown > settings.max_pending_bytes:
@@ -203,26 +203,25 @@ class Guard:
             self._cut_grown(worst, settings.max_pending_bytes)
             for each in admitted:
                 if each is not worst:
-                    each.grown_from = resident  # another connection caused the growth until now
+                    each.grown_from = resident  # the growth until now is charged to the worst connection
 
     def _cut_grown(self, connection: AcceptedConnection, most: int) -> None:
         reason = f"an unfinished message, for which this process grew by {connection.grown} bytes, more than {most}"
-        # The messages of an admitted peer, or of one at a Unix socket, may be complete and unread.
+        # An admitted peer or a Unix socket may have complete messages that the event loop has not read yet.
         cut = self.cut if connection.is_tcp and not connection.is_admitted else self._cut_if_read_out
         cut(connection, "bytes", reason)
 
     def _check_introduction(self, connection: AcceptedConnection, now: float) -> None:
         most = self._settings.introduction_timeout_ms
         if not connection.is_admitted and now - connection.accepted > most / 1000:
-            # Its hello may be unread; at a Unix socket unread bytes are not counted.
+            # The hello may be unread; unread bytes at a Unix socket are not counted.
             cut = self.cut if connection.is_tcp and not connection.held else self._cut_if_read_out
             cut(connection, "silent", f"it has not introduced itself within {most} ms")
 
     def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
-        """Cut off the connections that hold the most bytes, until the rest is within the bound.
+        """Cut off the connections that hold the most bytes, until the rest is within the limit.
 
-        If two hold equally many, the time decides. It does not come first, because a flooder whose messages are read
-        always looks new.
+        The time without progress only breaks ties, because a flooder whose messages are read always makes progress.
         """
         self.held_bytes = sum(each.held for each in live)
         unadmitted = [each for each in live if not each.is_admitted]
@@ -237,7 +236,7 @@ class Guard:
                 held -= connection.held
 
     def _cut_if_read_out(self, connection: AcceptedConnection, kind: str, reason: str) -> None:
-        """Cut a connection off, unless a busy event loop has yet to read its messages."""
+        """Cut a connection off, unless the busy event loop still has messages of that connection to read."""
         if connection.is_suspect:
             return
         connection.is_suspect = True
@@ -258,7 +257,7 @@ class Guard:
 
 
 def _room(wanted: int) -> int:
-    """Return how many connections have descriptors; each needs two, libzmq's and the duplicate."""
+    """Return the number of connections for which descriptors are left; each connection needs two descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

@@ -1,4 +1,4 @@
-"""CURVE keys: their files, the keys of a process, and the sockets that use them."""
+"""CURVE keys: key files, the keys of a process, and the sockets that use the keys."""
 
 import os
 import stat
@@ -25,14 +25,14 @@ _log = logger("bus")
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A process's own key; both halves in Z85."""
+    """The CURVE key pair of a process, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
 
 def check_private(setting: str, path: str) -> None:
-    """Raise SettingsError for a secret file that other users may read, or that cannot be read."""
+    """Raise SettingsError if a secret file is unreadable, or if other users may read it."""
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError) as error:
@@ -43,7 +43,7 @@ def check_private(setting: str, path: str) -> None:
 
 
 def load_key(path: str) -> KeyPair:
-    """Return the key in a file; raises SettingsError if other users may read the file, or it has no key."""
+    """Return the key pair in a file; raises SettingsError if other users may read the file, or if it has no key."""
     check_private("bus.key_file", path)
     try:
         public, secret = zmq.auth.load_certificate(path)
@@ -55,11 +55,11 @@ def load_key(path: str) -> KeyPair:
 
 
 def public_key(given: str) -> bytes:
-    """Return a public key in Z85, from its text or the path of its certificate; raises ValueError."""
+    """Return a public key in Z85; `given` is the key or the path of its certificate. Raises ValueError."""
     path = Path(given)
     try:
         is_file = path.is_file()
-    except (OSError, ValueError):  # too long for a path, or invalid
+    except (OSError, ValueError):  # the text is too long for a path, or no valid path
         is_file = False
     if is_file:
         try:
@@ -74,13 +74,13 @@ def public_key(given: str) -> bytes:
 
 
 def create_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a new key to NAME.key and NAME.key_secret, and return their paths; raises OSError.
+    """Write a new key pair to NAME.key and NAME.key_secret, and return both paths.
 
-    A missing folder is made for only its owner. No file is replaced.
+    A missing folder is created with access for its owner only. Raises OSError if a file of that name exists.
     """
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
-    # Written to a private folder first, so that the secret is never in a file that others may open.
+    # The draft folder is private, because others may be able to read a new file until its mode is set.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as draft:
         made = [Path(path) for path in zmq.auth.create_certificates(draft, name, {"name": name})]
         made[0].chmod(_PUBLIC_MODE)
@@ -99,16 +99,16 @@ def _reason(error: Exception) -> str:
 
 
 class ProcessKeys:
-    """The keys of one process, read when a socket first needs them."""
+    """The keys of one process, which are read when a socket first needs them."""
 
     def __init__(self, settings: BusSettings) -> None:
         self._settings = settings
         self._warned = False
 
     def for_listener(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, AllowList] | None:
-        """Return a listener's key and allow-list; None: it asks for no keys.
+        """Return a listener's key pair and allow-list, or None if the endpoint works without keys.
 
-        Raises SettingsError for a file that cannot be used, and AddressError for an address that needs keys.
+        Raises SettingsError for an invalid key file or allow-list, and AddressError for an address that needs keys.
         """
         if isinstance(endpoint, IpcEndpoint):
             return None
@@ -121,7 +121,7 @@ class ProcessKeys:
         return self._own, self._allowed
 
     def for_connection(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, bytes] | None:
-        """Return a connection's key and its listener's public key; None: it has no keys. Raises as `for_listener`."""
+        """Return a connection's key pair and its listener's key, or None; raises the errors of `for_listener`."""
         if isinstance(endpoint, IpcEndpoint):
             return None
         settings = self._settings
@@ -157,7 +157,7 @@ class ProcessKeys:
 
 
 def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes = b"") -> None:
-    """Make a socket prove its key to the listener with the given public key; without it, the socket is a listener."""
+    """Set up CURVE on a connecting socket with its listener's public key, or on a listening socket without it."""
     if listener:
         socket.setsockopt(zmq.CURVE_SERVERKEY, listener)
     else:

@@ -1,4 +1,4 @@
-"""The connection of a worker or a client to its processor: a session decides what to send, and a link sends it."""
+"""The connection of a worker or client to its processor: the session decides what to send, the link sends it."""
 
 import asyncio
 import contextlib
@@ -30,33 +30,33 @@ from tokenbus_contracts.generated.stream_pb2 import (
 
 _FULL_WAIT = 0.005
 _UNANSWERED_SECONDS, _STILL_UNANSWERED_SECONDS = 3.0, 30.0
-"""Time until the first warning that no processor answers, and between later ones."""
+"""Seconds until the first warning that no processor answers, and between later warnings."""
 _MAX_DOUBLINGS = 16
 _NS = 1_000_000_000
 PROOF_BYTES = 16
-"""Length of the random proof in each hello: it identifies one life of the peer."""
+"""Length of the random proof in each hello, which identifies one incarnation of the peer."""
 
 
 class SessionState(Enum):
-    """The state of a session with its processor."""
+    """State of a session with its processor."""
 
     GREETING = auto()
     """The session repeats its hello until the processor answers."""
     OPEN = auto()
     REFUSED = auto()
-    """The processor refused the session, which says hello again later."""
+    """The processor refused the session, which repeats its hello later."""
     LEFT = auto()
 
 
 class ReconnectingSession(ABC):
-    """The common part of worker and client sessions: heartbeats, and the handshake after refusals and silence.
+    """Common base of worker and client sessions: heartbeats, handshakes, and reactions to refusals and silence.
 
-    A session with several processors says hello to each in turn; the first that welcomes it is its home. When the home
-    is away, the session waits for it for `abandon_after` seconds, and then tries all processors in turn again.
+    With several processors, the session greets them in turn; the first processor that welcomes it becomes its home.
+    After losing its home, the session waits `abandon_after` seconds for it, and then tries all processors in turn.
     """
 
     def __init__(self, interval: float, timeout: float, processors: int = 1, abandon_after: float = 0.0) -> None:
-        """Make a session; times are in seconds, and a processor that is silent for `timeout` is lost."""
+        """Create a session; all times are in seconds, and `timeout` is the silence after which a processor is lost."""
         self.interval = interval
         self.timeout = timeout
         self._processors = processors
@@ -64,21 +64,21 @@ class ReconnectingSession(ABC):
         self.address_index = 0
         """Index of the current processor in the list of addresses."""
         self.home: int | None = None
-        """Index of the processor that welcomed the session last."""
+        """Index of the processor that last welcomed the session."""
         self._leaves_at = inf
-        self._stays_until = -inf  # until this time the session waits only for its home
-        self._tries = 0  # processors that were left since the last welcome
+        self._stays_until = -inf  # until this time the session tries no processor but its home
+        self._tries = 0  # number of processors tried in vain since the last welcome
         self._next_greeting = 0.0
-        self._hellos = 0  # hellos since the last answer to one
+        self._hellos = 0  # hellos sent since the processor last answered one
         self._last_sent = 0.0
         self._last_heard = 0.0
         self._echo_ns = 0
-        self._is_news = False  # whether the next heartbeat has news for the processor, so that it is sent at once
+        self._is_news = False  # whether a heartbeat is due at once, because it carries news for the processor
         self.state = SessionState.GREETING
         self.processor_id = ""
         self.refusal: Refusal | None = None
         self.loss = ""
-        """Reason of the processor's loss, until it is logged."""
+        """Reason why the processor was lost, or empty once the reason was logged."""
         self.handshakes = 0
 
     @property
@@ -88,11 +88,11 @@ class ReconnectingSession(ABC):
 
     @abstractmethod
     def _decode(self, parts: list[bytes]) -> ProcessorFrame | ServerFrame:
-        """Return the frame of a message."""
+        """Decode a message's frame; raises ContractError if the frame is invalid."""
 
     @abstractmethod
     def _encode(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
-        """Return the bytes of a frame with that body."""
+        """Return the bytes of a frame with the given body."""
 
     @abstractmethod
     def _hello(self) -> Hello | ClientHello:
@@ -104,18 +104,18 @@ class ReconnectingSession(ABC):
 
     @abstractmethod
     def _handle(self, frame: Any, body: str, parts: list[bytes], now: float) -> None:  # noqa: ANN401 - as `_decode` returns it
-        """Handle a frame of the connected processor, with the other parts of its message."""
+        """Handle a frame of the open session; `parts` are the remaining parts of the message."""
 
     @abstractmethod
     def _next_data(self) -> list[bytes] | None:
-        """Return the next message to a connected processor, except heartbeats, or None."""
+        """Return the next message other than a heartbeat, or None if no message is due."""
 
     @property
     def _last_sequence(self) -> int:
         return 0
 
     def receive(self, parts: list[bytes], now: float) -> None:
-        """Handle one message; an invalid one raises ContractError and changes nothing."""
+        """Handle one message; raises ContractError for an invalid message, which changes nothing."""
         frame = self._decode(parts)
         body = frame.WhichOneof("body")
         if body is None or self.state is SessionState.LEFT:
@@ -137,11 +137,11 @@ class ReconnectingSession(ABC):
                 self._handle(frame, body, parts[1:], now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Subtract the seconds in which this process stood still from the processor's silence."""
+        """Exclude `seconds`, in which this process was suspended, from the silence of the processor."""
         self._last_heard = min(now, self._last_heard + seconds)
 
     def silence(self, now: float) -> float:
-        """Return for how many seconds the processor has been silent or away; infinity: it has never sent anything."""
+        """Return the seconds since the processor's last message, or infinity before the first welcome."""
         return now - self._last_heard if self.handshakes else inf
 
     def disconnected(self, now: float) -> None:
@@ -149,7 +149,7 @@ class ReconnectingSession(ABC):
             self._greet_again(now)
 
     def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next message to send; None: there is none, or there is no credit for it."""
+        """Return the next message to send, or None if no message is due or the credit is used up."""
         if self.state is SessionState.OPEN and now - self._last_heard > self.timeout:
             self.loss = f"silent for {round((now - self._last_heard) * 1000)} ms"
             self._greet_again(now)
@@ -168,18 +168,18 @@ class ReconnectingSession(ABC):
         return message
 
     def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
-        """Leave, and return the last message to send."""
+        """Leave the session, and return its last message."""
         self.state = SessionState.LEFT
         return [self._encode(goodbye=Goodbye(reason=reason, message=message, last_sequence=self._last_sequence))]
 
     def seconds_to_wait(self, now: float) -> float:
-        """Return the seconds until `next_message` may have a message even if nothing arrives, at most an interval."""
+        """Return the seconds until `next_message` must be called again, at most one heartbeat interval."""
         if self.state in (SessionState.GREETING, SessionState.REFUSED):
             return max(0.0, min(self._next_greeting - now, self._leaves_at - now, self.interval))
         return max(0.0, min(self._last_sent + self.interval - now, self._leaves_at - now, self.interval))
 
     def is_leaving(self, now: float) -> bool:
-        """Tell whether it is time to move; if so, nothing more is sent to the current processor."""
+        """Return whether the session is about to move; if so, it sends nothing to the current processor."""
         return now >= self._leaves_at
 
     def move(self, now: float) -> None:
@@ -190,14 +190,14 @@ class ReconnectingSession(ABC):
 
     @property
     def asks_another(self) -> bool:
-        """Whether the session says hello to another processor than its home."""
+        """Whether the session greets a processor that is not its home."""
         return self.home not in {None, self.address_index}
 
     @property
     def _patience(self) -> float:
         """Seconds for which each processor is tried.
 
-        They double in each round, because a processor may only be slow.
+        The value doubles with each round over all processors, because a slow processor may need longer to answer.
         """
         rounds = min(self._tries // self._processors, _MAX_DOUBLINGS)
         return min(self.timeout, self.interval * 2.0**rounds)
@@ -214,9 +214,9 @@ class ReconnectingSession(ABC):
         return [self._encode(hello=self._hello())]
 
     def _pause(self) -> float:
-        """Return the seconds until the hello is repeated: random, from a range that grows with each hello.
+        """Return the random time until the next hello, in seconds; its range doubles with each hello.
 
-        Otherwise many peers would keep saying hello to one processor at the same time.
+        The randomness keeps many peers from greeting one processor at the same moment.
         """
         most = min(self.interval * 2.0 ** min(self._hellos, _MAX_DOUBLINGS), self.timeout)
         self._hellos += 1
@@ -229,7 +229,7 @@ class ReconnectingSession(ABC):
         self._next_greeting = at
 
     def _welcomed(self, welcome: Welcome | ClientWelcome) -> None:
-        """Open the session; raises ContractError if the processor's times contradict each other."""
+        """Open the session; raises ContractError unless the heartbeat timeout exceeds the heartbeat interval."""
         if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
             limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
@@ -252,8 +252,8 @@ class ReconnectingSession(ABC):
         self.refusal = refusal
         self._hellos = 0
         self._next_greeting = now + self.timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
-        # Another processor may have room. After any other refusal the session stays here: the operator must see and
-        # correct it.
+        # A session moves on from a full processor, and from a processor that is not its home.
+        # Any other refusal has a cause that an operator must correct, so the session stays.
         self._leaves_at = inf
         is_full = refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
         if self._processors > 1 and (is_full or self.asks_another):
@@ -265,7 +265,7 @@ class ReconnectingSession(ABC):
 
 
 class Link:
-    """Runs a session over a connection until `stop`; the lock guards the session."""
+    """Runs a session over a connection until `stop` is called; the lock guards the session."""
 
     def __init__(
         self, session: ReconnectingSession, lock: AbstractContextManager[object], clock: Clock, name: str
@@ -278,9 +278,9 @@ class Link:
         self._connection: Connection
         self._addresses: Sequence[str]
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._sends_on: Connection | None = None  # the connection that `_send_now` may send on
-        self._unsent: list[bytes] | None = None  # a message that the full connection did not accept
-        self._error: Exception | None = None  # an exception in `_send_now`, which the sending task raises
+        self._sends_on: Connection | None = None  # the connection on which `_send_now` may send
+        self._unsent: list[bytes] | None = None  # a message that the connection rejected because its queue was full
+        self._error: Exception | None = None  # an exception from `_send_now`, which the sending task re-raises
         self._wake = asyncio.Event()
         self._woken = False
         self._wakes_at = 0.0
@@ -294,17 +294,17 @@ class Link:
         self.refused_frames = 0
 
     def wake(self) -> None:
-        """Have the loop send soon; any thread may call this with the lock held."""
-        # One call into the loop for all items that wait: each call costs a system call.
+        """Make the loop send soon; any thread that holds the lock may call this."""
+        # One call into the loop serves all waiting items, because each call costs a system call.
         if not self._woken and self.loop is not None:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 self.loop.call_soon_threadsafe(self._send_now)
 
     async def start(self, transport: Transport, addresses: Sequence[str]) -> asyncio.Task[None]:
-        """Connect to the first processor, and to the next one whenever the session moves.
+        """Connect to the current processor, and to the next one whenever the session moves.
 
-        The returned task carries messages until `stop`, then drains and says goodbye.
+        The returned task transfers messages until `stop` is called, then drains the session and says goodbye.
         """
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
@@ -347,7 +347,7 @@ class Link:
         self._connections = number = self._connections + 1
 
         def lost() -> None:
-            if number == self._connections:  # otherwise the session has moved
+            if number == self._connections:  # the session still uses this connection
                 with self._lock:
                     self._session.disconnected(self._clock.now())
                 self._wake.set()
@@ -356,7 +356,7 @@ class Link:
         return await transport.connect(address, lost=lost)
 
     def stop(self, drain_seconds: float) -> None:
-        """End when everything is acknowledged, or after `drain_seconds`. Any thread may call this."""
+        """End once everything is acknowledged, or after `drain_seconds`; any thread may call this."""
         self._drain_seconds = drain_seconds
         if self.loop is not None:
             with contextlib.suppress(RuntimeError):
@@ -390,14 +390,14 @@ class Link:
                 self._repeated_log.begin("processor", self._log.warning, "frame refused", reason=str(error))
                 continue
             if is_due and self.loop is not None:
-                self.loop.call_soon(self._send_now)  # once for all messages that have arrived
+                self.loop.call_soon(self._send_now)  # one call serves all messages that have arrived
             self.progress.set()
             if after is not before:
                 self._wake.set()
                 self._log_state(after)
 
     async def _send(self, connection: Connection) -> None:
-        """Send the messages that are due at a certain time, until the session moves; `_send_now` sends the others."""
+        """Send periodic messages until the session moves; `_send_now` sends messages that are due at once."""
         self._unsent, self._sends_on = None, connection
         try:
             while True:
@@ -411,7 +411,7 @@ class Link:
                         return
                     seconds = self._session.seconds_to_wait(self._clock.now())
                     self._wakes_at = self._clock.now() + seconds
-                # A full connection does not signal that it has room again, so look again soon.
+                # A connection does not signal when its full queue has room again, so the loop polls it.
                 await self._clock.wait(self._wake, _FULL_WAIT if is_full else seconds)
         finally:
             self._sends_on = None
@@ -436,10 +436,10 @@ class Link:
             self._unsent = None
 
     def _send_now(self) -> None:
-        """Send at once, without a switch to the sending task.
+        """Send from the current callback, without a switch to the sending task.
 
-        Wake that task only if it has something to do: after an error, if the connection is full, to move to another
-        processor, or if a message is due before it would wake.
+        The sending task is woken only after an error, for a full connection, for a move to another processor, and for
+        a message that is due before the task's next timeout.
         """
         connection = self._sends_on
         if connection is None:
@@ -447,7 +447,7 @@ class Link:
             return
         try:
             is_sent = self._send_all(connection)
-        except Exception as error:  # noqa: BLE001 - the task raises it
+        except Exception as error:  # noqa: BLE001 - the sending task raises the error
             self._error, is_sent = error, False
         with self._lock:
             now = self._clock.now()

@@ -1,4 +1,4 @@
-"""MemoryTransport: a transport within one event loop; it loses no message."""
+"""MemoryTransport: a transport within one event loop that loses no message."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings
 
 SHARED: dict[str, "MemoryTransport"] = {}
-"""By address, the transports that `transport_for` finds."""
+"""Transports that `transport_for` finds, by their addresses."""
 _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 
 class MemoryTransport:
-    """Listeners and connections that find each other by `memory://NAME`, within one transport object."""
+    """Connects listeners and connections that use the same name `memory://NAME` of one transport object."""
 
     def __init__(self, settings: BusSettings, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
@@ -30,13 +30,13 @@ class MemoryTransport:
         return sum(meeting.messages for meeting in self._meetings.values())
 
     def crash(self, address: str) -> None:
-        """Break the connections of the listener at an address, as the death of its process does."""
+        """Break the connections of the listener at an address, as if the listener's process had died."""
         listener = self._meeting(address).listener
         if listener is not None:
             listener.crash()
 
     async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> "MemoryListener":
-        """Listen under a name, which has at most one listener; no peer is ever refused."""
+        """Listen under a name that has no listener yet; this transport never calls `refused`."""
         del refused
         meeting = self._meeting(address)
         if meeting.listener is not None:
@@ -53,7 +53,7 @@ class MemoryTransport:
 
 
 class _Meeting:
-    """An address: at most one listener, and the open connections."""
+    """The listener and the connections of one address."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -71,14 +71,14 @@ class _Meeting:
 
 
 class MemoryListener:
-    """The listener at a name."""
+    """The listener of one name."""
 
     def __init__(self, meeting: _Meeting, settings: BusSettings) -> None:
         self.address = meeting.address
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
         self.peers: dict[bytes, MemoryConnection] = {}
-        self._ready: deque[MemoryConnection] = deque()  # each at most once
+        self._ready: deque[MemoryConnection] = deque()  # each connection at most once
         self._readable = asyncio.Event()
         self.budget = ReceiveBudget()
         self._closed = False
@@ -116,10 +116,10 @@ class MemoryListener:
         return peer in self.peers
 
     def admit(self, peer: bytes) -> None:
-        """Do nothing: no peer is cut off for silence."""
+        """Do nothing, because this transport never disconnects silent peers."""
 
     def disconnect(self, peer: bytes) -> None:
-        """Cut a peer off; its connection becomes a new peer at once."""
+        """Disconnect a peer, whose connection becomes a new peer at once."""
         connection = self.peers.pop(peer, None)
         if connection is not None:
             connection.outgoing.clear()
@@ -135,7 +135,7 @@ class MemoryListener:
         return Usage()
 
     async def close(self) -> None:
-        """Close; unread messages wait for the next listener."""
+        """Close the listener; unread messages wait for the next listener at this address."""
         if not self._closed:
             self._closed = True
             self._meeting.listener = None
@@ -161,13 +161,13 @@ class MemoryListener:
 
 
 class MemoryConnection:
-    """A connection to a name."""
+    """A connection to the listener of one name."""
 
     def __init__(self, meeting: _Meeting, settings: BusSettings, lost: Callable[[], None]) -> None:
         self.peer = b""
         self.lost = lost
-        self.outgoing: deque[list[bytes]] = deque()  # read by the listener; bounded in `send`
-        self._incoming: deque[list[bytes]] = deque()  # bounded in `deliver`
+        self.outgoing: deque[list[bytes]] = deque()  # messages to the listener; `send` bounds their number
+        self._incoming: deque[list[bytes]] = deque()  # messages from the listener; `deliver` bounds their number
         self.high_water_mark = settings.high_water_mark
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
@@ -198,7 +198,7 @@ class MemoryConnection:
         return True
 
     async def close(self) -> None:
-        """Close; the listener still receives the messages that were sent."""
+        """Close the connection; the listener still receives the messages that were sent."""
         if not self._closed:
             self._closed = True
             self._meeting.connections.remove(self)
@@ -210,13 +210,13 @@ class MemoryConnection:
         return len(self.outgoing) + messages <= self.high_water_mark
 
     def cut(self) -> None:
-        """Break the connection and lose its messages; it becomes a new peer of the listener at once."""
+        """Break the connection and drop its messages; the listener sees a new peer at once."""
         self._incoming.clear()
         if self._meeting.listener is not None:
             self._meeting.listener.disconnect(self.peer)
 
     def deliver(self, parts: list[bytes]) -> bool:
-        """Queue a message from the listener; False if the queue is full."""
+        """Queue a message from the listener, or return False if the queue is full."""
         if len(self._incoming) >= self.high_water_mark:
             return False
         self._meeting.messages += 1

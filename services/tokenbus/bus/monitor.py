@@ -1,4 +1,4 @@
-"""Monitor: the connections of a listening ZeroMQ socket, from the events of libzmq's monitor socket."""
+"""Monitor: tracks the connections of a listening ZeroMQ socket through the events of libzmq's monitor socket."""
 
 import asyncio
 import contextlib
@@ -22,19 +22,19 @@ _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PR
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _FAILURES
 _BATCH = 1000
 _ACCEPTED_AT_ONCE = 32
-"""Events between two calls of `make_room`, which costs time; after more of them, descriptors might run out."""
+"""Number of events after which `make_room` frees descriptors; each call costs time."""
 _MAX_CUT = 4096
 _ID_BYTES = 5
 _NO_RIGHTS = Identity("", frozenset(), ())
 
 
 class Monitor:
-    """Tracks each connection, counts the bytes that are read from it, and reports why it was refused or cut off.
+    """Tracks each connection, counts the bytes read from it, and reports the reason if it is refused or cut off.
 
-    libzmq reports that a connection ended, but not which side ended it. So a duplicate of each descriptor is kept,
-    which tells at the end whether the peer closed the connection. The duplicate exists before the handshake is answered
-    (see Authenticator). Events are read on the guard's thread and, before each handshake is answered, on the event
-    loop; both hold the guard's lock.
+    libzmq does not report which side ended a connection. The monitor keeps a duplicate of each descriptor, which shows
+    whether the peer closed the connection. The duplicate is made before the handshake is answered (see Authenticator).
+    The guard's thread reads events periodically, and the event loop reads events before it answers a handshake. Both
+    threads hold the guard's lock while they read.
     """
 
     def __init__(  # noqa: PLR0913 - it connects them
@@ -49,21 +49,21 @@ class Monitor:
         guard: Guard,
         allowed: AllowList | None,
     ) -> None:
-        """Monitor a socket that is not bound yet, and that will accept connections from a listening descriptor.
+        """Monitor a socket before it is bound; it will accept connections from the descriptor `listening`.
 
         `refused` is called with one line for each peer that is refused or cut off. `is_read_out` returns whether every
-        message was read. A listener that asks for keys has an allow-list.
+        message was read. `allowed` is the allow-list, or None if the listener asks for no keys.
         """
         self.allowed = allowed
         self._allowed_version = 0 if allowed is None else allowed.version
         self.connections: dict[int, AcceptedConnection] = {}
-        """The connections by libzmq's descriptors."""
+        """Accepted connections by libzmq's descriptor numbers."""
         self._is_read_out = is_read_out
         self._by_peer: dict[bytes, AcceptedConnection] = {}
-        self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
+        self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # messages of these peers may still arrive
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
-        """Readable when `catch_up` has something to read."""
+        """Descriptor that is readable while monitor events wait to be read."""
         self._listening = sockets.socket(fileno=os.dup(listening))
         self._local_address = local_address_of(self._listening)
         self._with_curve = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
@@ -73,14 +73,14 @@ class Monitor:
         self._silenced = False
         self._loop = asyncio.get_running_loop()
         self.stopped = asyncio.Event()
-        """Set once the closed socket has sent its messages, or its linger is over."""
+        """Event that is set once the closed socket has sent its messages or its linger time is over."""
         self._authenticator = authenticator
         self.guard = guard
         authenticator.before_answer.append(self.catch_up)
         guard.watch(self)
 
     def silence(self) -> None:
-        """Report nothing more, because the owner closes the socket."""
+        """Stop reporting, because the owner closes the socket."""
         self._authenticator.before_answer.remove(self.catch_up)
         with self.guard.lock:
             self._silenced = True
@@ -91,14 +91,14 @@ class Monitor:
             self._listening.close()
 
     def read(self, frame: zmq.Frame, parts: list[bytes]) -> bytes | None:
-        """Count a message and return its peer, the first frame; None: drop the message."""
+        """Count a message and return its peer, or None if the message must be dropped; `frame` is the peer's id."""
         peer = frame.bytes
         connection = self._by_peer.get(peer)
         if connection is None:
             if peer in self._cut_peers:
                 return None
             connection = self._identify(peer, frame)
-            if connection is None:  # its connection has ended
+            if connection is None:  # the peer's connection has ended
                 return peer
         if connection.is_cut or connection.cut_at is not None:
             return None
@@ -112,7 +112,7 @@ class Monitor:
         return peer
 
     def identity(self, peer: bytes) -> Identity:
-        """Return a peer's identity according to the current allow-list."""
+        """Return a peer's identity in the current allow-list."""
         if self.allowed is None:
             return ANONYMOUS
         connection = self._by_peer.get(peer)
@@ -141,25 +141,25 @@ class Monitor:
             connection.is_admitted = True
 
     def disconnect(self, peer: bytes) -> None:
-        """Drop the peer's further messages, and cut it off once it had time to read the last messages to it."""
+        """Drop all further messages of a peer, and cut it off after it had time to read the last messages to it."""
         if (connection := self._by_peer.get(peer)) is not None and connection.cut_at is None:
             self.guard.dismiss(connection)
 
     def _identify(self, peer: bytes, frame: zmq.Frame) -> AcceptedConnection | None:
         with self.guard.lock:
             connection = self.connections.get(int(frame.get(zmq.SRCFD)))
-            # The message's connection may have ended, and its descriptor may now belong to a connection with a later
-            # handshake.
+            # The message's connection may have ended, and a new connection may use the same descriptor number.
+            # The new connection is recognised by its later handshake.
             if connection is None or connection.peer or int(frame.get(HANDSHAKE)) <= connection.handshakes:
                 return None
             connection.peer = peer
             self._by_peer[peer] = connection
             if len(peer) != _ID_BYTES or peer[0]:
-                # libzmq lets a peer choose its id: megabytes for each message, or the id of a peer that just left.
+                # libzmq lets a peer choose a huge id, or the id of a peer that has just left.
                 self.guard.cut(connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
             if self.allowed is not None:
                 connection.public = str(frame.get(USER))
-                self._check_key(connection)  # it was allowed at its handshake, but may have been revoked since
+                self._check_key(connection)  # the key may have been revoked since the handshake
             return connection
 
     def catch_up(self) -> None:
@@ -177,7 +177,7 @@ class Monitor:
     def _handle(self, events: list[tuple[int, int]]) -> None:
         ends = {value: number for number, (event, value) in enumerate(events, 1) if event == zmq.EVENT_DISCONNECTED}
         for number, (event, value) in enumerate(events, 1):
-            # If a connection ends later in this batch, its descriptor may already belong to another one.
+            # If a connection ends later in this batch, its descriptor number may already belong to another connection.
             self._handle_one(event, value, has_ended=ends.get(value, 0) > number)
             if number % _ACCEPTED_AT_ONCE == 0:
                 self.guard.make_room()
@@ -190,12 +190,12 @@ class Monitor:
         if event == zmq.EVENT_ACCEPTED:
             self._forget(value)
             if not has_ended and not self._silenced:
-                with contextlib.suppress(OSError):  # it has ended already
+                with contextlib.suppress(OSError):  # the connection has ended already
                     connection = self.guard.accept(value, self._local_address, self._authenticator.handshakes)
                     connection.report, connection.is_read_out = self.report, self._is_read_out
                     self.connections[value] = connection
         elif event & _FAILURES:
-            self._failure = self._why(event, value)  # the next event is this connection's end
+            self._failure = self._why(event, value)  # the next event reports the end of the same connection
         elif event == zmq.EVENT_DISCONNECTED:
             self._report_end(self.connections.get(value))
             self._forget(value)
@@ -208,7 +208,7 @@ class Monitor:
     def _report_end(self, connection: AcceptedConnection | None) -> None:
         reason, self._failure = self._failure, None
         if connection is not None and (connection.is_cut or connection.cut_at is not None):
-            return  # reported when it was cut
+            return  # the reason was reported when the connection was cut off
         if reason is None and connection is None:
             reason = "it did not speak this protocol"
         elif reason is None and connection and not connection.was_closed_by_peer():
@@ -220,7 +220,7 @@ class Monitor:
     def report(self, connection: AcceptedConnection | None, reason: str) -> None:
         if not self._silenced:
             name = "a peer" if connection is None else str(connection)
-            # Called on the loop, so that an error of the callback does not look like an error of the monitor.
+            # The callback runs on the event loop, so its errors do not appear as errors of the monitor.
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._refused, f"{name}: {reason}")
 

@@ -1,8 +1,8 @@
 """LoopSocket: a ZeroMQ socket on an event loop.
 
-It replaces zmq.asyncio, which makes a future for each message, and may miss an arrival after a send without waiting.
-libzmq's descriptor is edge-triggered, and any call on the socket consumes the edge. So each wait here begins after a
-receive that found no message, and after each send the socket is checked again.
+zmq.asyncio creates a future for each message, and may miss an arrival after a send that does not wait. libzmq's
+descriptor is edge-triggered, and any call on the socket consumes the edge. Therefore LoopSocket waits only after a
+receive that found no message, and checks for messages after each send.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ import zmq
 from tokenbus.bus.errors import ClosedError
 from tokenbus.bus.transport import ReceiveBudget
 
-# Plain numbers, because combining enums costs as much as a send.
+# These are plain numbers, because combining enum members costs as much time as a send.
 _NOW = int(zmq.NOBLOCK)
 _NOW_WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _MORE, _EVENTS, _READABLE = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class LoopSocket:
-    """Sends without waiting, and waits to receive, on one event loop."""
+    """A socket on one event loop: sending never waits, and receiving waits for a message."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
         self._socket = socket
-        # pyzmq's wrappers would double the cost.
+        # Calling pyzmq's Python wrappers would double the cost.
         bare: Any = super(zmq.Socket, socket)
         self._send, self._recv, self._get = bare.send, bare.recv, bare.get
         self._name = name
@@ -39,7 +39,7 @@ class LoopSocket:
         self._loop.add_reader(self._descriptor, self._check)
 
     async def receive(self) -> list[bytes]:
-        """Return the parts of the next message; cancelling this loses no message."""
+        """Return the parts of the next message; cancelling this coroutine loses no message."""
         await self.budget.next()
         while (parts := self.receive_now()) is None:
             await self.wait()
@@ -47,7 +47,7 @@ class LoopSocket:
         return parts
 
     async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
-        """Return the next message of a ROUTER: the peer's id, as a frame with properties, and the parts."""
+        """Return the next message of a ROUTER socket: a frame with the peer's id and properties, and the parts."""
         await self.budget.next()
         while not self._has_message():
             self.budget.before_pause()
@@ -58,12 +58,12 @@ class LoopSocket:
         return peer, parts
 
     def is_read_out(self) -> bool:
-        """Tell whether every message was received: the last receive found none."""
+        """Return whether every message that has arrived was received."""
         self._check()
         return not self._readable.is_set()
 
     async def wait(self) -> None:
-        """Wait after a receive that found no message, until one may have come or the socket is closed."""
+        """Wait until a message may have arrived or the socket is closed; call this after a receive found nothing."""
         await self._readable.wait()
 
     def receive_now(self) -> list[bytes] | None:
@@ -83,7 +83,7 @@ class LoopSocket:
         return parts
 
     def send(self, parts: Sequence[bytes]) -> None:
-        """Send a message; an error of libzmq for its first part is raised, and nothing is sent."""
+        """Send a message; if libzmq rejects the first part, raise the error and send nothing."""
         self.check_open()
         self._check_soon()  # even a send that fails may have consumed the descriptor's edge
         send = self._send
@@ -91,19 +91,19 @@ class LoopSocket:
             send(parts[0], _NOW)
         else:
             send(parts[0], _NOW_WITH_MORE)
-            # A later part fails only if the connection ends. The parts after it must still be sent: otherwise libzmq
-            # appends the next message to this one.
+            # A later part can fail only because the connection ends. The remaining parts must be sent even then.
+            # Otherwise libzmq appends the next message to this unfinished message.
             last = len(parts) - 1
             for index in range(1, last + 1):
-                try:  # noqa: SIM105 - a context manager for each part costs half as much as to send it
+                try:  # noqa: SIM105 - a context manager would add half the cost of a send to each part
                     send(parts[index], _NOW_WITH_MORE if index < last else _NOW)
                 except zmq.Again:
                     pass
 
     def connect_anew(self, address: str) -> None:
-        """Connect again, after removing the earlier connection, so that there are never two."""
+        """Reconnect after removing the previous connection, so that the socket never has two connections."""
         self._check_soon()
-        with contextlib.suppress(zmq.ZMQError):  # there was none
+        with contextlib.suppress(zmq.ZMQError):  # no previous connection exists
             self._socket.disconnect(address)
         self._socket.connect(address)
 
@@ -112,14 +112,14 @@ class LoopSocket:
             raise ClosedError(self._name)
 
     def stop(self) -> None:
-        """Refuse all further calls, and wake the coroutines that wait."""
+        """Make all further calls raise ClosedError, and wake the waiting coroutines."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
             self._readable.set()
 
     def close(self) -> None:
-        """Stop, and close the socket; queued messages are still sent, for at most its linger."""
+        """Stop and close the socket, which still sends its queued messages within its linger time."""
         self.stop()
         self._socket.close()
 

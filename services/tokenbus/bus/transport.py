@@ -1,9 +1,9 @@
-"""The interface of a transport: messages of several parts between one listener and many connections.
+"""The interface of a transport, which carries multipart messages between one listener and many connections.
 
 A message arrives whole or not at all, at most once, and in order within its connection. Messages that are sent while a
-connection is broken may be lost, and so may the last messages of a peer that leaves while more than the high-water mark
-is unread: the protocols above request them again. Only `receive`, `listen`, `connect` and `close` wait. A transport is
-used on one event loop.
+connection is broken may be lost. The last messages of a leaving peer may be lost if more than the high-water mark are
+unread. The stream and client protocols request lost messages again. Only `receive`, `listen`, `connect` and `close`
+wait. A transport belongs to one event loop.
 """
 
 import asyncio
@@ -29,38 +29,41 @@ class Role(str, Enum):
     __str__ = str.__str__
 
     WORKER = "worker"
-    """Publish streams under its worker ids."""
+    """The right to publish streams, under the worker ids of the key."""
     CLIENT = "client"
-    """Send requests under its client names."""
+    """The right to send requests, under the client names of the key."""
     OBSERVER = "observer"
-    """Watch workers' streams."""
+    """The right to observe the streams of workers."""
     OPERATOR = "operator"
-    """Send commands to workers' engines: pause, change weights, and others."""
+    """The right to send commands to engines, for example to pause or to change weights."""
     PROMPTS = "prompts"
-    """See the prompts of sessions, and scores of prompts, in the streams that it watches."""
+    """The right to see session prompts and prompt scores in observed streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The allow-list's entry for a peer's key: its name, its roles, and its worker ids or client names."""
+    """The identity of a peer's key: a name, roles, and the worker ids or client names that the peer may use."""
 
     name: str
     roles: frozenset[Role]
     names: tuple[str, ...] = field(default=("*",))
-    """Patterns as in a shell: `worker-*`."""
+    """Allowed worker ids or client names, as shell patterns such as `worker-*`."""
     key: str = ""
-    """The public key that the peer proved; empty: none."""
+    """Public key that the peer has proved, or empty without a key."""
 
     def may(self, role: Role, name: str | None = None) -> bool:
         return role in self.roles and (name is None or any(fnmatchcase(name, pattern) for pattern in self.names))
 
 
 ANONYMOUS = Identity("", frozenset(Role))
-"""A peer without a key, on loopback, in a private folder, or in this process: it has every role and name."""
+"""Identity of a peer without a key, which has every role and name.
+
+Such peers connect on loopback, through a private folder, in this process, or with `bus.insecure`.
+"""
 
 
 class Outcome(Enum):
-    """The outcome of a send to one peer."""
+    """Outcome of a send to one peer."""
 
     SENT = auto()
     FULL = auto()
@@ -69,92 +72,92 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How far the bounds of a transport are used."""
+    """Current usage of a transport's limits."""
 
     admitted: int = 0
     """Connections whose peers have introduced themselves."""
     unadmitted: int = 0
     pending_bytes: int = 0
-    """Bytes over tcp that were not yet read as whole messages, at the last check."""
+    """Bytes received over TCP but not yet read as whole messages, at the last check."""
     cut_off: Mapping[str, int] = field(default_factory=dict)
-    """Number of connections that were cut off, by the bound that they exceeded."""
+    """Number of connections that were cut off, by the limit that they exceeded."""
 
 
 class Listener(Protocol):
-    """The side that connections connect to."""
+    """The side that accepts connections."""
 
     address: str
-    """The address to connect to, with the port that the system chose if none was given."""
+    """Address to connect to, including the port that the system chose for port 0."""
     budget: "ReceiveBudget"
-    """The bound on messages received in a row; `receive` also calls its `before_pause` before it waits."""
+    """Limit on messages received without a pause; `receive` calls `before_pause` of the budget before it waits."""
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
-        """Return the next message and its peer (an opaque id of the connection); busy peers are read in turn."""
+        """Return the opaque id of a peer, and the peer's next message; busy peers take turns."""
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:
-        """Send to one peer without waiting. FULL: not sent, try again later. GONE: not sent, the peer has left."""
+        """Send to one peer without waiting; FULL means try again later, and GONE means that the peer has left."""
 
     def identity(self, peer: bytes) -> Identity:
-        """Return the identity that the peer of a received message has proved."""
+        """Return the identity of a peer from which a message was received."""
 
     def is_connected(self, peer: bytes) -> bool:
         """Return whether the connection on which a message was received still exists."""
 
     def admit(self, peer: bytes) -> None:
-        """Mark a peer as introduced, so that it is not cut off for silence or to make room for others."""
+        """Mark a peer as introduced, which protects it from eviction and from the limit on silence."""
 
     def disconnect(self, peer: bytes) -> None:
-        """Cut a peer off; it may connect again, as a new peer."""
+        """Disconnect a peer, which may connect again as a new peer."""
 
     def is_reachable(self) -> bool:
         """Return whether new connections can reach the listener."""
 
     def usage(self) -> Usage:
-        """Return how far the transport's listeners together use its bounds."""
+        """Return the use of the limits by all listeners of the transport together."""
 
     async def close(self) -> None:
-        """Close when all messages are sent, or after `linger_ms`; the address is free on return."""
+        """Close after all messages are sent or `linger_ms` is over; the address is free on return."""
 
 
 class Connection(Protocol):
-    """The side that connects; if its listener comes back, it reconnects as a new peer."""
+    """The side that connects; after a restart of the listener, it reconnects as a new peer."""
 
     async def receive(self) -> list[bytes]:
         """Return the next message."""
 
     def send(self, parts: Parts) -> bool:
-        """Send without waiting. False: not sent, because the send queue is full; try again later."""
+        """Send without waiting; return False if the send queue is full and the caller must try again later."""
 
     async def close(self) -> None:
-        """Close; queued messages are still sent, for at most `linger_ms`."""
+        """Close the connection; queued messages are still sent for at most `linger_ms`."""
 
 
 class Transport(Protocol):
-    """Makes listeners and connections."""
+    """Factory of listeners and connections."""
 
     async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> Listener:
-        """Listen at an address; raises AddressError for one that cannot be used.
+        """Listen at an address; raises AddressError if the address cannot be used.
 
-        `refused` is called with one line for each peer that the transport itself refuses or cuts off.
+        `refused` is called with one line for each peer that the transport refuses or cuts off.
         """
 
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:
         """Connect to an address, even if nothing listens there yet; raises AddressError for an invalid address.
 
         `lost` is called on the event loop whenever an accepted connection breaks, for example because the listener's
-        process died; not while that process hangs, and not after `close`.
+        process died. A hanging listener process and `close` do not cause a call.
         """
 
 
 class ReceiveBudget:
-    """Lets other coroutines run after a number of messages, bytes or seconds in a row.
+    """Lets other coroutines run after a number of messages, bytes or seconds without a pause.
 
-    Without the bound on time, peers could not connect while a worker replays a backlog.
+    Without the limit on seconds, no peer could connect while a worker replays a backlog.
     """
 
     def __init__(self) -> None:
         self.before_pause: Callable[[], None] = lambda: None
-        """Called before other coroutines run."""
+        """Callback that runs before other coroutines run."""
         self._received_at = inf
         self._renew()
 
@@ -162,7 +165,7 @@ class ReceiveBudget:
         self._left, self._bytes_left, self._seconds_left = _BURST, _BURST_BYTES, _BURST_SECONDS
 
     async def next(self) -> None:
-        """Begin a receive; if the budget is spent, yield to the event loop first."""
+        """Begin a receive; yield to the event loop first if the budget is used up."""
         self._seconds_left -= max(0.0, time.monotonic() - self._received_at)
         if not self._left or self._bytes_left <= 0 or self._seconds_left <= 0:
             self._renew()
@@ -171,13 +174,13 @@ class ReceiveBudget:
         self._left -= 1
 
     def count(self, parts: Parts) -> None:
-        """Count a received message, and the time that its receiver spends on it from now on."""
+        """Count a received message, and start to measure the time that the receiver spends on it."""
         self._bytes_left -= sum(map(len, parts))
         self._received_at = time.monotonic()
 
 
 def check_message(parts: Parts, max_part_bytes: int) -> None:
-    """Raise MessageError for a message for which peers would cut the connection off."""
+    """Raise MessageError for an empty or too large message, for which peers would cut the connection off."""
     if not parts:
         raise MessageError("at least 1 part", 0)
     for part in parts:

@@ -1,4 +1,4 @@
-"""Files that a command writes and running processes reload: locked, replaced as a whole, and watched."""
+"""Files that a command writes and running processes reload, with locking and atomic replacement."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ _RETRY_SECONDS = 1.0
 
 
 class WatchedFiles:
-    """Reloads files when their size, times or inode change."""
+    """Reloads files when the size, a time or the inode of a file changes."""
 
     def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.monotonic) -> None:
         self._paths = paths
@@ -20,12 +20,13 @@ class WatchedFiles:
         self._known = [_state(path) for path in paths]
         self._retry_at = 0.0
         self.is_unread = False
-        """Whether a file has changed and could not be read: the earlier contents stay in force."""
+        """Whether a changed file could not be read, so that its previous contents stay in force."""
 
     def refresh(self, read: Callable[[], object]) -> bool:
-        """Call `read` if the files have changed, and return whether they were read; raises the errors of `read`.
+        """Call `read` if a file has changed, and return whether `read` was called; errors of `read` are raised.
 
-        After an error this tries again a second later: too many open files, for example, do not change the file.
+        After an error, `read` is called again a second later, because errors such as too many open files leave no
+        change in the file.
         """
         is_due = self.is_unread and self._now() >= self._retry_at
         before, self._known = self._known, [_state(path) for path in self._paths]
@@ -63,7 +64,7 @@ def replace_file(path: Path, text: str, mode: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a file during `with`."""
+    """Lock a file's folder during `with`, so that other processes that use this lock do not change the file."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

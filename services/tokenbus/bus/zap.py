@@ -1,4 +1,4 @@
-"""ZAP (ZeroMQ RFC 27): decides for each handshake at a listening socket whether the peer may connect."""
+"""ZAP (ZeroMQ RFC 27): decides at each handshake whether the peer may connect to the listening socket."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tokenbus.logs import DeduplicatedLog, logger
 
 OPEN_DOMAIN, KEYS_DOMAIN = b"tokenbus", b"tokenbus.keys"
 HANDSHAKE, USER = "Handshake", "User-Id"
-"""Properties of each frame: the number of its connection's handshake, and the key that the peer proved."""
+"""Properties of each received frame: the number of the connection's handshake, and the public key of the peer."""
 _NAME = "inproc://zeromq.zap.01"
 _log = logger("bus")
 
@@ -22,16 +22,16 @@ _log = logger("bus")
 class Authenticator:
     """Answers each handshake after all monitors have read their events.
 
-    Otherwise a peer that is cut off right after its handshake would be gone before a monitor knows of it. Peers in the
-    open domain prove nothing; peers in the domain of keys prove an allowed key.
+    Otherwise a peer could be cut off after its handshake before a monitor knows the connection. In the open domain,
+    peers need no key. In the key domain, each peer must prove an allowed key.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.before_answer: list[Callable[[], None]] = []
-        """Called before each answer, so that every monitor knows of the connection."""
+        """Callbacks that run before each answer, so that every monitor knows the new connection."""
         self.handshakes = 0
         self.allowed: AllowList | None = None
-        """The keys of KEYS_DOMAIN; None: no key is allowed."""
+        """Allowed keys in the key domain, or None if no key is allowed."""
         socket = context.socket(zmq.REP)
         socket.linger = 0
         socket.bind(_NAME)
@@ -55,11 +55,11 @@ class Authenticator:
                 verdict = [b"400", b"not allowed", b"", b""]
                 if user is not None:
                     verdict = [b"200", b"OK", user, _properties(self.handshakes)]
-                with contextlib.suppress(zmq.ZMQError):  # the asking socket is closed
+                with contextlib.suppress(zmq.ZMQError):  # the socket that asked is closed
                     self._socket.send([version, request_id, *verdict])
 
     def _user(self, domain: bytes, mechanism: bytes, credentials: list[bytes], address: bytes) -> bytes | None:
-        """Return a peer's user id: the key that it proved, or empty in the open domain; None: refuse the peer."""
+        """Return the peer's proven key, b"" in the open domain, or None to refuse the peer."""
         if (domain, mechanism) == (OPEN_DOMAIN, b"NULL"):
             return b""
         if (domain, mechanism) != (KEYS_DOMAIN, b"CURVE") or self.allowed is None:
@@ -76,6 +76,6 @@ class Authenticator:
 
 
 def _properties(handshake: int) -> bytes:
-    """Return the metadata of a connection's frames, in the encoding of ZMTP."""
+    """Return ZMTP metadata that libzmq attaches to each frame of the connection."""
     name, value = HANDSHAKE.encode(), b"%d" % handshake
     return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value

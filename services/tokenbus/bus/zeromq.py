@@ -1,4 +1,4 @@
-"""The transport over ZeroMQ: a ROUTER listens, DEALERs connect, over TCP or Unix sockets."""
+"""The ZeroMQ transport: a ROUTER socket listens, and DEALER sockets connect, over TCP or Unix sockets."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from tokenbus.logs import DeduplicatedLog, logger
 from tokenbus.printable import reason_of
 from tokenbus.settings import BusSettings
 
-_KEYS_SECONDS = 1.0  # seconds between two checks of whether the keys of a listener's peers are still allowed
+_KEYS_SECONDS = 1.0  # interval at which a listener disconnects the peers whose keys were revoked
 _HANDSHAKE_MS = 60_000
-_MAX_UNREAD = 64  # unread messages of one peer at which backpressure begins, long before it is cut off
-_MAX_PROBES = 127  # largest number of keepalive probes on Linux: with more, libzmq would refuse every connection
+_MAX_UNREAD = 64  # unread messages of one peer at which backpressure begins, long before the peer is cut off
+_MAX_PROBES = 127  # Linux's maximum of TCP keepalive probes; with a larger value libzmq refuses every connection
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
@@ -37,7 +37,7 @@ _log = logger("bus")
 
 
 class SharedContext:
-    """A ZeroMQ context that lasts as long as one of its sockets is open; close a socket, then call `leave`."""
+    """A ZeroMQ context that exists while one of its sockets is open; callers close a socket, then call `leave`."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -53,7 +53,7 @@ class SharedContext:
         return socket
 
     def listening(self, settings: BusSettings) -> tuple[Authenticator, Guard]:
-        """Return the authenticator and guard of all listening sockets; a socket must be open."""
+        """Return the authenticator and guard of all listening sockets; requires an open socket."""
         if self._listening is None and self._context is not None:
             self._listening = Authenticator(self._context), Guard(settings, self._now)
         if self._listening is None:
@@ -61,7 +61,7 @@ class SharedContext:
         return self._listening
 
     async def leave(self) -> None:
-        """End the context with its last socket, when all messages are sent or the linger is over."""
+        """Count a closed socket; after the last one, terminate the context, which waits for unsent messages."""
         self._open -= 1
         if self._open or self._context is None:
             return
@@ -75,15 +75,15 @@ class SharedContext:
 
 
 class ZeroMQTransport:
-    """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds no resources while no socket is open."""
+    """Transport for `tcp://HOST:PORT` and `ipc://PATH`; it holds no resources while no socket is open."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
         self.connected: Callable[[int], None] = lambda _: None
-        """Called with the descriptor of each connection that a listener has accepted."""
+        """Callback with the descriptor of each connection that a listener has accepted."""
         self._settings = settings
         self._keys = ProcessKeys(settings)
-        # Connections have a context without an authenticator: with one, their last messages would be lost when they
-        # close.
+        # Connecting sockets have a context without an authenticator.
+        # With an authenticator, a closing connection would lose its last messages.
         self._listening = SharedContext(now)
         self._connecting = SharedContext(now)
 
@@ -144,30 +144,29 @@ class ZeroMQTransport:
 
 def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.Socket[bytes]":
     silence = settings.heartbeat_timeout_ms
-    interval = max(1, settings.heartbeat_interval_ms // 1000)  # seconds, as the kernel counts
+    interval = max(1, settings.heartbeat_interval_ms // 1000)  # the kernel counts keepalive in seconds
     options: dict[int, int | bytes] = {
         zmq.LINGER: settings.linger_ms,
         zmq.SNDHWM: settings.high_water_mark,
         zmq.RCVHWM: settings.high_water_mark,
         zmq.MAXMSGSIZE: settings.max_part_bytes,
-        # Long, because a listener with many new peers is slow with all of them: if each peer gave up and began again,
-        # no handshake would ever end. The guard bounds the time.
+        # The handshake limit is long, because a listener is slow while many peers connect at once.
+        # If slow peers gave up and retried, no handshake would ever end. The guard limits silent peers instead.
         zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         zmq.CONNECT_TIMEOUT: silence,
-        # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when a heartbeat is due for a peer that left while more
-        # messages than the high-water mark were unread. TCP keepalive finds hosts that are gone, and the heartbeats of
-        # the stream protocol find processes that hang.
+        # HEARTBEAT_IVL is not used, because libzmq 4.3 can abort the process when a peer with unread messages leaves.
+        # TCP keepalive detects dead hosts. The heartbeats of the stream protocol detect hanging processes.
         zmq.TCP_KEEPALIVE: 1,
         zmq.TCP_KEEPALIVE_IDLE: interval,
         zmq.TCP_KEEPALIVE_INTVL: interval,
         zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MAX_PROBES)),
         zmq.TCP_MAXRT: silence,
-        # Random, because libzmq only doubles the interval, from the first to the second: otherwise all peers of a lost
-        # listener would retry at the same moments.
+        # The intervals are random, because libzmq itself only doubles a fixed interval.
+        # With equal intervals, all peers of a lost listener would retry at the same moments.
         zmq.RECONNECT_IVL: random.randint(-(-settings.reconnect_ms // 2), settings.reconnect_ms),  # noqa: S311
         zmq.RECONNECT_IVL_MAX: random.randint(settings.reconnect_ms, settings.reconnect_max_ms),  # noqa: S311
-        # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes arrived as a
-        # message, and a browser stayed connected forever.
+        # Without a ZAP domain, libzmq also accepts its protocol of 2009, which has no handshake.
+        # Without a handshake, random bytes arrive as a message, and a browser stays connected forever.
         zmq.ZAP_DOMAIN: OPEN_DOMAIN,
     }
     socket = context.socket(kind)
@@ -177,7 +176,7 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
 
 
 class ZeroMQListener:
-    """A listening ROUTER; a peer's id is libzmq's routing id of its connection."""
+    """A listening ROUTER socket; a peer's id is libzmq's routing id of the connection."""
 
     def __init__(
         self, socket: LoopSocket, binding: Binding, monitor: Monitor, settings: BusSettings, context: SharedContext
@@ -235,10 +234,10 @@ class ZeroMQListener:
 
 
 class ZeroMQConnection:
-    """A connecting DEALER, which reports broken connections, and reconnects when libzmq does not.
+    """A connecting DEALER socket, which reports broken connections and reconnects when libzmq does not.
 
-    libzmq never reconnects after invalid bytes or a part that is too large: a worker that once reached another server
-    would be mute until its restart.
+    libzmq never reconnects after invalid bytes or a part above the size limit. Without this class, a worker that once
+    reached another kind of server would stay disconnected until its restart.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - `connect` makes it
@@ -252,7 +251,7 @@ class ZeroMQConnection:
     ) -> None:
         """Monitor a socket that does not connect yet.
 
-        `connected` is called with the descriptor of each accepted connection, and `lost` when one broke.
+        `connected` is called with the descriptor of each accepted connection, and `lost` when a connection breaks.
         """
         self._watched, self._address, self._context = socket, address, context
         self._lost, self._connected = lost, connected
@@ -300,7 +299,7 @@ class ZeroMQConnection:
                 await self._events.wait()
 
     def _catch_up(self) -> None:
-        """Read libzmq's events: if it retries a connection, the event for that follows the event of the end at once."""
+        """Read libzmq's events; if libzmq retries, a retry event immediately follows the event of the disconnect."""
         while (parts := self._events.receive_now()) is not None:
             message = parse_monitor_message(parts)
             event = zmq.Event(message["event"])

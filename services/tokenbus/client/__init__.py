@@ -1,4 +1,4 @@
-"""The client: sends requests to a processor and takes their tokens."""
+"""The client: sends requests to processors and receives their tokens."""
 
 from tokenbus.client.client import Client, connect
 from tokenbus.client.operator import ControlError, Operator

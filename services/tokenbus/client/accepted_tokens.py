@@ -1,4 +1,4 @@
-"""AcceptedTokens: the accepted token ids of open requests, with which a client continues lost turns."""
+"""AcceptedTokens: the accepted token ids of open requests, from which a client continues lost turns."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 _MERGED = 256
-"""The number of steps that are merged into one array."""
+"""Number of steps that are merged into one array."""
 _SPARE = 65_536
-"""The number of tokens of ended requests above which the arrays are compacted."""
+"""Number of tokens of ended requests above which the arrays are compacted."""
 Ids = npt.NDArray[np.uint32]
 Serials = npt.NDArray[np.int64]
 
 
 class _Rows(NamedTuple):
-    """The tokens of some rows: `counts` tokens for the request of each serial."""
+    """Tokens of some rows; the request with `serials[i]` has the next `counts[i]` tokens."""
 
     serials: Serials
     counts: npt.NDArray[np.intp]
@@ -25,7 +25,7 @@ _NOTHING = _Rows(np.zeros(0, np.int64), np.zeros(0, np.intp), np.zeros(0, np.uin
 
 
 class AcceptedTokens:
-    """Keeps whole steps, so that adding a step costs about the same for one row and for hundreds.
+    """Stores whole steps, so that adding a step costs about the same for one row as for hundreds.
 
     Each request has a serial number, which the client never reuses.
     """
@@ -33,7 +33,7 @@ class AcceptedTokens:
     def __init__(self) -> None:
         self._steps: list[_Rows] = []
         self._merged: list[_Rows] = []
-        """Merged steps, each with one row for a request, in the order of the serials."""
+        """Merged steps with one row per request, ordered by serial."""
         self._open: set[int] = set()
         self._size = self._dead = 0
 
@@ -48,7 +48,7 @@ class AcceptedTokens:
             self._steps = []
 
     def of(self, serial: int) -> Ids:
-        """Return a request's tokens in their order."""
+        """Return a request's tokens in order."""
         if self._steps or len(self._merged) != 1:
             self._compact()
         (rows,) = self._merged
@@ -59,7 +59,7 @@ class AcceptedTokens:
         return rows.token_ids[begin : begin + int(rows.counts[place])]
 
     def close(self, serial: int, tokens: int) -> None:
-        """Forget a request, which has the given number of tokens."""
+        """Forget a request; `tokens` is the number of its tokens."""
         self._open.remove(serial)
         self._dead += tokens
         if self._dead > _SPARE and 2 * self._dead > self._size:
@@ -70,7 +70,7 @@ class AcceptedTokens:
         self._dead = 0
 
     def _living(self, parts: list[_Rows]) -> _Rows:
-        """Return one row for each open request, in the order of the serials; a request's tokens keep their order."""
+        """Return one row per open request, ordered by serial; a request's tokens keep their order."""
         if not parts:
             return _NOTHING
         serials, counts, token_ids = map(np.concatenate, zip(*parts, strict=True))
@@ -80,7 +80,7 @@ class AcceptedTokens:
         order = np.argsort(serials, kind="stable")
         serials, counts, begins = serials[order], counts[order], begins[order]
         firsts = np.flatnonzero(np.diff(serials, prepend=-1))
-        # Where each token comes from: the row's tokens follow those of the rows before it.
+        # The index of each token in the old array; the tokens of a row stay together.
         sources = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         dropped = token_ids.size - sources.size
         self._size, self._dead = self._size - dropped, self._dead - dropped

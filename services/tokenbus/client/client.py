@@ -1,4 +1,4 @@
-"""Client: sends requests to processors and receives their tokens, through broken connections and restarts."""
+"""Client: sends requests to processors and receives their tokens, despite broken connections and restarts."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ from tokenbus_contracts.schema import MAJOR, MINOR
 _log = logger("client")
 _SHOWN_ADDRESSES = 200
 _LOOKS = 2
-"""Number of times in a heartbeat interval that the client checks its requests."""
+"""Number of checks of the open requests per heartbeat interval."""
 _SUMS = {field.name for field in ProcessorStatus.DESCRIPTOR.fields} - {"connected_clients", "workers"}
 
 
@@ -45,18 +45,18 @@ def connect(
     server_key: str | None = None,
     settings: Settings | None = None,
 ) -> "Client":
-    """Return a client of one processor or several, which connects when entered with `async with`.
+    """Return a client of one or several processors, which connects when entered with `async with`.
 
     Args:
-        address: the processor's address for clients, as `tcp://127.0.0.1:5571`, or several addresses separated by
+        address: the processor's address for clients, such as `tcp://127.0.0.1:5571`, or several addresses separated by
             commas; default: `bus.clients_address`.
         name: the client's name in the processor's logs; default: `client.name`.
-        key_file: the file of the client's own CURVE key, as `tokenbus keys make` writes it; default: `bus.key_file`.
+        key_file: the file with the client's CURVE key from `tokenbus keys make`; default: `bus.key_file`.
         server_key: the processor's public key, or the path of its certificate; default: `bus.server_key`.
-        settings: all settings; default: the settings from the environment and its settings file.
+        settings: all settings; default: the settings from the environment and the settings file.
 
     Raises:
-        SettingsError: its setting does not allow an argument. A processor that does not run yet is not an error.
+        SettingsError: an argument is invalid for its setting. A processor that is not running yet is no error.
 
     Example:
         async with tokenbus.connect(address, name="evaluation") as client:
@@ -76,12 +76,12 @@ def connect(
 
 
 class Client:
-    """A connection to a processor, or to several, for as long as `async with` lasts; `tokenbus.connect` makes one.
+    """A connection to one or several processors while `async with` lasts; `tokenbus.connect` creates it.
 
-    It reconnects by itself. A request survives a restart of its processor, and continues elsewhere when its worker or
-    its processor is lost. Several processors are one bus: a request goes to the processor with the most room for its
-    model. Call all methods on the event loop that entered the client. Leaving waits at most 5 s for open requests
-    whose iterators were neither closed nor dropped.
+    The client reconnects automatically. A request survives a restart of its processor, and continues elsewhere if its
+    worker or processor is lost. Each request goes to the processor with the most room for its model. Call all methods
+    on the event loop that entered the client. Leaving waits up to 5 s for open requests whose iterators are still in
+    use.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -113,14 +113,14 @@ class Client:
             has_several=has_several,
             where=f" at bus.clients_address, {bus.clients_address[:_SHOWN_ADDRESSES]}",
         )
-        """The open requests."""
+        """Open requests."""
         self.sessions = self.requests.sessions
-        """The state of the connection to each processor, in the order of the list."""
+        """State of the connection to each processor, in the order of the addresses."""
         self._clock = clock or clock_for(addresses[0])
         self._transport = transport
         self._links: dict[str, tuple[ClientSession, Link]] = {}
         self._carrying: list[asyncio.Task[None]] = []
-        """The task of each connection."""
+        """Task of each connection."""
         self._watching_over: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()
         self._closing = asyncio.Event()
@@ -128,7 +128,7 @@ class Client:
         for address in addresses:
             session = ClientSession(hello, self.requests, self.settings.limits, interval=interval, timeout=timeout)
             link = Link(session, contextlib.nullcontext(), self._clock, "client")
-            # Draining ends when all requests have ended, on whichever connection the last one ended.
+            # All connections share one event, because draining ends when no connection has an open request.
             link.progress, session.on_news = self._progress, link.wake
             self._links[address] = session, link
         self._steps: StreamQueue[StepRows | RequestEnd] | None = None
@@ -136,28 +136,28 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether at least one processor has welcomed it and is not lost."""
+        """Whether the client is connected to at least one processor."""
         return any(session.state is SessionState.OPEN for session in self.sessions)
 
     @property
     def owner(self) -> int:
-        """The owner of its sessions in recordings and logs; 0 until a processor has welcomed it."""
+        """Owner of the client's sessions in recordings and logs, or 0 before a processor has welcomed the client."""
         return max(each.owner for each in self.sessions)
 
     @property
     def refusal(self) -> str:
-        """The reason, if every processor refuses this client; otherwise empty."""
+        """Reason of the refusal if every processor refuses this client, otherwise empty."""
         refusals = [each.refusal.message for each in self.sessions if each.refusal is not None]
         return refusals[0] if len(refusals) == len(self.sessions) else ""
 
     @property
     def is_running(self) -> bool:
-        """Whether the tasks of its connections run."""
+        """Whether the tasks of all connections run."""
         tasks = [*self._carrying, self._watching_over]
         return all(task is not None and not task.done() for task in tasks)
 
     async def __aenter__(self) -> Self:
-        """Connect; the processor need not be running yet. Raises AddressError for an address that cannot be used."""
+        """Connect, even to processors that do not run yet; raises AddressError for an unusable address."""
         transport = self._transport or transport_for(self.settings.bus, self.settings.bus.clients_address)
         try:
             for address, (session, link) in self._links.items():
@@ -183,7 +183,7 @@ class Client:
             _log.error("connection failed", processor=session.processor_id, exc_info=error)
             session.state = SessionState.LEFT
             self.requests.end_all(ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "the connection failed", session)
-        # In every case, no more rows can arrive, and every request must end.
+        # Once all connections have ended, no more rows can arrive, so every request must end.
         if all(task.done() for task in self._carrying):
             self.requests.give_up("the client was closed")
 
@@ -199,25 +199,25 @@ class Client:
                 task.cancel()
             await asyncio.gather(*self._carrying, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception):  # a CancelledError is not one
+            if isinstance(outcome, Exception):  # CancelledError is a BaseException, but no Exception
                 raise outcome
 
     async def _watch_over(self) -> None:
         while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000 / _LOOKS):
             self.requests.end_overdue(self._clock.unix_ms())
             self.requests.look(self._clock.now())
-            self._progress.set()  # some requests may have ended
+            self._progress.set()  # the two calls above may have ended requests
 
     def generate(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> Generation:
         """Send a request, and return an async iterator over its tokens.
 
         Args:
-            prompt: a text, or a sequence of token ids; or a whole `Generate` message, which is copied, not changed.
-            parameters: the fields of `RequestParameters`. A worker refuses, by name, a parameter that its engine does
-                not support. `deadline_ms` counts from this call, whatever happens to connections and processors.
+            prompt: a text, a sequence of token ids, or a whole `Generate` message, which is copied.
+            parameters: the fields of `RequestParameters`. A worker refuses a parameter that its engine does not
+                support, and names it. `deadline_ms` counts from this call, even if connections break.
 
         Raises:
-            ContractError: an argument is unknown or breaks its bound; it names the argument, the limit and the value.
+            ContractError: an argument is unknown or out of bounds; it names the argument, the limit and the value.
             RequestFailedError: a request with this id is open, or 65536 requests are open. The iterator raises later
                 errors.
 
@@ -230,10 +230,10 @@ class Client:
         return Generation(self._open(prompt, parameters), self.requests.discard)
 
     def submit(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> int:
-        """Send a request whose rows and end come only from `steps`, and return its request id.
+        """Send a request whose rows and end are delivered only by `steps`, and return its request id.
 
-        The arguments and errors are those of `generate`; without an open `steps` iterator it raises a RuntimeError. The
-        request ends with that iterator, or by `abort`.
+        Arguments and errors are those of `generate`. Raises RuntimeError without an open `steps` iterator. The request
+        ends with that iterator or by `abort`.
 
         Example:
             async with tokenbus.connect(address) as client, client.steps() as steps:
@@ -247,20 +247,20 @@ class Client:
     def resume(
         self, request_id: int, position: int, *, include_drafts: bool = False, deadline_unix_ms: int = 0
     ) -> Generation:
-        """Take up a request that another client, or an earlier life of this client, began.
+        """Resume a request that another client, or an earlier incarnation of this client, began.
 
         Args:
-            request_id: the id of its last turn: `Generation.turns[-1].request_id`.
-            position: the position of the first token to send. A client acks tokens as they arrive, and acked tokens
-                cannot be sent again.
+            request_id: the id of the request's last turn, `Generation.turns[-1].request_id`.
+            position: the position of the first token to receive. Tokens that a client has acknowledged cannot be sent
+                again.
             include_drafts: whether `steps` includes the proposals of the draft model.
-            deadline_unix_ms: the latest moment of its end, in milliseconds since 1970-01-01 UTC; 0: as its processor
-                allows.
+            deadline_unix_ms: the deadline of the request, in milliseconds since 1970-01-01 UTC; with 0, the processor
+                sets it.
 
         Raises:
             ContractError: as in `generate`.
-            RequestFailedError: as in `generate`; or the iterator raises it, if the request is unknown or has another
-                owner.
+            RequestFailedError: as in `generate`. The iterator raises this error if the request is unknown or has
+                another owner.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -282,12 +282,12 @@ class Client:
         return Generation(tokens, self.requests.discard)
 
     def abort(self, request_id: int) -> None:
-        """End a request at its worker.
+        """Abort a request at its worker.
 
-        Tokens that are on their way still arrive, and then its end, with status ABORTED.
+        Tokens in flight still arrive, followed by the request's end with status ABORTED.
 
-        It may be a request of another client with the same key; without keys, of another client with the same name. An
-        id that is unknown, or has ended, is not an error.
+        The request may belong to another client with the same key or, without keys, with the same name. Aborting an
+        unknown or ended request is no error.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -300,15 +300,15 @@ class Client:
         self.requests.abort(request_id)
 
     def steps(self, *, most: int = 64) -> Stream[StepRows | RequestEnd]:
-        """Return an async iterator over the rows of all of this client's requests as columns, and over their ends.
+        """Return an async iterator over the rows of all requests of this client, as columns, and over their ends.
 
-        Each step that has rows for this client is a `StepRows`. A `RequestEnd` follows the last rows of its request,
-        whether the request ended with its last row, with an error, at its deadline, or because it was closed here.
-        Until this iterator is closed, only it gives rows; iterating over a `Generation` gives only the end of the
-        request.
+        A `StepRows` has the client's rows of one step. A `RequestEnd` follows the last rows of its request, whether
+        the request finished, failed, reached its deadline, or was closed. While this iterator is open, only it
+        yields rows, and a `Generation` yields only the end of its request.
 
         Args:
-            most: the number of unread items above which the client acks nothing, so that the processor stops sending.
+            most: the number of unread items above which the client stops acknowledging, so that the processor stops
+                sending.
 
         Raises:
             RuntimeError: another `steps` iterator is open.
@@ -338,12 +338,12 @@ class Client:
         return Stream(queue)
 
     def watch(self, worker_id: str = "", *, most: int = 1024) -> Stream[StreamItem]:
-        """Return an async iterator over the items of a worker's stream as the worker publishes them.
+        """Return an async iterator over the items of a worker's stream, as the worker publishes them.
 
         Args:
-            worker_id: the worker; empty: every worker.
-            most: the number of unread items at which further items are dropped; the next delivered item has their
-                number in `missing_items`.
+            worker_id: the worker, or empty for all workers.
+            most: the number of unread items above which further items are dropped; `missing_items` of the next item
+                counts them.
 
         Raises:
             RuntimeError: another `watch` iterator is open.
@@ -384,7 +384,7 @@ class Client:
             generate = deepcopy(prompt)
         else:
             generate = request_of(prompt, parameters)
-        # A request without an id gets one; an explicit id of zero is out of bounds.
+        # The client draws an id only if the caller gave none, because an explicit id of zero must be refused.
         if not generate.request_id and parameters.get("request_id") is None:
             generate.request_id = random_id()
         if not generate.sampling.HasField("seed"):
@@ -401,8 +401,8 @@ class Client:
     async def status(self, *, timeout_seconds: float = 1.0) -> ProcessorStatus:
         """Return the status of the processor and its workers, at most a tenth of a second old.
 
-        For several processors it has the sums, and all workers, each with its processor. A processor that does not
-        answer in time is left out; if none answers, it raises a TimeoutError.
+        With several processors, the numbers are sums, and each worker names its processor. Processors that do not
+        answer in time are left out. Raises TimeoutError if no processor answers.
         """
         asked: list[asyncio.Future[ProcessorStatus]] = []
         with contextlib.suppress(TimeoutError):
@@ -419,9 +419,9 @@ class Client:
     ) -> ControlAnswer:
         """Send a command to one worker's engine, and return its answer; `Operator` commands all workers.
 
-        `processor_id` is the worker's processor, as in `WorkerStatus`; empty: the only one. A command is executed once,
-        even if a broken connection makes the client send it again. Raises a ContractError if the command breaks its
-        bounds, and a TimeoutError if no answer comes in time: the worker may still execute it.
+        `processor_id` is the worker's processor, as in `WorkerStatus`; it may be empty with one processor. A command
+        runs once, even if the client resends it after a broken connection. Raises ContractError if the command is out
+        of bounds, and TimeoutError without an answer in time; the worker may still execute the command.
         """
         sessions = [each for each in self.sessions if processor_id in ("", each.processor_id)]
         if not sessions:
@@ -451,14 +451,14 @@ class Client:
 
 
 def _merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:
-    """Return the sums of the processors' statuses, and all workers.
+    """Return the sums of the processors' statuses, with all workers.
 
-    A worker that moved is listed where it is connected.
+    A worker that has moved is listed only at the processor to which it is connected.
     """
     if len(statuses) == 1:
         return statuses[0]
     found = sorted((worker for each in statuses for worker in each.workers), key=lambda worker: worker.is_connected)
-    workers = {worker.worker_id: worker for worker in found}  # for a worker that moved, the connected entry comes last
+    workers = {worker.worker_id: worker for worker in found}  # if a worker has moved, its connected entry is the last
     return ProcessorStatus(
         **{name: sum(getattr(status, name) for status in statuses) for name in _SUMS},
         connected_clients=max(status.connected_clients for status in statuses),

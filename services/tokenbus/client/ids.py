@@ -4,5 +4,5 @@ import secrets
 
 
 def random_id() -> int:
-    """Return a random id, from 1 to 2**64 - 1: with so large a range, nobody guesses an id or draws one twice."""
+    """Return a random id from 1 to 2**64 - 1; the large range makes collisions and guesses improbable."""
     return secrets.randbits(64) or 1

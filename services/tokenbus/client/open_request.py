@@ -1,4 +1,4 @@
-"""OpenRequest: one request that has not ended, with its turns and its processor."""
+"""OpenRequest: a request that has not ended, with its turns and its processor."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,57 +20,57 @@ _CONTINUED = frozenset(
         ErrorCode.ERROR_CODE_GAP,
     }
 )
-"""The errors of a turn after which the next turn may continue."""
+"""Errors of a turn after which another turn may continue the request."""
 _MOST_LOSSES = 3
-"""After this many losses in a row without a new token, a request ends: it may be killing its workers."""
+"""Number of consecutive losses without a new token after which a request fails, as it may be killing its workers."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
-"""The maximum number of tokens of a prompt and a continuation together."""
+"""Maximum number of tokens of a prompt and a continuation together."""
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """A request that has not ended."""
+    """A request that has not ended, with its state at the client."""
 
     tokens: RequestTokens
     progress: Progress
-    """The next positions of all requests in the table."""
+    """Next positions of all requests in the table."""
     generate: Generate | None
-    """The message of the current turn, until a processor is known to have received it."""
+    """Message of the current turn, or None once a processor is known to have received it."""
     include_drafts: bool
     origin: Generate = field(default_factory=Generate)
-    """The request as the application asked for it; empty for a resumed one."""
+    """The original request of the application, or an empty message for a resumed request."""
     is_resumed: bool = False
-    """Whether it came from `resume`: then it cannot be continued, because its prompt is unknown."""
+    """Whether the request came from `resume`; without a known prompt, it cannot be continued."""
     scoring: ReceivedScores | None = None
-    """The received scores of its prompt, if it asked for them."""
+    """Received prompt scores, or None if the request asked for none."""
     deadline_unix_ms: int = 0
-    """The latest moment of its end, in milliseconds since 1970-01-01 UTC; zero: none is known."""
+    """Deadline in milliseconds since 1970-01-01 UTC, or 0 if unknown."""
     home: ClientSession | None = None
-    """The processor that it was sent to; None: it waits for one."""
+    """Session of the processor to which the request was sent, or None while it waits for a processor."""
     sent_to: str = ""
-    """The life of the processor that may have received it, by its id; empty: none."""
+    """Id of the processor incarnation that may have received the request, or empty if there is none."""
     is_answered: bool = False
-    """Whether that processor has answered its last Generate or Resume."""
+    """Whether the current processor has answered the last Generate or Resume."""
     turn: int = 0
-    """The number of its current turn; the first is 0."""
+    """Number of the current turn, counted from 0."""
     losses: int = 0
-    """Losses in a row without a new token."""
+    """Number of consecutive losses without a new token."""
     loss: RequestError | None = None
-    """The error that ended the last turn."""
+    """Error that ended the last turn."""
     is_aborted: bool = False
     is_submitted: bool = False
-    """Whether only the output stream gives its rows: it has no iterator."""
+    """Whether the request was submitted for the output stream, and so has no iterator."""
     refused_by: set[ClientSession] = field(default_factory=set)
     refusal: RequestError | None = None
-    """The error of the last processor that refused it."""
+    """Error of the last processor that refused the request."""
     waits_since: float | None = None
-    """When the client first found it waiting for a processor."""
+    """Time since which the request has been waiting for a processor, or None."""
     closed_at: int | None = None
-    """Its next position while it is not in the table; None: `progress` has it."""
+    """Next position while the request is not in the table; otherwise None, because `progress` has the position."""
 
     @property
     def request_id(self) -> int:
-        """The id of its first turn, under which the application knows it."""
+        """Id of the first turn, which the application uses for the request."""
         return self.tokens.request_id
 
     @property
@@ -79,23 +79,23 @@ class OpenRequest:
 
     @property
     def next_position(self) -> int:
-        """The position of the next token from a processor."""
+        """Position of the next expected token."""
         return self.progress.next_position(self.request_id) if self.closed_at is None else self.closed_at
 
     @property
     def was_never_sent(self) -> bool:
-        """Whether no processor can have it."""
+        """Whether no processor can have received the request."""
         return self.generate is not None and not self.sent_to
 
     def error(self, code: ErrorCode, message: str) -> RequestError:
         return request_error(self.request_id, code, message)
 
     def frame(self) -> ClientFrame:
-        """Return the frame that asks a processor for it: a Generate until one has received it, then a Resume."""
+        """Return the frame for a processor: Generate until some processor has received the request, then Resume."""
         return self.resume_frame() if self.generate is None else ClientFrame(generate=self.generate)
 
     def resume_frame(self) -> ClientFrame:
-        """Return the frame that asks for the rows from its next position on."""
+        """Return the frame that asks for the rows from the next position on."""
         resume = Resume(
             request_id=self.turn_id,
             next_position=self.next_position,
@@ -105,7 +105,7 @@ class OpenRequest:
         return ClientFrame(resume=resume)
 
     def answered_by(self, session: ClientSession) -> None:
-        """Note that a processor has it, so that its rows are accepted."""
+        """Record that a processor has the request, so that its rows are accepted."""
         if self.is_answered:
             return
         self.generate, self.is_answered = None, True
@@ -121,19 +121,19 @@ class OpenRequest:
             self.progress.set_sender(self.request_id, NO_SENDER)
 
     def may_go_elsewhere(self, code: ErrorCode, *, has_several: bool) -> bool:
-        """Tell whether the processor that answered with an error never had it, so that another one may take it."""
+        """Return whether another processor may take the request, because the failing processor never had it."""
         if self.generate is not None:
             return code in NOT_TAKEN and (has_several or self.loss is not None)
         is_searched = self.is_resumed and not self.is_answered
         return has_several and is_searched and code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
 
     def may_continue(self, code: ErrorCode) -> bool:
-        """Tell whether another turn may follow a turn that ended with an error, and count the loss."""
+        """Return whether another turn may follow a turn that ended with an error, and count the loss."""
         if self.is_resumed:
             return False
         is_unanswered = self.generate is not None
         if self.is_aborted:
-            return is_unanswered and code in NOT_HERE  # in that case it has ended
+            return is_unanswered and code in NOT_HERE  # no worker has the turn, so the request ends as aborted
         is_off = self.origin.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_OFF
         if code not in _CONTINUED or (is_off and not (is_unanswered and code in NOT_HERE)):
             return False
@@ -144,7 +144,7 @@ class OpenRequest:
         return self.losses < _MOST_LOSSES and size <= _MOST_TOKENS
 
     def begin_turn(self, turn_id: int, reason: ErrorCode, accepted: Iterable[int], weight_version: int) -> None:
-        """Write the message of the next turn, which continues after the accepted tokens."""
+        """Create the message of the next turn, which continues after the accepted tokens."""
         self.turn += 1
         generate = Generate()
         generate.CopyFrom(self.origin)

@@ -32,7 +32,7 @@ from tokenbus_contracts.generated.control_pb2 import (
 )
 
 States = dict[str, EngineState]
-"""The state of each worker's engine, by worker id."""
+"""State of each worker's engine, by worker id."""
 MODES = {"abort": PauseMode.PAUSE_MODE_ABORT, "wait": PauseMode.PAUSE_MODE_WAIT, "keep": PauseMode.PAUSE_MODE_KEEP}
 _END_OF_VERSIONS = 2**63
 _MOST_LEASE_SECONDS = 86_400
@@ -53,16 +53,16 @@ class ControlError(Exception):
 
     def __init__(self, command: str, failed: Mapping[str, str], states: States) -> None:
         self.failed = dict(failed)
-        """The reason for each worker's failure."""
+        """Reason of each worker's failure, by worker id."""
         self.states = states
-        """The known states of the workers' engines."""
+        """Known states of the engines, by worker id."""
         reasons = "; ".join(f"worker {name}: {reason}" for name, reason in self.failed.items())
         versions = ", ".join(f"{name} {state.weight_version}" for name, state in sorted(states.items()))
         super().__init__(f"{command}: {reasons}" + (f" (weights: {versions})" if versions else ""))
 
 
 class Operator:
-    """Commands all workers of a model at once, and waits for the answer of each.
+    """Sends a command to all workers of a model at once, and waits for all answers.
 
     The methods return the state of each worker's engine after the command. A `ControlError` names the workers that
     failed. If keys are used, the client's key needs the role `operator`.
@@ -77,14 +77,14 @@ class Operator:
     def __init__(
         self, client: Client, model: str = "", *, timeout_seconds: float = 600.0, on_behalf_of: str = ""
     ) -> None:
-        """Command the workers of a model; `on_behalf_of` is a name for the workers' logs."""
+        """Create an operator for a model's workers; `on_behalf_of` is a name for the workers' logs."""
         self._client = client
         self._model = model
         self._seconds = timeout_seconds
         self._on_behalf_of = on_behalf_of.encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
 
     async def workers(self) -> list[str]:
-        """Return the sorted ids of the model's workers; a ControlError says that there is none."""
+        """Return the sorted ids of the model's workers; raises ControlError if there is none."""
         return [worker.worker_id for worker in await self._workers("workers")]
 
     async def _workers(self, command: str) -> list[WorkerStatus]:
@@ -101,24 +101,24 @@ class Operator:
         return await self._tell("describe", DescribeEngine())
 
     async def pause(self, mode: str = "abort", *, lease_seconds: float = 0) -> States:
-        """Pause each engine: after aborting its requests (`abort`), after finishing them (`wait`), or at once (`keep`).
+        """Pause each engine, after aborting its requests (`abort`), after finishing them (`wait`), or at once (`keep`).
 
-        New requests wait until the engines are resumed. With a lease the engines resume by themselves after
-        `lease_seconds`; another pause with a lease renews it, and ends no requests.
+        New requests wait until the engines are resumed. With a lease, the engines resume automatically after
+        `lease_seconds`; another pause with a lease extends it, and ends no requests.
         """
         if not 0 <= lease_seconds <= _MOST_LEASE_SECONDS:
             raise ValueError(f"lease_seconds: 0 to {_MOST_LEASE_SECONDS}, got {lease_seconds}")
         return await self._tell("pause", PauseEngine(mode=_mode(mode), lease_ms=ceil(1000 * lease_seconds)))
 
     async def resume(self) -> States:
-        """Let each engine compute tokens again."""
+        """Resume each engine."""
         return await self._tell("resume", ResumeEngine())
 
     async def update_weights(self, folder: str, weight_version: int = 0) -> States:
-        """Load the weights in a folder into each engine while it is paused, as its next version or as `weight_version`.
+        """Load the weights in a folder into each paused engine, as its next version or as `weight_version`.
 
-        If a worker fails, the ControlError names it, and every engine stays paused: no engine computes tokens with
-        weights that another one lacks.
+        If a worker fails, the ControlError names it, and all engines stay paused, so that no engine computes tokens
+        with weights that another engine lacks.
         """
         if weight_version >= _END_OF_VERSIONS:
             raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {weight_version}")
@@ -126,9 +126,9 @@ class Operator:
         before = await self._tell("describe", DescribeEngine(), workers)
         target = weight_version or 1 + max(state.highest_weight_version for state in before.values())
         command = LoadWeights(folder=folder, weight_version=target)
-        for worker in workers:  # a command that breaks a bound must not pause any engine
+        for worker in workers:  # validated first, because an invalid command must not pause any engine
             write_frame(ClientFrame(control=Control(control_key=1, worker_id=worker.worker_id, load_weights=command)))
-        # If the pause has a lease, the lease stays.
+        # Paused engines are not paused again, so that their leases stay as they are.
         running = [each for each in workers if not before[each.worker_id].is_paused]
         await self._tell("pause", PauseEngine(mode=_mode("keep")), running)
         states = await self._tell("load_weights", command, workers)
@@ -144,9 +144,9 @@ class Operator:
     ) -> States:
         """Run one stage (`init`, `start`, `update`, `finish`, `shutdown`) of the engines' own weight transfer.
 
-        The arguments are a mapping for all processes of the engines, or a list with an entry for each process, in the
-        order of `workers`. A `rank_offset` is for the first engine; for each further engine it grows by the number of
-        processes of the engines before it.
+        The arguments are a mapping for all engine processes, or a list with one entry per process, in the order of
+        `workers`. `rank_offset` is the offset of the first engine; each further engine adds the number of preceding
+        processes.
         """
         if stage not in STAGES:
             raise ValueError(f"stage: one of {', '.join(STAGES)}, got {stage!r}")
@@ -164,7 +164,7 @@ class Operator:
         return await self._tell("transfer_weights", command, workers)
 
     async def set_weight_version(self, weight_version: int) -> States:
-        """Set the version of the weights that the engines have."""
+        """Set the version number of the weights in each engine."""
         return await self._tell("set_weight_version", SetWeightVersion(weight_version=weight_version))
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> States:
@@ -172,11 +172,11 @@ class Operator:
         return await self._tell("sleep", SleepEngine(level=level, mode=_mode(mode)))
 
     async def wake_up(self, tags: Sequence[str] = ()) -> States:
-        """Restore the memory of each engine, only some parts (`tags`) or all of it, and compute tokens again."""
+        """Restore each engine's memory, or only the parts in `tags`, and compute tokens again."""
         return await self._tell("wake", WakeEngine(tags=tags))
 
     async def reset_prefix_cache(self, *, also_running: bool = False) -> States:
-        """Empty each engine's prefix cache; while requests run, only with `also_running`."""
+        """Empty each engine's prefix cache; this fails while requests run, unless `also_running` is set."""
         return await self._tell("reset_prefix_cache", ResetPrefixCache(also_running=also_running))
 
     async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> States:
@@ -195,7 +195,7 @@ class Operator:
         *,
         timeout_seconds: float = 0,
     ) -> list[Any]:
-        """Call a method of the engines' processes; return the result of each, in the order of `workers`.
+        """Call a method of all engine processes, and return the results in the order of `workers`.
 
         After a method that changes weights, call `set_weight_version`. A timeout of 0 means no timeout.
         """
@@ -247,7 +247,7 @@ def _mode(mode: str) -> PauseMode:
 
 
 def _divided(arguments: Mapping[str, Any] | Sequence[Any], states: States) -> dict[str, Any]:
-    """Return each worker's share of a transfer's arguments; raises ValueError if they do not fit the workers."""
+    """Return each worker's part of the arguments; raises ValueError if their number does not fit the workers."""
     names = sorted(states)
     ends = list(accumulate(max(1, states[name].world_size) for name in names))
     begins = [0, *ends[:-1]]

@@ -1,4 +1,4 @@
-"""RequestParameters: the keyword arguments of a request, and the message that they make."""
+"""RequestParameters: the keyword arguments of a request, and their conversion into a message."""
 
 import difflib
 import json
@@ -16,11 +16,11 @@ from tokenbus_contracts.generated.request_pb2 import ContinuationPolicy, Generat
 Ids = npt.NDArray[np.integer[Any]]
 """Token ids as an array."""
 Prompt = str | Sequence[int] | Ids
-"""A text, or token ids."""
+"""A text, or a sequence of token ids."""
 
 
 class StructuredOutput(TypedDict, total=False):
-    """The required form of an output's text: exactly one of these keys.
+    """The required form of an output's text, with exactly one of these keys.
 
     Example:
         form: tokenbus.StructuredOutput = {"choice": ["yes", "no"]}
@@ -28,21 +28,21 @@ class StructuredOutput(TypedDict, total=False):
     """
 
     json_schema: str | Mapping[str, Any]
-    """JSON that fits a JSON Schema, given as JSON text or as an object."""
+    """JSON that matches a JSON Schema, which is given as JSON text or as an object."""
     json_object: bool
-    """Any JSON object; the value must be True."""
+    """Any JSON object; the only valid value is True."""
     regex: str
-    """A text that a regular expression matches as a whole."""
+    """A regular expression that must match the whole text."""
     choice: Sequence[str]
-    """One of several texts."""
+    """The allowed texts."""
     grammar: str
-    """A text that a context-free grammar generates, in a notation that the engine reads, such as EBNF."""
+    """A context-free grammar of the text, in a notation that the engine supports, such as EBNF."""
     structural_tag: str | Mapping[str, Any]
-    """Forms for marked parts of the text: vLLM's structural tag as JSON text, or as the object."""
+    """vLLM's structural tag for the form of marked parts of the text, as JSON text or as an object."""
 
 
 class RequestParameters(TypedDict, total=False):
-    """The keyword arguments of `Client.generate` and `Client.submit`; None means absent.
+    """The keyword arguments of `Client.generate` and `Client.submit`; None has the same effect as no argument.
 
     Example:
         wanted: tokenbus.RequestParameters = {"max_tokens": 8, "top_logprobs": 2, "stop": "."}
@@ -52,101 +52,98 @@ class RequestParameters(TypedDict, total=False):
     """
 
     max_tokens: int | None
-    """The maximum number of tokens to generate, at least 1; default: as many as fit."""
+    """Maximum number of generated tokens, at least 1; default: as many as fit."""
     temperature: float | None
-    """The divisor of the logits, at least 0; 0: always the most probable token; default: the worker's."""
+    """Divisor of the logits, at least 0; 0 always selects the most probable token; default: the worker's setting."""
     top_p: float | None
-    """The probability mass to sample from, most probable first, above 0 and at most 1; default: the worker's."""
+    """Probability mass of the most probable tokens to sample from, above 0 to 1; default: the worker's setting."""
     top_k: int | None
-    """The number of most probable tokens to sample from; 0, the default: all."""
+    """Number of most probable tokens to sample from; the default, 0, allows all tokens."""
     seed: int | None
-    """The seed of repeatable sampling, from 0 to 2**64 - 1; default: sampling is not repeatable."""
+    """Seed for repeatable sampling, from 0 to 2**64 - 1; default: sampling is not repeatable."""
     stop: str | Sequence[str] | None
-    """Texts that end the request, at most 16; default: none."""
+    """At most 16 texts that end the request; default: none."""
     stop_token_ids: Sequence[int] | Ids | None
-    """Tokens that end the request besides the model's own end token, at most 1024; default: none."""
+    """At most 1024 tokens that end the request besides the model's end token; default: none."""
     ignore_end_token: bool | None
-    """True: the model's own end token does not end the request; default: False."""
+    """Whether the request goes on after the model's end token; default: False."""
     min_p: float | None
-    """The least probability to sample from, as a share of the highest one, from 0 to 1; default: the worker's."""
+    """Minimum probability relative to the highest one, from 0 to 1; default: the worker's setting."""
     presence_penalty: float | None
-    """Subtracted from the logits of tokens that the output contains, from -2 to 2; default: the worker's."""
+    """Value subtracted from the logits of tokens in the output, from -2 to 2; default: the worker's setting."""
     frequency_penalty: float | None
-    """Subtracted once for each occurrence in the output, from -2 to 2; default: the worker's."""
+    """Value subtracted from a logit per occurrence in the output, from -2 to 2; default: the worker's setting."""
     repetition_penalty: float | None
-    """Divides the positive logits, and multiplies the negative logits, of tokens in the prompt or the output, above 0;
-    1 changes nothing; default: the worker's."""
+    """Factor above 0 for tokens of the prompt and the output: it divides positive logits and multiplies negative
+    logits. The value 1 has no effect; default: the worker's setting."""
     logit_bias: Mapping[int, float] | None
-    """Token ids and the values, from -100 to 100, to add to their logits; at most 1,024 tokens; default: none."""
+    """Values from -100 to 100 that are added to the logits of at most 1,024 token ids; default: none."""
     min_tokens: int | None
-    """The number of tokens before which no stop token and no end token ends the request; default: 0."""
+    """Minimum number of tokens before a stop token or an end token ends the request; default: 0."""
     bad_words: str | Sequence[str] | None
-    """Texts that the output must not contain, at most 256; default: none."""
+    """At most 256 texts that the output must not contain; default: none."""
     allowed_token_ids: Sequence[int] | Ids | None
-    """The only tokens that may be sampled, at most 65,536; default: all."""
+    """The only tokens that may be sampled, at most 65,536; default: all tokens."""
     include_stop_string: bool | None
-    """True: a detokenized output includes the stop text that ended it; default: False."""
+    """Whether detokenized output includes the stop text that ended it; default: False."""
     include_special_tokens: bool | None
-    """True: `stop` matches the texts of special tokens, too; default: False."""
+    """Whether `stop` also matches the texts of special tokens; default: False."""
     structured_output: StructuredOutput | None
-    """The required form of the output's text; default: any."""
+    """Required form of the output's text; default: any text."""
     lora_adapter: str | None
-    """The worker's name of a LoRA adapter for the model; default: none."""
+    """Name of a LoRA adapter of the worker; default: none."""
     priority: int | None
-    """The priority, for an engine that schedules by priority: the lowest is first; default: 0."""
+    """Priority for engines that schedule by priority, where the lowest number is first; default: 0."""
     cache_salt: str | None
-    """The engine shares cached prefixes only among requests with the same salt; default: with requests without one."""
+    """Prefix cache salt; only requests with equal salts share cached prefixes; default: no salt."""
     engine_arguments: str | Mapping[str, Any] | None
-    """Arguments of the engine's extensions, such as vLLM's: a JSON object, or its text; default: none."""
+    """Arguments of the engine's extensions, as a JSON object or its text; default: none."""
     top_logprobs: int | None
-    """The number of alternatives of each token, at most 127; 0: its own logprob and rank; default: token ids only."""
+    """Number of alternatives per token, from 0 (own logprob and rank only) to 127; default: token ids only."""
     other_logprobs: bool | None
-    """True: each token also has its logprob in the other distribution; default: False.
-
-    That is the sampler's if the worker's logprobs are the model's own, or the reverse.
-    """
+    """Whether tokens also have the sampler's logprob, or the model's if the first is the sampler's; default: False."""
     entropies: bool | None
-    """True: each token has the entropy of its distribution; default: False."""
+    """Whether each token has the entropy of its distribution; default: False."""
     logprob_token_ids: Sequence[int] | Ids | None
-    """Tokens whose logprobs are also returned for each position, at most 128; default: none."""
+    """At most 128 tokens whose logprobs are also returned for each position; default: none."""
     mask_bound: int | None
-    """Each token has the number of tokens that sampling could choose, and their ids if at most this many (up to 1,024).
+    """Maximum size, up to 1,024, of the sampling masks whose token ids are returned; default: no masks.
 
-    Default: neither.
+    For a larger mask, only the number of its tokens is returned.
     """
     prompt_logprobs: int | None
-    """The number of alternatives of each token of the prompt, at most 127, besides its own logprob and rank; default:
-    no scores of the prompt. With `max_tokens=0` the engine only scores the prompt, and generates no token."""
+    """Number of alternatives per prompt token, at most 127, besides the token's own logprob and rank; default: no
+    prompt scores. With `max_tokens=0` the engine only scores the prompt."""
     prompt_logprob_token_ids: Sequence[int] | Ids | None
-    """The alternatives of each token of the prompt, at most 256; default: the most probable tokens."""
+    """At most 256 alternatives to score at each prompt token; default: the most probable tokens."""
     prompt_logprob_start: int | None
-    """The first scored position of the prompt; default: 1, as the first token has no score."""
+    """First scored position of the prompt; default: 1, because the first token has no score."""
     include_draft_logprobs: bool | None
-    """True: `Client.steps` includes the proposals of the draft model; default: False."""
+    """Whether `Client.steps` includes the proposals of the draft model; default: False."""
     model: str | None
-    """The model, as its worker names it; default: the only one."""
+    """Name of the model at its worker; default: the only model."""
     deadline_ms: int | None
-    """The time limit of the request from now, in milliseconds; default: the processor's limit."""
+    """Time limit of the request from now, in milliseconds; default: the processor's limit."""
     deadline_unix_ms: int | None
-    """The latest moment of its end, in milliseconds since 1970-01-01 UTC; default: none."""
+    """Deadline of the request, in milliseconds since 1970-01-01 UTC; default: none."""
     session: str | None
-    """The label of the requests that belong together, at most 128 bytes; their prompts are recorded; default: none."""
+    """Label of requests that belong together, at most 128 bytes; their prompts are recorded; default: none."""
     parent: int | None
-    """The id of the request in the same session that this one follows; default: not given."""
+    """Id of the preceding request in the same session; default: unknown."""
     tenant: int | None
-    """For whom a gateway asks: sessions of different tenants are different; 0, the default: for itself."""
+    """Number of a gateway's tenant; sessions of different tenants are separate; default: 0, the gateway itself."""
     request_id: int | None
-    """Its id, from 1 to 2**64 - 1; default: one is drawn at random."""
+    """Id of the request, from 1 to 2**64 - 1; default: a random id."""
     continuation: str | None
-    """What happens when its worker is lost: "any", the default: another worker continues from the accepted tokens;
-    "same_weights": only a worker with the weights of the last token does; "off": the request ends with an error."""
+    """Behaviour when the worker is lost; default: "any", which lets another worker continue from the accepted tokens.
+    "same_weights" requires a worker with the weights of the last token; "off" ends the request with an error."""
 
 
 def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
     """Return the request that a prompt and keyword arguments describe.
 
-    Raises ContractError with the argument, the limit and the value for an unknown name and for a value of the wrong
-    type. Writing the request checks the schema's bounds.
+    Raises ContractError with the argument, the limit and the value for an unknown name or a value of the wrong type.
+    The bounds of the schema are checked when the request is encoded.
     """
     generate = Generate()
     generate.sampling.SetInParent()
@@ -169,7 +166,7 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
 
 
 def named_as_given(error: ContractError) -> ContractError:
-    """Return the error for a request's frame with the argument's name instead of the field's path."""
+    """Return an error about a request's frame with the argument's name instead of the field's path."""
     field = error.field.removeprefix("generate.")
     for path, name in _ARGUMENTS.items():
         if field.startswith(path):
@@ -182,7 +179,7 @@ CONTINUATIONS = {
     "same_weights": ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS,
     "off": ContinuationPolicy.CONTINUATION_POLICY_OFF,
 }
-"""By name, the policies for a request that loses its worker."""
+"""Policies for a request that loses its worker, by name."""
 _PATHS = {
     "request_id": "request_id",
     "continuation": "continuation_policy",
@@ -195,7 +192,7 @@ _PATHS = {
     "prompt_logprob_start": "prompt_scoring.first_position",
     **{name: f"sampling.{name}" for name in SamplingParameters.DESCRIPTOR.fields_by_name},
 }
-"""For each argument, the path of its field in Generate, unless it is the argument's name."""
+"""Field paths in Generate, by argument; for all other arguments, the path is the argument's name."""
 _ARGUMENTS = {"text.text": "prompt", "tokens.token_ids": "prompt"} | {path: name for name, path in _PATHS.items()}
 
 
@@ -206,7 +203,7 @@ def _field_of(name: str) -> tuple[str, Any]:
 
 
 _FIELDS: dict[str, tuple[str, Any]] = {name: _field_of(name) for name in RequestParameters.__annotations__}
-"""For each argument, the message within Generate that has its field (empty: Generate itself), and the field."""
+"""Submessage of Generate and field in it, for each argument; the submessage is empty for Generate itself."""
 
 
 def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
@@ -215,7 +212,7 @@ def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
         raise ContractError("prompt", "a text or a sequence of token ids", type(prompt).__name__, rule=Rule.TYPE)
     if not ids:
         raise ContractError("prompt", "at least 1 token id", "none", rule=Rule.LENGTH)
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # costs a twentieth of the loop below
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # 20 times as fast as the slow path below
         return ids
     return [_whole(f"prompt[{place}]", value) for place, value in enumerate(ids)]
 
@@ -229,7 +226,7 @@ def _set(generate: Generate, name: str, value: object) -> None:
     read = _json if name == "engine_arguments" else _READERS[field.type]
     if field.is_repeated:
         getattr(message, field.name).extend(_each(name, value, read))
-    elif (found := read(name, value)) or owner != "token_scoring":  # a flag that is False does not ask for scoring
+    elif (found := read(name, value)) or owner != "token_scoring":  # a False flag does not ask for scoring
         setattr(message, field.name, found)
     if owner == "prompt_scoring":
         message.SetInParent()
@@ -284,7 +281,7 @@ _WRITERS: dict[str, Callable[[Generate, object], None]] = {
     "logit_bias": _set_logit_bias,
     "structured_output": _set_structured_output,
 }
-"""The arguments that are not plain values or lists of plain values."""
+"""Functions that write arguments other than plain values and lists of plain values."""
 
 
 def _json(name: str, value: object) -> str:
@@ -325,7 +322,7 @@ _FORMS: dict[str, tuple[str, Callable[[str, Any], str]]] = {
     "grammar": ("text", _text),
     "structural_tag": ("tag", _json),
 }
-"""For each form of an output, the field of its message and the function that reads it."""
+"""Field and reading function of each form of an output."""
 _READERS: dict[int, Callable[[str, Any], object]] = {
     FieldDescriptor.TYPE_UINT32: _whole,
     FieldDescriptor.TYPE_FIXED32: _whole,

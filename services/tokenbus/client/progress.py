@@ -1,4 +1,4 @@
-"""Progress: the next position of each open request, in arrays, so that a step's rows are compared all at once."""
+"""Progress: the next position of each open request, in arrays, so that all rows of a step are compared at once."""
 
 from collections import deque
 
@@ -11,13 +11,13 @@ from tokenbus.delivery.step import Step
 from tokenbus_contracts import LogprobBatch, RowStatus
 
 MOST_POSITION = 2**31 - 1
-"""The largest position that a Resume can name; a row's last token may lie beyond it."""
+"""Largest position that a Resume can name; a row may end beyond it."""
 NO_SENDER = 0
 _ACTIVE = int(RowStatus.ACTIVE)
 
 
 class Progress:
-    """The next position of each open request, the session that sends its rows, and their buffer."""
+    """The next position, the sending session and the row buffer of each open request."""
 
     def __init__(self) -> None:
         self._slots = SlotMap()
@@ -27,7 +27,7 @@ class Progress:
         self._opened = 0
         self._accepted = AcceptedTokens()
         self.waiting: list[deque[tuple[Step, int]]] = []
-        """The buffers of unread rows, by slot."""
+        """Buffers of unread rows, by slot."""
 
     def open(self, request_id: int, position: int, waiting: deque[tuple[Step, int]]) -> None:
         """Add a request; its rows are accepted once `set_sender` names a session."""
@@ -45,7 +45,7 @@ class Progress:
         self._accepted.open(self._opened)
 
     def close(self, request_id: int) -> int:
-        """Forget a request and its buffer, and return its next position."""
+        """Forget a request and its buffer, and return the request's next position."""
         position = self.next_position(request_id)
         slot = self._slots[request_id]
         self.waiting[slot] = deque(maxlen=0)
@@ -57,24 +57,24 @@ class Progress:
         return int(self._positions[self._slots[request_id]])
 
     def go_on(self, request_id: int, token_ids: Ids, *, is_last: bool) -> None:
-        """Count a row's new tokens. The tokens of a last row are not kept, because no turn continues after them."""
+        """Count a row's new tokens; tokens of a last row are not kept, because no turn continues after them."""
         slot = self._slots[request_id]
         self._positions[slot] += token_ids.size
         if not is_last:
             self._accepted.add(self._serials[slot : slot + 1].copy(), np.array([token_ids.size]), token_ids)
 
     def accepted(self, request_id: int) -> Ids:
-        """Return the tokens of a request since it was opened."""
+        """Return all tokens of a request since it was opened."""
         return self._accepted.of(int(self._serials[self._slots[request_id]]))
 
     def set_sender(self, request_id: int, sender: int) -> None:
-        """Accept the rows of a request from one session; NO_SENDER: from none."""
+        """Accept a request's rows from one session only, or from no session for NO_SENDER."""
         self._senders[self._slots[request_id]] = sender
 
     def advance(self, sender: int, target: LogprobBatch) -> tuple[Slots, npt.NDArray[np.bool_]]:
-        """Count the rows that are next for their requests and not last; return each row's slot, and whether it counted.
+        """Count each row that is next and not last for its request; return each row's slot, and whether it counted.
 
-        The other rows change nothing; the caller handles them one by one.
+        Other rows change nothing, because the caller handles each of them separately.
         """
         slots = self._slots.find(target.request_ids)
         ends = target.positions + target.token_counts

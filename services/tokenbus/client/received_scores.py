@@ -1,4 +1,4 @@
-"""ReceivedScores: the received chunks of a prompt's scores, each only once and in order."""
+"""ReceivedScores: the received chunks of prompt scores, in order and without repetitions."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
 
 
 class ReceivedScores:
-    """The chunks of one request; repeated chunks, for example after a restart of a processor, are left out."""
+    """The chunks of one request; repeated chunks, for example after a restart of a processor, are ignored."""
 
     def __init__(self, generate: Generate) -> None:
         self._next = max(1, generate.prompt_scoring.first_position)
@@ -17,11 +17,11 @@ class ReceivedScores:
         self._chunks: list[PromptScores] = []
 
     def add(self, message: PromptScoresChunk) -> bool:
-        """Add a chunk, and return whether it was the last one; a ContractError says why it cannot be the next."""
+        """Add a chunk, and return whether it was the last; raises ContractError if it is not the next chunk."""
         chunk = PromptScores.of(message)
         if chunk.end <= self._next and self._chunks:
             return False
-        # A first position past the end of the prompt is treated as its end.
+        # A first position beyond the prompt counts as the end of the prompt.
         expected = min(self._next, chunk.prompt_tokens)
         if chunk.position != expected:
             raise ContractError(
@@ -48,5 +48,5 @@ class ReceivedScores:
 
 
 def _alternatives(chunk: PromptScores) -> tuple[int, bytes]:
-    """Return the number of alternatives of each token, and their ids if the request named them."""
+    """Return the number of alternatives per token, and the ids of the alternatives if the request named them."""
     return chunk.alternative_logprobs.shape[1], chunk.alternative_token_ids[:1].tobytes() if chunk.are_named else b""

@@ -1,4 +1,4 @@
-"""OpenRequests: a client's requests at its processors, and how their turns end or continue."""
+"""OpenRequests: the requests of a client at its processors; decides whether lost turns end or continue."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,23 +34,23 @@ from tokenbus_contracts.generated.request_pb2 import (
 from tokenbus_contracts.schema import bounds_in
 
 _MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_ids"].GetOptions()).max_items
-"""The number of requests that one frame may name."""
+"""Number of requests that one frame may name."""
 _COMPLETE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
-"""If a later turn fails with one of these, no worker continues: the request ends with the previous turn's error."""
+"""Errors of a later turn after which no worker can continue, so that the previous turn's error ends the request."""
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _MOST_IGNORED = 1024
 _ENGINE, _UNRECOVERABLE = ErrorCode.ERROR_CODE_ENGINE, "the engine lost its state, and cannot compute it again"
 
 
 class OpenRequests:
-    """A client's open requests, at one processor or several.
+    """The open requests of a client at one or several processors.
 
-    A request stays at its processor through restarts. After `continue_after` seconds without its processor, a request
-    moves to another one, under a new id and with the accepted tokens.
+    A request stays at its processor through restarts. After `continue_after` seconds without its processor, the request
+    moves to another processor, with a new id and the accepted tokens.
     """
 
-    def __init__(  # noqa: PLR0913 - each but the first two is given by name
+    def __init__(  # noqa: PLR0913 - most arguments are passed by name
         self,
         max_rows: int,
         patience: float,
@@ -60,7 +60,7 @@ class OpenRequests:
         where: str = "",
         new_id: Callable[[], int] = random_id,
     ) -> None:
-        """A request buffers at most `max_rows` rows, and waits at most `patience` seconds for a processor."""
+        """Limit each request to `max_rows` buffered rows, and to `patience` seconds of waiting for a processor."""
         self.has_several = has_several
         self._new_id = new_id
         self._max_rows = max_rows
@@ -69,21 +69,21 @@ class OpenRequests:
         self._looked_at: float | None = None
         self._unanswered = f"no processor answered for {round(patience * 1000)} ms{where}"
         self.on_scored: Callable[[PromptScores], None] = lambda _: None
-        """Called with the scores of each prompt, before the first row of its request is in the output stream."""
+        """Callback that gets the scores of each prompt, before the output stream gets the request's first row."""
         self.on_turns: Callable[[int, Sequence[Turn]], None] = lambda _, __: None
-        """Called with the turns of a request that continues at another worker."""
+        """Callback that gets the turns of a request that continues at another worker."""
         self.on_cached: Callable[[int, int | None], None] = lambda _, __: None
-        """Called with the number of cached tokens of a request's prompt, if known, before its first row."""
+        """Callback that gets a request's number of cached prompt tokens before its first row, or None if unknown."""
         self.sessions: list[ClientSession] = []
         self.requests: dict[int, OpenRequest] = {}
         self._closed: dict[int, OpenRequest] = {}
-        """Requests that their consumer closed, by turn id, until the processor ends them; their rows are dropped."""
+        """Requests that their consumers closed, by turn id, until the processor ends them; their rows are dropped."""
         self._ended_ids: dict[int, None] = {}
-        """Turns that are over, the oldest first: if a processor comes back, it is told to end them."""
+        """Ended turns, oldest first, which are reported to each processor that comes back."""
         self._ignored_ids: dict[int, None] = {}
-        """Turns whose late rows no longer need an abort, the oldest first."""
+        """Turns whose late rows need no further abort, oldest first."""
         self._request_ids: dict[int, int] = {}
-        """The request ids of continued requests, by the id of their current turn."""
+        """Request ids of continued requests, by the id of their current turn."""
         self._progress = Progress()
         self._weights = WeightSpans()
         self._output = StepOutput()
@@ -91,16 +91,16 @@ class OpenRequests:
         self.repeated = 0
         """Number of repeated rows and frames."""
         self.late = 0
-        """Number of received rows of turns and requests that are over here."""
+        """Number of received rows of ended turns and requests."""
         self.is_paused = False
-        """Whether acks are withheld because the output stream is full, as backpressure on the processor."""
+        """Whether acks are withheld because the output stream is full, which slows the processor down."""
 
     def __len__(self) -> int:
         return len(self.requests)  # closed requests do not count
 
     @property
     def open_count(self) -> int:
-        """Number of requests that a processor may still have open for this client."""
+        """Number of the client's requests that may still be open at a processor."""
         return len(self.requests) + len(self._closed)
 
     def is_open(self, request_id: int) -> bool:
@@ -112,14 +112,14 @@ class OpenRequests:
         return NO_SENDER + len(self.sessions)
 
     def open(self, generate: Generate, *, is_submitted: bool = False) -> RequestTokens:
-        """Send a request; a ContractError says which bound it breaks.
+        """Send a request; raises ContractError if the request is out of bounds.
 
-        A submitted request ends with the output stream. Raises RuntimeError if that stream is not open.
+        A submitted request ends with the output stream. Raises RuntimeError if the output stream is not open.
         """
         if is_submitted and not self._output.is_open:
             raise RuntimeError("submit() needs steps() to be open: rows of the request would go nowhere")
         origin = Generate()
-        origin.CopyFrom(generate)  # the application may change its message afterwards
+        origin.CopyFrom(generate)  # the application may change its message after this call
         request = OpenRequest(
             RequestTokens(generate.request_id, wake_ups=self._wake_ups),
             self._progress,
@@ -145,14 +145,14 @@ class OpenRequests:
         request.closed_at = position
         self._place(request)
         if request.home is None:
-            write_frame(request.frame())  # checks the bounds, as sending it would
+            write_frame(request.frame())  # encoding checks the bounds, although nothing is sent
         self._add(request, position)
         return request.tokens
 
     def abort(self, request_id: int) -> None:
-        """End a request at its worker; tokens that are on their way still arrive, and then its last row.
+        """Abort a request at its worker; tokens in flight still arrive, followed by the last row.
 
-        A request that is not open here may belong to another client of the same owner.
+        A request that is not open at this client may belong to another client with the same owner.
         """
         request = self.requests.get(request_id)
         if request is None:
@@ -166,7 +166,7 @@ class OpenRequests:
                 self._say_abort(request)
 
     def discard(self, request_id: int) -> None:
-        """End a request at its worker and here at once: its later rows are dropped."""
+        """Abort a request at its worker, and end it at this client at once, so that later rows are dropped."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -182,20 +182,18 @@ class OpenRequests:
             self._say_abort(request)
 
     def open_stream(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
-        """Pass the rows and the ends of all requests to a function from now on.
+        """Pass the rows and ends of all requests to a function from now on.
 
-        Raises RuntimeError if another function already gets them.
+        Raises RuntimeError if another function already receives them.
         """
         self._output.open(consume)
 
     def close_stream(self) -> None:
-        """Give rows to their requests again, and end the requests that were submitted for the stream."""
+        """Deliver rows to their requests again, and end the requests that were submitted for the stream."""
         self._output.close()
         self.is_paused = False
         for request_id in [request_id for request_id, request in self.requests.items() if request.is_submitted]:
             self.discard(request_id)
-
-    # Frames of a processor.
 
     def receive_step(self, session: ClientSession, target: LogprobBatch, draft: LogprobBatch | None) -> None:
         target, draft, late = self._under_request_ids(target, draft)
@@ -226,7 +224,7 @@ class OpenRequests:
 
     def _buffer(self, step: Step, slots: Slots, indexes: Slots) -> None:
         waiting = list(map(self._progress.waiting.__getitem__, slots.tolist()))
-        # The fastest loop in Python: `append` of each buffer, without keeping the results.
+        # This is the fastest loop in Python: it calls `append` of each buffer without keeping the results.
         deque(map(deque.append, waiting, zip(repeat(step), indexes.tolist(), strict=False)), maxlen=0)
         self._wake_ups.look()
         if max(map(len, waiting), default=0) > self._max_rows:
@@ -241,7 +239,7 @@ class OpenRequests:
     def _receive_row(
         self, session: ClientSession, request: OpenRequest, step: Step, index: int, status: RowStatus
     ) -> int:
-        """Deliver a row that `Progress.advance` did not accept; return how many old tokens it begins with; -1: all."""
+        """Deliver a row that `Progress.advance` rejected; return its number of old tokens, or -1 if it is dropped."""
         position, tokens = int(step.rows.positions[index]), int(step.rows.token_counts[index])
         if request.home is not session:
             return -1
@@ -264,7 +262,7 @@ class OpenRequests:
         token_ids = step.rows.token_ids[begin + expected - position : begin + tokens]
         is_last = status in FINISHED and status is not RowStatus.UNRECOVERABLE
         self._progress.go_on(request.request_id, token_ids, is_last=is_last)
-        # An output stream gets the row itself, because nobody would take it from the request's buffer.
+        # With an output stream, the row is not buffered, because nobody would read it from the request.
         if not self._output.is_open and request.tokens.put(step, index) > self._max_rows:
             self._end_slow(request)
         elif status is RowStatus.UNRECOVERABLE and self._continue(request, request.error(_ENGINE, _UNRECOVERABLE)):
@@ -276,11 +274,11 @@ class OpenRequests:
 
     def _receive_late_row(self, session: ClientSession, turn_id: int, status: RowStatus) -> None:
         self.late += 1
-        if turn_id in self._closed:  # its abort was sent
+        if turn_id in self._closed:  # an abort for this turn was sent already
             if status in FINISHED:
                 del self._closed[turn_id]
         elif status not in FINISHED and turn_id not in self._ignored_ids:
-            # It has ended here, for example because a request was sent twice and the first answer was an error.
+            # The turn has ended, for example because the request was sent twice and the first answer was an error.
             self._ignore_rows_of(turn_id)
             session.say(ClientFrame(abort=Abort(request_id=turn_id)))
 
@@ -296,13 +294,13 @@ class OpenRequests:
         request.answered_by(session)
         request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
         request.tokens.admitted(admitted.worker_id, admitted.weight_version)
-        # The worker of a later turn counts accepted tokens as prompt.
+        # The worker of a later turn counts accepted tokens as prompt tokens, so its number of cached tokens is ignored.
         has_accepted = request.turn and request.tokens.turns[-1].begin
         if admitted.HasField("cached_tokens") and not has_accepted:
             self._note_cached(request, admitted.cached_tokens)
 
     def scored(self, session: ClientSession, chunk: PromptScoresChunk) -> None:
-        """Add a chunk of a prompt's scores; a resumed request ignores it."""
+        """Add a chunk of prompt scores; chunks of a resumed request are ignored."""
         request = self._of_turn(chunk.request_id)
         if request is None or request.scoring is None or request.home is not session:
             return
@@ -317,14 +315,14 @@ class OpenRequests:
             self.on_scored(scores)
 
     def failed(self, session: ClientSession, error: RequestError) -> None:
-        """Handle a request that ended with an error or was refused: end it, continue it, or send it elsewhere."""
-        if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # another connection has it, so its late rows need no abort
+        """Handle an error or refusal of a request: end the request, continue it, or send it to another processor."""
+        if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # another connection reads the request, so it is not aborted
             self._ignore_rows_of(error.request_id)
         request = self._of_turn(error.request_id)
         if request is None:
             self._closed.pop(error.request_id, None)
         elif request.home is not session:
-            return  # it continued at another processor
+            return  # the request has moved to another processor
         elif request.may_go_elsewhere(error.code, has_several=self.has_several):
             self._refused(request, session, error)
         else:
@@ -333,7 +331,7 @@ class OpenRequests:
     def _under_request_ids(
         self, target: LogprobBatch, draft: LogprobBatch | None
     ) -> tuple[LogprobBatch, LogprobBatch | None, LogprobBatch | None]:
-        """Replace the turn ids in a step by request ids; return it, and the late rows of first turns separately."""
+        """Replace turn ids in a step by request ids; the third result has late rows of first turns."""
         if not self._request_ids:
             return target, draft, None
         ids = target.request_ids
@@ -347,8 +345,6 @@ class OpenRequests:
     def _renamed(self, batch: LogprobBatch) -> LogprobBatch:
         ids = [self._request_ids.get(turn_id, turn_id) for turn_id in batch.request_ids.tolist()]
         return LogprobBatch.of_views(batch.header, {**batch.columns, "request_ids": np.array(ids, np.uint64)})
-
-    # The table.
 
     def _of_turn(self, turn_id: int) -> OpenRequest | None:
         request = self.requests.get(self._request_ids.get(turn_id, turn_id))
@@ -364,7 +360,7 @@ class OpenRequests:
         request.closed_at = None
 
     def _remove(self, request: OpenRequest) -> None:
-        """Remove a request that is over here; `_finish` and `_fail` say how it ended."""
+        """Remove an ended request; `_finish` and `_fail` record how it ended."""
         request_id = request.request_id
         del self.requests[request_id]
         request.tokens.weight_spans = self._weights.of(request_id, request.next_position)
@@ -394,12 +390,12 @@ class OpenRequests:
             del self._ended_ids[next(iter(self._ended_ids))]
 
     def _drop_closed(self, session: ClientSession) -> None:
-        """Stop waiting for a processor to end requests that their consumers closed."""
+        """Stop waiting for a processor to end the requests that consumers have closed."""
         for turn_id in [turn_id for turn_id, request in self._closed.items() if request.home is session]:
             del self._closed[turn_id]
             self._note_ended(turn_id)
 
-    # Errors that end a turn, and the request if no other turn follows.
+    # An error ends a turn, and also the request if no other turn follows.
 
     def _end_turn(self, request: OpenRequest, error: RequestError) -> None:
         if self._continue(request, error):
@@ -424,14 +420,14 @@ class OpenRequests:
             self._abort_with(request, code, message)
 
     def give_up(self, message: str) -> None:
-        """End every request with an error, because the client leaves."""
+        """Fail every request, because the client leaves."""
         self.end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
         self._closed.clear()
         for session in self.sessions:
             session.lost_since = None
 
     def end_overdue(self, unix_ms: int) -> None:
-        """End each request whose deadline has passed, if the processor has not ended it in time."""
+        """Fail each request whose deadline has passed without an end from the processor."""
         grace = round(max(session.timeout for session in self.sessions) * 1000)
         for request in list(self.requests.values()):
             if request.deadline_unix_ms and (late := unix_ms - request.deadline_unix_ms) > grace:
@@ -439,7 +435,7 @@ class OpenRequests:
                 self._abort_with(request, ErrorCode.ERROR_CODE_DEADLINE, message)
 
     def _continue(self, request: OpenRequest, loss: RequestError) -> bool:
-        """Ask for another turn of a request that has lost its current one; False: the request ends."""
+        """Begin another turn for a request that has lost its current turn, or return False if the request must end."""
         if not request.may_continue(loss.code):
             return False
         request.loss = loss
@@ -447,9 +443,9 @@ class OpenRequests:
         return True
 
     def _begin_turn(self, request: OpenRequest, reason: ErrorCode) -> None:
-        """Ask for the rest of a request under a new id, so that no worker can mix up two turns.
+        """Ask for the rest of a request under a new id, so that no worker can confuse two turns.
 
-        Processors are told that the previous turn is over before they get the next one.
+        All processors are told first that the previous turn has ended.
         """
         self._note_ended(request.turn_id)
         for session in self.sessions:
@@ -468,7 +464,7 @@ class OpenRequests:
 
     def _forget_answer(self, request: OpenRequest) -> None:
         request.forget_answer()
-        if not request.next_position:  # an Admitted with the final number may be lost
+        if not request.next_position:  # the Admitted frame with the final number of cached tokens may be lost
             self._note_cached(request, None)
 
     def _note_cached(self, request: OpenRequest, cached_tokens: int | None) -> None:
@@ -480,13 +476,13 @@ class OpenRequests:
             request.home.say(ClientFrame(abort=Abort(request_id=request.turn_id)))
 
     def welcomed(self, session: ClientSession, *, resumed: bool) -> None:
-        """After a processor's welcome, send or resume its requests; `resumed`: the processor still knew this client."""
+        """Send or resume requests after a processor's welcome; `resumed` tells whether it still knew this client."""
         if not self.is_paused and self._ended_ids:
             session.say(ClientFrame(ended=Ended(request_ids=self._ended_ids)))
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
-            # Otherwise an earlier life of the processor may have given it to a worker, which may come back.
+            # A different incarnation of the processor may have sent the request to a worker, which may come back.
             if request.generate is not None and request.sent_to in ("", session.processor_id):
                 self._send(request, session)
             elif not (resumed and request.is_answered):
@@ -503,7 +499,7 @@ class OpenRequests:
         return max(able, key=lambda session: session.room_for(request.origin.model), default=None)
 
     def _place(self, request: OpenRequest) -> None:
-        """Send a request to the processor with the most room, or end it if all have refused it for good."""
+        """Send a request to the processor with the most room, or end it if every processor refuses it for good."""
         best = self._best(request)
         if best is not None:
             self._send(request, best)
@@ -514,7 +510,7 @@ class OpenRequests:
         if request.loss is not None:
             is_same = request.origin.continuation_policy == _SAME_WEIGHTS
             return is_same and refusal.code == ErrorCode.ERROR_CODE_NO_WORKER
-        # If a processor is away or closes, its workers may soon be at another one.
+        # If a processor is away or closing, its workers may soon connect to another processor.
         return not any(each.is_closing or each.away <= self._patience for each in self.sessions)
 
     def _send(self, request: OpenRequest, session: ClientSession) -> None:
@@ -526,7 +522,7 @@ class OpenRequests:
     def _refused(self, request: OpenRequest, session: ClientSession, error: RequestError) -> None:
         request.refusal, request.home, request.sent_to = error, None, ""
         request.refused_by.add(session)
-        # A processor whose workers are all busy says when to try again; a processor that closes cannot.
+        # A busy processor says when to try again, but a closing processor cannot.
         session.is_closing |= error.code == ErrorCode.ERROR_CODE_OVERLOADED and not error.retry_after_ms
         if request.is_aborted:
             self._finish(request, RowStatus.ABORTED)
@@ -534,14 +530,14 @@ class OpenRequests:
             self._place(request)
 
     def has_room(self, session: ClientSession) -> None:
-        """Offer a processor the waiting requests, including those it has refused."""
+        """Offer a processor the waiting requests, including the requests that this processor has refused."""
         for request in list(self.requests.values()):
             request.refused_by.discard(session)
             if request.home is None:
                 self._place(request)
 
     def look(self, now: float) -> None:
-        """Send the requests that wait for a processor, or whose processor is away. Call this often."""
+        """Send requests that wait for a processor or whose processor is away; callers must call this often."""
         interval = max(session.interval for session in self.sessions)
         stall, self._looked_at = max(0.0, now - (self._looked_at or now) - interval), now
         for session in self.sessions:
@@ -563,7 +559,7 @@ class OpenRequests:
                 self._place(request)
 
     def _leave(self, session: ClientSession) -> None:
-        """Continue elsewhere the requests of a processor that is away; a resumed request waits for it."""
+        """Continue requests of an absent processor elsewhere; only resumed requests wait for that processor."""
         self._drop_closed(session)
         code = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
         for request in self._at(session):

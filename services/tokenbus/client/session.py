@@ -1,4 +1,4 @@
-"""ClientSession: the client's side of the client protocol, without sockets or clocks."""
+"""ClientSession: the client's side of the client protocol, without sockets and clocks."""
 
 import asyncio
 from collections import Counter, deque
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST_COMMANDS = 1024
 _ACK_SECONDS = 0.05
-"""How long a frame may wait for its ack, while requests are open."""
+"""Maximum delay of a frame's ack while requests are open, in seconds."""
 _ACK_SHARE = 8
-"""An ack is sent when this share of the window is used, not earlier: it costs the processor as much as a frame does."""
+"""Divisor of the window: an ack is sent once 1/8 of the window is used, because an ack costs as much as a frame."""
 ReceiveItem = Callable[[WatchedStream, Item, bytes], None]
-"""Receives an item of a watched stream, with its payload."""
+"""Function that receives an item of an observed stream, with the item's payload."""
 
 
 class ClientSession(ReconnectingSession):
-    """A client's connection to one processor, through its restarts: the frames that they exchange."""
+    """The frames that a client exchanges with one processor, across restarts of the processor."""
 
     def __init__(
         self, hello: ClientHello, requests: "OpenRequests", limits: Limits, *, interval: float, timeout: float
@@ -50,16 +50,16 @@ class ClientSession(ReconnectingSession):
         self._limits = limits
         self._requests = requests
         self._commands: dict[int, tuple[Control, asyncio.Future[ControlAnswer]]] = {}
-        """Unanswered commands: each is sent again after a welcome, and a worker executes it once."""
+        """Unanswered commands, which are resent after each welcome and executed only once by each worker."""
         self.ordinal = requests.join(self)
         self._outgoing: deque[bytes] = deque()
         self.owner = 0
-        """The processor's hash of this client's identity; 0 until it has welcomed the client."""
+        """The processor's hash of this client's identity, or 0 before the first welcome."""
         self._number = 0
         self._acked = 0
         self._unacked_bytes = 0
         self._ack_at = inf
-        """The time by which the next ack is due."""
+        """Time at which the next ack is due."""
         self._is_ack_due = False
         self._of_request: dict[str, Callable[[ClientSession, Any], None]] = {
             "admitted": requests.admitted,
@@ -68,22 +68,22 @@ class ClientSession(ReconnectingSession):
         }
         self.watched: tuple[str, ReceiveItem] | None = None
         self._watched_stream: WatchedStream | None = None
-        """The stream that the processor announced last; the next items belong to it."""
+        """Last stream that the processor announced, to which the following items belong."""
         self._status: asyncio.Future[ProcessorStatus] | None = None
         self._room: dict[str, ModelRoom] = {}
         self._used: Counter[str] = Counter()
-        """Number of requests sent for each model since the processor's last Room."""
+        """Number of requests sent per model since the processor's last Room."""
         self.is_closing = False
-        """Whether the processor is closing, so that its workers go to another one."""
+        """Whether the processor is closing, so that its workers move to another processor."""
         self._away_since: float | None = None
         self.is_silent = False
-        """Whether it has been silent for so long that requests continue elsewhere."""
+        """Whether the processor has been silent for so long that requests continue elsewhere."""
         self.away = inf
-        """Seconds from the first to the last unanswered hello; infinity while the processor answers."""
+        """Seconds between the first and the last unanswered hello, or infinity while the processor answers."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called when a frame is queued."""
+        """Callback that runs when a frame is queued."""
         self.lost_since: float | None = None
-        """The time of the first unanswered hello while there are open requests."""
+        """Time of the first unanswered hello while there are open requests."""
 
     @property
     def outstanding(self) -> int:
@@ -94,7 +94,7 @@ class ClientSession(ReconnectingSession):
         return self.state is SessionState.OPEN and not self.is_silent
 
     def room_for(self, model: str) -> float:
-        """Return the known room for requests per worker; -inf: no worker serves the model."""
+        """Return the room for requests per worker, or -inf if no known worker serves the model."""
         rooms = [room for name, room in self._room.items() if model in ("", name)]
         workers = sum(room.workers for room in rooms)
         used = sum(self._used[room.model] for room in rooms) + (0 if "" in self._room else self._used[""])
@@ -113,14 +113,14 @@ class ClientSession(ReconnectingSession):
         self.watched = worker_id, receive
 
     def ask_status(self) -> asyncio.Future[ProcessorStatus]:
-        """Ask for the processor's status; callers share one future until the answer arrives."""
-        self.say(ClientFrame(status=StatusRequest()))  # each time, because an answer may have been lost
+        """Ask for the processor's status; all callers share one future until the answer arrives."""
+        self.say(ClientFrame(status=StatusRequest()))  # sent for each caller, because an answer may have been lost
         if self._status is None:
             self._status = asyncio.get_running_loop().create_future()
         return self._status
 
     def control(self, control: Control) -> asyncio.Future[ControlAnswer]:
-        """Send a command to a worker of the processor, and repeat it until the future is done or cancelled."""
+        """Send a command to a worker of the processor, and resend it until the returned future is done."""
         key, count = control.control_key, len(self._commands) + 1
         if count > _MOST_COMMANDS:
             raise ContractError("commands that are not answered", _MOST_COMMANDS, count)
@@ -131,9 +131,9 @@ class ClientSession(ReconnectingSession):
         return answer
 
     def say(self, frame: ClientFrame) -> bool:
-        """Queue a frame, and return whether there is a connection; a ContractError says which bound it breaks.
+        """Queue a frame, and return whether the session is open; raises ContractError if the frame is out of bounds.
 
-        Without a connection the frame is dropped: after the next welcome, `welcomed` sends the current state.
+        Without an open session, the frame is dropped; after the next welcome, `welcomed` sends the current state.
         """
         data = write_frame(frame)
         if self.state is not SessionState.OPEN:
@@ -153,7 +153,7 @@ class ClientSession(ReconnectingSession):
             self._unacked_bytes += sum(map(len, parts))
             self._ack_at = min(self._ack_at, now + _ACK_SECONDS)
             return True
-        if number > self._number:  # a frame was lost: say hello, after which the processor repeats unacked frames
+        if number > self._number:  # a frame was lost; after another hello, the processor resends unacknowledged frames
             self._greet_again(now)
         else:
             self._requests.repeated += 1
@@ -186,13 +186,13 @@ class ClientSession(ReconnectingSession):
                 raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)  # noqa: TRY301
             target, *drafts = [decode(part, self._limits) for part in parts]
         except ContractError as error:
-            # A repeated frame would have the same bytes, and any request may have tokens in it.
+            # A repeated frame would have the same bytes. Any request may have tokens in the unreadable frame.
             self._requests.end_all(ErrorCode.ERROR_CODE_GAP, f"tokens cannot be read: {error}", self)
             raise
         self._requests.receive_step(self, target, drafts[0] if drafts else None)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
-        # After an outage several hellos may be answered at once; only the first answer matters.
+        # After an outage, several hellos may be answered at once, but only the first answer requires action.
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
         self._welcomed(welcome)
         self.owner = welcome.owner
@@ -203,7 +203,7 @@ class ClientSession(ReconnectingSession):
         if not resumed:
             self._outgoing.clear()
             self._room.clear()
-            self.is_closing = False  # an earlier life may have said so, if the connection came back at once
+            self.is_closing = False  # an earlier incarnation of the processor may have been closing
         self._requests.welcomed(self, resumed=resumed)
         if self.watched is not None:
             self.say(ClientFrame(watch=Watch(worker_id=self.watched[0])))
@@ -234,7 +234,7 @@ class ClientSession(ReconnectingSession):
         return None
 
     def _may_ack(self) -> bool:
-        """Tell whether an ack is due: enough frames came, they have waited long enough, or no more are expected."""
+        """Return whether enough of the window is used for an ack, the ack is overdue, or no frame is expected."""
         frames, size = self._number - self._acked, self._unacked_bytes
         is_much = frames * _ACK_SHARE >= self._introduction.window_frames or (
             size * _ACK_SHARE >= self._introduction.window_bytes

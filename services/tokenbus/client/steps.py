@@ -1,4 +1,4 @@
-"""Stream: the iterator that `Client.steps` and `Client.watch` return; and the items of `Client.steps`."""
+"""Stream: the iterator that `Client.steps` and `Client.watch` return, and the items of `Client.steps`."""
 
 import asyncio
 import contextlib
@@ -18,23 +18,23 @@ T = TypeVar("T")
 
 
 class StepRows(NamedTuple):
-    """A client's rows of one step, as columns: an item of `Client.steps`.
+    """An item of `Client.steps`: the client's rows of one step, as columns.
 
-    Each row and each token comes once, and a request's tokens come in order. Compare `isinstance(item, StepRows)`, or
-    match as in the example of `Client.steps`.
+    Each row and each token arrives once, and a request's tokens arrive in order. Use `isinstance(item, StepRows)` or a
+    `match` statement as in the example of `Client.steps`.
 
     Example:
         assert tokenbus.StepRows._fields == ("target", "draft")
     """
 
     target: LogprobBatch
-    """The accepted tokens."""
+    """Accepted tokens."""
     draft: LogprobBatch | None
-    """The proposals of the draft model for the same step, for requests that asked for them; None: there are none."""
+    """Requested proposals of the draft model for the same step, or None if there are none."""
 
 
 class RequestEnd(NamedTuple):
-    """How one request ended: an item of `Client.steps`, after the request's last rows.
+    """An item of `Client.steps`: the end of one request, after the request's last rows.
 
     Example:
         end = tokenbus.RequestEnd(request_id=7, status=tokenbus.RowStatus.FINISHED_STOP, error=None)
@@ -42,19 +42,19 @@ class RequestEnd(NamedTuple):
     """
 
     request_id: int
-    """The request."""
+    """Id of the request."""
     status: RowStatus | None
-    """The status of its last row; None: it ended with an error."""
+    """Status of the last row, or None if the request ended with an error."""
     error: RequestFailedError | None
-    """The error with which it ended, and the number of tokens before it; None: it has a status."""
+    """Error that ended the request, with the number of earlier tokens, or None."""
     stop: int | str | None = None
-    """The stop token or the stop text that ended it, as in `Generation.stop`."""
+    """Stop token or stop text that ended the request, as in `Generation.stop`."""
     prompt_scores: PromptScores | None = None
-    """The logprobs of its prompt's tokens, as in `Generation.prompt_scores`."""
+    """Logprobs of the prompt tokens, as in `Generation.prompt_scores`."""
     weight_spans: tuple[WeightSpan, ...] = ()
-    """The versions of the weights that computed its tokens, as in `Generation.weight_spans`."""
+    """Weight versions that computed the tokens, as in `Generation.weight_spans`."""
     cached_tokens: int | None = None
-    """The number of its prompt's tokens that the engine had in its cache, as in `Generation.cached_tokens`."""
+    """Number of prompt tokens from the engine's cache, as in `Generation.cached_tokens`."""
 
 
 def drafts_of(target: LogprobBatch, draft: LogprobBatch) -> LogprobBatch:
@@ -62,19 +62,19 @@ def drafts_of(target: LogprobBatch, draft: LogprobBatch) -> LogprobBatch:
 
 
 class StepOutput:
-    """The consumer of the rows and ends of all requests, if there is one; an end follows its request's rows."""
+    """The optional consumer of the rows and ends of all requests; a request's end follows its rows."""
 
     def __init__(self) -> None:
         self._consume: Callable[[StepRows | RequestEnd], None] | None = None
         self._held: list[RequestEnd] | None = None
-        """The ends that wait for the rows of their step; None: an end is passed on at once."""
+        """Ends that wait for the rows of the same step, or None while ends are passed on at once."""
 
     @property
     def is_open(self) -> bool:
         return self._consume is not None
 
     def open(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
-        """Pass rows and ends to a function; RuntimeError: another function gets them."""
+        """Pass rows and ends to a function; raises RuntimeError if another function already receives them."""
         if self._consume is not None:
             raise RuntimeError("steps() is already being iterated over: close that iterator first")
         self._consume = consume
@@ -91,14 +91,14 @@ class StepOutput:
             self.put_end(end)
 
     def put_end(self, end: RequestEnd) -> None:
-        """Pass the end of a request on, after its rows."""
+        """Pass on the end of a request after the request's rows."""
         if self._held is not None:
             self._held.append(end)
         elif self._consume is not None:
             self._consume(end)
 
     def put_rows(self, target: LogprobBatch, draft: LogprobBatch | None, skips: npt.NDArray[np.intp]) -> None:
-        """Pass the rows of a step on, each without its first `skips` tokens; -1 leaves the row out."""
+        """Pass on the rows of a step without the first `skips` tokens of each row; -1 omits the row."""
         if self._consume is None or not (skips >= 0).any():
             return
         if skips.any():
@@ -109,9 +109,9 @@ class StepOutput:
 
 
 class StreamQueue(Generic[T]):
-    """The items of one Stream, on one event loop.
+    """The queue of items for one Stream, on one event loop.
 
-    `on_close` is called once. `on_length` is called with each new length, so that the owner can bound it.
+    `on_close` is called once. `on_length` is called with each new length, so that the owner can limit the queue.
     """
 
     def __init__(self, on_close: Callable[[], None], on_length: Callable[[int], None] = lambda _: None) -> None:
@@ -138,12 +138,12 @@ class StreamQueue(Generic[T]):
             self._on_close()
 
     def close_if_dropped(self) -> None:
-        """Close it if its stream was dropped, and the event loop has not closed it yet."""
+        """Close the queue if its stream was dropped but the event loop has not closed the queue yet."""
         if self.reader is not None and self.reader() is None:
             self.close()
 
     async def get(self) -> T:
-        """Return the next item; wait until there is one. Raises StopAsyncIteration once it is closed."""
+        """Wait for the next item, and return it; raises StopAsyncIteration once the queue is closed."""
         while not self._items:
             if self.is_closed:
                 raise StopAsyncIteration
@@ -155,10 +155,11 @@ class StreamQueue(Generic[T]):
 
 
 class Stream(Generic[T]):
-    """An async iterator that can be closed: `Client.steps` and `Client.watch` return one.
+    """A closable async iterator, which `Client.steps` and `Client.watch` return.
 
-    It collects items from its creation until it is closed: by `aclose`, by leaving `async with`, or by dropping the
-    last reference to it. One task iterates over it. Closing it ends the iteration.
+    A stream collects items from its creation until it is closed by `aclose`, by leaving `async with`, or by dropping
+    the last reference to it. Only one task may iterate over a stream. Closing the stream ends the
+    iteration.
 
     Example:
         async with tokenbus.connect(address) as client, client.steps() as steps:
@@ -181,11 +182,11 @@ class Stream(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Return the next item; wait until there is one."""
+        """Wait for the next item, and return it."""
         return await self._queue.get()
 
     async def aclose(self) -> None:
-        """Close it, and drop the remaining items."""
+        """Close the stream, and drop the remaining items."""
         self._queue.close()
 
     async def __aenter__(self) -> Self:
@@ -195,7 +196,7 @@ class Stream(Generic[T]):
         await self.aclose()
 
     def __del__(self) -> None:
-        # Called on the client's event loop, because the garbage collector may run this in any thread.
+        # The garbage collector may run this in any thread, so the client's event loop closes the queue.
         if hasattr(self, "_queue") and not self._queue.is_closed:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, and so has the client
+            with contextlib.suppress(RuntimeError):  # the client's event loop has closed
                 self._loop.call_soon_threadsafe(self._queue.close)

@@ -1,4 +1,4 @@
-"""One request's tokens: the buffer that a client's session fills, and the iterator over it."""
+"""The tokens of one request: the buffer that a client's session fills, and the iterator over the buffer."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tokenbus_contracts.generated.request_pb2 import RequestError
 def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:
     """Return the stop token, or the stop text among `texts`, that ended a row's request.
 
-    None: it ended otherwise, for example at its maximum length, or this is not known.
+    Returns None if something else ended the request, for example its length, or if the stop is unknown.
     """
     stop = batch.stop(row)
     if stop == STOP_TOKEN and batch.token_counts[row]:
@@ -30,31 +30,31 @@ def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | 
 
 
 class Turn(NamedTuple):
-    """A part of a request that one worker computed; each turn after the first continues a lost one.
+    """A part of a request that one worker computed; each further turn continues a lost turn.
 
     Example:
         turn = tokenbus.Turn(begin=12, request_id=7, reason="worker_lost")
     """
 
     begin: int
-    """The position of its first token."""
+    """Position of the turn's first token."""
     request_id: int
-    """The id by which processors and workers know it."""
+    """Id of the turn at processors and workers."""
     reason: str = ""
-    """Why the previous turn stopped, as the name of an error; empty: this is the first turn."""
+    """Name of the error that stopped the previous turn, or empty for the first turn."""
     worker_id: str = ""
-    """Its worker; the decode worker, if another worker did the prefill. Empty: none has admitted it yet."""
+    """Id of the worker that decodes, or empty before admission."""
     weight_version: int = 0
-    """The version of the worker's weights when it was admitted."""
+    """Version of the worker's weights at admission."""
 
 
 class RequestTokens:
-    """The buffer between a client's session, which bounds it, and one request's `Generation`."""
+    """The buffer between a client's session, which limits the buffer, and the `Generation` of one request."""
 
     def __init__(self, request_id: int, position: int = 0, *, wake_ups: WakeUps | None = None) -> None:
         self.request_id = request_id
         self.turns = [Turn(position, request_id)]
-        """Its turns; the last one runs."""
+        """Turns of the request; the last turn is the current turn."""
         self.position = position
         self.status: RowStatus | None = None
         self.stop: int | str | None = None
@@ -63,9 +63,9 @@ class RequestTokens:
         self.cached_tokens: int | None = None
         self.weight_spans: tuple[WeightSpan, ...] = ()
         self.generated_tokens = 0
-        """Number of generated tokens according to its error; some of them may not have arrived here."""
+        """Number of generated tokens according to the error; some of these tokens may not have arrived."""
         self.waiting: deque[tuple[Step, int]] = deque()
-        """Unread rows, each as a step and the row's index; after adding to it, call `wake_ups.look`."""
+        """Unread rows as pairs of step and row index; after appending a row, call `wake_ups.look`."""
         self._tokens: deque[Token] = deque()
         self._waiter = Waiter(wake_ups or WakeUps(), self.waiting)
 
@@ -76,10 +76,10 @@ class RequestTokens:
     def has_ended(self) -> bool:
         return self.status is not None or self.error is not None
 
-    # For the session.
+    # The client's session calls the following methods.
 
     def begin_turn(self, turn: Turn) -> None:
-        """Add a turn; if the previous turn is not the first and has no token, it is forgotten."""
+        """Add a turn, and forget a previous turn that has no token, unless it is the first turn."""
         while self.turns[-1].begin == turn.begin and len(self.turns) > 1:
             self.turns.pop()
         self.turns.append(turn)
@@ -88,7 +88,7 @@ class RequestTokens:
         self.turns[-1] = self.turns[-1]._replace(worker_id=worker_id, weight_version=weight_version)
 
     def put(self, step: Step, row: int) -> int:
-        """Add a row of a step; return how many rows wait now."""
+        """Add a row of a step, and return the number of waiting rows."""
         self.waiting.append((step, row))
         self.wake()
         return len(self.waiting)
@@ -99,7 +99,7 @@ class RequestTokens:
         self.wake()
 
     def fail(self, error: RequestError, generated_tokens: int = 0) -> None:
-        """End it with an error; unread rows can still be read."""
+        """End the request with an error; unread rows can still be read."""
         self.error = error
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.wake()
@@ -111,7 +111,7 @@ class RequestTokens:
     def wake(self) -> None:
         self._waiter.wake()
 
-    # For the consumer.
+    # The consumer of the tokens calls the following methods.
 
     def __aiter__(self) -> "RequestTokens":
         return self
@@ -127,8 +127,8 @@ class RequestTokens:
         return self._tokens.popleft()
 
     async def rows(self, _kept: object = None) -> AsyncGenerator[Row, None]:
-        """Yield each step's tokens of this request, as arrays."""
-        # A single generator over the waiter, because every further stack frame would cost time for each row.
+        """Yield the request's tokens of each step as arrays."""
+        # One generator reads directly from the waiter, because each further stack frame would cost time per row.
         while True:
             row = self._next_row()
             if row is not None:
@@ -139,7 +139,7 @@ class RequestTokens:
                 await self._waiter
 
     def _is_over(self) -> bool:
-        """Tell whether it has ended; raises its error. Call it only when everything has been read."""
+        """Return whether the request has ended, or raise its error; all rows must have been read before."""
         if self.error is not None:
             raise RequestFailedError(self.error, self.generated_tokens)
         return self.status is not None
@@ -168,13 +168,13 @@ class RequestTokens:
 class Generation:
     """An async iterator over one request's tokens, which `Client.generate` returns; closing it ends the request.
 
-    Iterate over it for single tokens, or over `rows()` for the tokens of each step; only one task may do so, and only
-    one of the two. Each token comes once and in order, through restarts of the processor; then the iteration ends, or
-    raises RequestFailedError.
+    Iterate over single tokens, or over `rows()` for the tokens of each step; only one task may iterate, in one of the
+    two ways. Each token arrives once and in order, even if the processor restarts. The iteration then ends or raises
+    RequestFailedError.
 
-    `aclose`, leaving `async with`, or dropping the last reference ends a request that is still running: its worker
-    aborts it, unread tokens are dropped, and closing the client does not wait for it. After a `break`, a request goes
-    on as long as a variable refers to it, so use `async with`.
+    `aclose`, leaving `async with`, or dropping the last reference aborts a running request and drops unread tokens;
+    closing the client does not wait for such a request. After a `break`, a request continues while a variable refers to
+    it, so use `async with`.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -194,67 +194,65 @@ class Generation:
 
     @property
     def request_id(self) -> int:
-        """The request's id, by which `Client.abort` ends it."""
+        """Id of the request, for `Client.abort`."""
         return self._tokens.request_id
 
     @property
     def position(self) -> int:
-        """The position of the next token; after an error, the position at which to resume."""
+        """Position of the next token, or after an error, the position at which to resume."""
         return self._tokens.position
 
     @property
     def status(self) -> RowStatus | None:
-        """The status of its last row; None while it runs, and if it ended with an error."""
+        """Status of the last row, or None while the request runs or after an error."""
         return self._tokens.status
 
     @property
     def stop(self) -> int | str | None:
-        """The stop that ended it: the id of a stop token, or a text of `stop`.
+        """Stop that ended the request: the id of a stop token, or a text of `stop`.
 
-        None while it runs, and if something else ended it: the model's own end token, the length, an abort or an error.
-        For a resumed request only a stop token is known.
+        None while the request runs, or if the model's end token, the length, an abort or an error ended it. For a
+        resumed request, only a stop token is known.
         """
         return self._tokens.stop
 
     @property
     def prompt_scores(self) -> PromptScores | None:
-        """The logprobs of the prompt's tokens, as arrays, if the request asked for them.
+        """Logprobs of the prompt tokens as arrays, which are available before the first token.
 
-        They are available before the first token.
-
-        None: not yet available, not asked for, or the request was resumed.
+        None before the scores arrive, without a request for scores, or for a resumed request.
         """
         return self._tokens.prompt_scores
 
     @property
     def cached_tokens(self) -> int | None:
-        """The number of the prompt's tokens that the engine had in its cache; known before the first token.
+        """Number of prompt tokens from the engine's cache, known before the first token.
 
-        None: not known, as with an engine that does not count them, or for a resumed request.
+        None if the engine does not count cached tokens, or for a resumed request.
         """
         return self._tokens.cached_tokens
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The parts of the request that different workers computed, in order; usually one."""
+        """Parts of the request that different workers computed, in order; usually there is one."""
         return tuple(self._tokens.turns)
 
     @property
     def weight_spans(self) -> tuple[WeightSpan, ...]:
-        """The versions of the weights that computed its tokens, in order, once it has ended.
+        """Weight versions that computed the tokens, in order, once the request has ended.
 
-        Empty: its workers count no versions. For tokens before a resumed position, the version is unknown.
+        Empty if the workers count no versions. The version of tokens before a resumed position is unknown.
         """
         return self._tokens.weight_spans
 
     @property
     def error(self) -> RequestError | None:
-        """The error that ended it, which the iteration raises as RequestFailedError; None: there is none."""
+        """Error that ended the request, which the iteration raises as RequestFailedError, or None."""
         return self._tokens.error
 
     @property
     def has_ended(self) -> bool:
-        """Whether its last token or its error has arrived; unread tokens can still be read."""
+        """Whether the last token or the error has arrived; unread tokens can still be read."""
         return self._tokens.has_ended
 
     def __len__(self) -> int:
@@ -264,18 +262,18 @@ class Generation:
         return self
 
     def __anext__(self) -> Coroutine[Any, Any, Token]:
-        """Return the next token; raises RequestFailedError after the last token before an error."""
+        """Return the next token; after the last token of a failed request, raises RequestFailedError."""
         return self._tokens.__anext__()
 
     def rows(self) -> AsyncGenerator[Row, None]:
-        """Yield each step's tokens of this request, as arrays; raises RequestFailedError as iterating does.
+        """Yield the request's tokens of each step as arrays; raises RequestFailedError if the request fails.
 
         Example:
             async with tokenbus.connect(address) as client:
                 async for row in client.generate([1, 2, 3], max_tokens=8, top_logprobs=0).rows():
                     print(row.position, row.token_ids, row.logprobs)
         """
-        return self._tokens.rows(self)  # the generator keeps a reference: dropping the last one ends the request
+        return self._tokens.rows(self)  # the generator keeps this object alive, because dropping it ends the request
 
     async def __aenter__(self) -> "Generation":
         return self
@@ -284,7 +282,7 @@ class Generation:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the request, if it runs, and drop unread tokens; it does not wait for the worker."""
+        """Abort the request if it runs, and drop unread tokens, without waiting for the worker."""
         if not self._tokens.has_ended:
             self._discard(self._tokens.request_id)
         self._tokens.close()
@@ -292,5 +290,5 @@ class Generation:
     def __del__(self) -> None:
         # The garbage collector may run this in any thread, so the event loop of the client discards the request.
         if hasattr(self, "_discard") and not self._tokens.has_ended:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, and so has the client
+            with contextlib.suppress(RuntimeError):  # the client's event loop has closed
                 self._loop.call_soon_threadsafe(self._discard, self._tokens.request_id)

@@ -1,4 +1,4 @@
-"""Waiter: an awaitable for readers. One callback of the event loop resumes all readers that have items."""
+"""Waiter: an awaitable for readers; one callback of the event loop resumes all readers that have items."""
 
 import asyncio
 from collections.abc import Callable, Generator, Sized
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class WakeUps:
-    """Resumes the tasks whose waiters have items, in the order in which they began to wait.
+    """Resumes the tasks whose waiters have items, in the order in which the tasks began to wait.
 
-    With an asyncio.Future, the loop would make, queue and run a callback for each task, which is most of the cost of a
+    With asyncio.Future, the loop would create, queue and run one callback per task, which is most of the cost of a
     wake-up.
     """
 
@@ -19,7 +19,7 @@ class WakeUps:
         self._waiting: list[Waiter] = []
         self._is_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop of the waiting tasks. It is not running when it cancels them at its end."""
+        """Event loop of the waiting tasks; it cancels these tasks at its end, when it no longer runs."""
 
     def add(self, waiter: "Waiter") -> None:
         self._waiting.append(waiter)
@@ -41,29 +41,29 @@ class WakeUps:
                 else:
                     self._waiting.append(waiter)
         finally:
-            # A task may raise KeyboardInterrupt or SystemExit: the others must go on nevertheless.
+            # A task may raise KeyboardInterrupt or SystemExit, but the remaining tasks must still be resumed.
             if rest := list(left):
                 self._waiting += rest
                 self.look()
 
 
 class Waiter:
-    """Lets one task at a time wait for items or for `wake`; used on one event loop.
+    """Lets one task at a time wait for items or for `wake`, on one event loop.
 
-    To its task it looks like a future, by asyncio's protocol for futures of other libraries.
+    A task awaits a Waiter like a future, by asyncio's protocol for futures of other libraries.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_callback", "_context", "_wake_ups", "is_woken", "items")
 
     def __init__(self, wake_ups: WakeUps, items: Sized = ()) -> None:
-        """Wait for `items`: after adding to them, call `look` of `wake_ups`, once for all waiters that share it."""
+        """Wait for `items`; after adding items, the owner calls `look` of the shared `wake_ups` once."""
         self._wake_ups = wake_ups
         self._asyncio_future_blocking = False
         self._callback: Callable[[Any], object] | None = None
         self._context: Context | None = None
         self.items = items
         self.is_woken = False
-        """Whether the task goes on even without items."""
+        """Whether the task is resumed even without items."""
 
     @property
     def is_waiting(self) -> bool:
@@ -75,21 +75,21 @@ class Waiter:
             self._wake_ups.look()
 
     def resume(self) -> None:
-        """Run the task until it waits again; for WakeUps."""
+        """Run the task until it waits again; only WakeUps calls this."""
         callback, context = self._callback, self._context
         self._callback = self._context = None
         self.is_woken = False
         if callback is not None and context is not None:
             context.run(callback, self)
 
-    # Called by asyncio.Task.
+    # asyncio.Task calls the following methods.
 
     get_loop = staticmethod(asyncio.get_running_loop)
     result = staticmethod(bool)
-    """Tasks call this only to get an error; a wake-up has neither an error nor a result."""
+    """Tasks call `result` only to raise the future's error, and a Waiter has no error."""
 
     def __await__(self) -> Generator[Any, None, None]:
-        self._asyncio_future_blocking = True  # by this, a task tells a future from a mistake
+        self._asyncio_future_blocking = True  # this tells asyncio that the task awaits a future
         yield self
 
     def add_done_callback(self, callback: Callable[[Any], object], *, context: Context) -> None:
@@ -97,6 +97,6 @@ class Waiter:
         self._wake_ups.add(self)
 
     def cancel(self, msg: str | None = None) -> bool:  # noqa: ARG002 - the task keeps the message itself
-        """Wake the task, and return False, so that the task raises the CancelledError itself."""
+        """Wake the task, and return False so that the task itself raises CancelledError."""
         self.wake()
         return False

@@ -1,4 +1,4 @@
-"""WeightSpans: the versions of the weights that computed a request's tokens, across updates."""
+"""WeightSpans: the weight versions that computed a request's tokens, across weight updates."""
 
 from collections.abc import Container, Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _NOTHING = (b"", 0)
 
 
 class WeightSpan(NamedTuple):
-    """Consecutive tokens of a request that one version of the weights computed.
+    """Consecutive tokens of a request that were computed with one weight version.
 
     Example:
         span = tokenbus.WeightSpan(weight_version=7, begin=0, end=12)
@@ -18,19 +18,19 @@ class WeightSpan(NamedTuple):
     """
 
     weight_version: int
-    """The version; 0: not known."""
+    """Version, or 0 if unknown."""
     begin: int
-    """The position of its first token."""
+    """Position of the first token."""
     end: int
-    """The position after its last token."""
+    """Position after the last token."""
 
 
 class WeightSpans:
-    """Notes the positions at which each request's version changes; it notes nothing while no step names a version."""
+    """Records the positions at which each request's weight version changes, once a step has named a version."""
 
     def __init__(self) -> None:
         self._starts: dict[int, list[tuple[int, int]]] = {}
-        """For each request, its versions, each with the position of the first token."""
+        """Pairs of weight version and first position, by request."""
         self._last = _NOTHING
 
     def note(
@@ -40,9 +40,9 @@ class WeightSpans:
         positions: npt.NDArray[np.uint32],
         known: Container[int] | None = None,
     ) -> None:
-        """Note the rows of a step, which must be new; with `known`, only rows of known requests.
+        """Record the new rows of a step; with `known`, only the rows of known requests are recorded.
 
-        Most steps have the same requests and version as the step before.
+        Most steps have the same requests and version as the previous step, and change nothing.
         """
         if not version and not self._starts:
             return
@@ -61,15 +61,15 @@ class WeightSpans:
         for request_id, position in rows:
             starts = self._starts.setdefault(request_id, [])
             if starts and starts[-1][1] == position:
-                starts.pop()  # that version did not compute a token
+                starts.pop()  # the previous version has not computed any token
             if not starts or starts[-1][0] != version:
                 starts.append((version, position))
 
     def of(self, request_id: int, end: int) -> tuple[WeightSpan, ...]:
-        """Return the spans of a request's tokens before a position; none if no step named a version."""
+        """Return the spans of a request's tokens before a position, or nothing if no step named a version."""
         starts = self._starts.get(request_id, [])
         if starts and starts[0][1]:
-            starts = [(0, 0), *starts]  # tokens from before any step named a version, or before a resumed position
+            starts = [(0, 0), *starts]  # the version is unknown before the first step with a version or after a resume
         ends = [begin for _, begin in starts[1:]] + [end] * bool(starts)
         spans = (WeightSpan(version, begin, until) for (version, begin), until in zip(starts, ends, strict=True))
         return tuple(span for span in spans if span.end > span.begin)

@@ -1,29 +1,29 @@
-"""AckTracker: the items of a stream that a consumer still needs."""
+"""AckTracker: tracks which items of a stream consumers still need."""
 
 from collections import deque
 
 
 class PendingAck:
-    """The pending ack of a step's items, which are acknowledged once the last consumer has released it."""
+    """The pending ack of a step's items, which are acknowledged once every consumer has released it."""
 
     __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "ordinal", "stream", "unlogged")
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
-        """Number of consumers that need its items; the step itself counts until it is delivered."""
+        """Number of consumers that need the items; the step itself counts as one until it is delivered."""
         self.holders: list[object] = []
-        """The send queues of remote clients among its consumers, which can be evicted."""
+        """Send queues of remote clients that need the items; such clients can be evicted."""
         self.stream: AckTracker | None = None
-        """The tracker of its stream, set with its first item."""
+        """Tracker of the stream, which is set with the first item."""
         self.last_sequence = 0
         self.ordinal = 0
-        """The number of its step in the order of delivery, over all streams."""
+        """Number of the step in the order of delivery, across all streams."""
         self.arrived_at = 0.0
-        """When its last item arrived."""
+        """Time at which the last item arrived."""
         self.items = 0
         self.bytes = 0
         self.unlogged = 0
-        """Its items that the durable log has not written yet. The log is a consumer that cannot be evicted."""
+        """Number of items that the durable log has not written yet; the log is a consumer that cannot be evicted."""
 
     def keep(self, holders: int = 1) -> None:
         self.count += holders
@@ -33,7 +33,7 @@ class PendingAck:
 
 
 class AckTracker:
-    """A stream's unacknowledged items in order, each with its pending ack."""
+    """The unacknowledged items of a stream in order, each with its pending ack."""
 
     def __init__(self, acknowledged: int) -> None:
         self._items: deque[tuple[int, PendingAck, int]] = deque()
@@ -59,11 +59,11 @@ class AckTracker:
 
     @property
     def middle(self) -> int:
-        """The sequence of the median item."""
+        """Sequence of the median unacknowledged item."""
         return self._items[len(self._items) // 2][0] if self._items else self.acknowledged
 
     def advance(self) -> bool:
-        """Acknowledge the oldest items that no consumer needs; tell whether there were any.
+        """Acknowledge the oldest items that no consumer needs, and return whether any item was acknowledged.
 
         An ack never divides a step, because a restarted processor must be able to assemble the remaining items.
         """

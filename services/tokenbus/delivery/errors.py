@@ -1,25 +1,25 @@
-"""The error that ends a request, and the names of its codes."""
+"""The error that ends a request, and the names of error codes."""
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
-"""The errors of a turn that no worker has."""
+"""Errors that mean that no worker has the turn."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
-"""The errors of a refused request that another processor may accept, or that this one may accept soon."""
+"""Errors of a refused request that another processor may accept at once, or the same processor soon."""
 RETRY_MS = 1000
-"""The suggested delay before a refused request is retried."""
+"""Suggested delay before a refused request is retried, in milliseconds."""
 CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}
-"""The names of the error codes in logs, metrics and errors."""
+"""Names of the error codes in logs, metrics and errors."""
 _LONGEST = 1000
-"""The longest message in bytes, below the bound in the schema."""
+"""Maximum length of a message in bytes, below the bound in the schema."""
 
 
 class RequestFailedError(Exception):
     """A request ended with an error.
 
-    `emitted_tokens` counts the tokens that this consumer got in order, including those before the position at which it
-    resumed; `Client.resume` continues there. `generated_tokens` counts the tokens that the processor got; if it is
-    larger, the difference was lost.
+    `emitted_tokens` counts the tokens that this consumer received in order, including tokens before a resumed
+    position; `Client.resume` continues after them. `generated_tokens` counts the tokens that the processor received.
+    If `generated_tokens` is larger, the difference was lost.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -33,11 +33,11 @@ class RequestFailedError(Exception):
     def __init__(self, error: RequestError, generated_tokens: int = 0) -> None:
         self.request_id = error.request_id
         self.code = error.code
-        """The error's number in the schema's ErrorCode."""
+        """Number of the error in the schema's ErrorCode."""
         self.emitted_tokens = error.emitted_tokens
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.retry_after_ms = error.retry_after_ms
-        """The delay in milliseconds after which a retry makes sense; 0: unknown."""
+        """Delay in milliseconds after which a retry makes sense, or 0 if unknown."""
         self.reason = error.message
         lacking = f"; {self.generated_tokens} were generated" if self.generated_tokens > self.emitted_tokens else ""
         super().__init__(
@@ -47,19 +47,19 @@ class RequestFailedError(Exception):
 
     @property
     def code_name(self) -> str:
-        """The name of the error, such as `worker_lost`, `overloaded` or `invalid_request`."""
+        """Name of the error, such as `worker_lost`, `overloaded` or `invalid_request`."""
         return code_name(self.code)
 
 
 def code_name(code: int) -> str:
-    """Return the name of an error code; its number if a newer minor version added it."""
+    """Return the name of an error code, or the number of a code from a newer minor version."""
     return CODE_NAMES.get(code, str(code))
 
 
 def request_error(
     request_id: int, code: ErrorCode, message: str, *, emitted_tokens: int = 0, retry_after_ms: int = 0
 ) -> RequestError:
-    """Return the error for a request, its message cut to the allowed length."""
+    """Return the error for a request, with the message cut to the maximum length."""
     return RequestError(
         request_id=request_id,
         code=code,
@@ -70,5 +70,5 @@ def request_error(
 
 
 def brief(message: str, code: int) -> str:
-    """Return a message cut to the allowed length, or the name of the code for an empty message."""
+    """Return a message cut to the maximum length, or the name of the code for an empty message."""
     return message.encode(errors="replace")[:_LONGEST].decode(errors="ignore") or code_name(code)

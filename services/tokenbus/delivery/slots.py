@@ -10,7 +10,7 @@ Slots = npt.NDArray[np.intp]
 
 
 class SlotMap:
-    """The slot of each open request. A slot is reused once its request has ended."""
+    """The slot of each open request; after the request has ended, its slot is reused."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -28,13 +28,13 @@ class SlotMap:
         return self._slots[request_id]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._slots.values())  # the oldest request first
+        return iter(self._slots.values())  # in the order in which the requests were added
 
     def get(self, request_id: int) -> int | None:
         return self._slots.get(request_id)
 
     def add(self, request_id: int) -> int:
-        """Return a free slot, or the next larger number if none is free."""
+        """Add a request, and return its slot: a free slot, or a new slot after all others."""
         slot = self._free.pop() if self._free else len(self._slots)
         self._slots[request_id] = slot
         self._cached_ids = None
@@ -45,9 +45,9 @@ class SlotMap:
         self._cached_ids = None
 
     def find(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
-        """Return the slot of each request; -1 for a request that is not open."""
+        """Return the slot of each request, or -1 for a request that is not open."""
         contents = request_ids.tobytes()
-        # Cached, because most steps have the same requests as the step before.
+        # The result is cached, because most steps have the same requests as the previous step.
         if contents != self._cached_ids:
             found = map(self._slots.get, request_ids.tolist(), repeat(-1))
             self._cached_slots = np.fromiter(found, np.intp, request_ids.size)

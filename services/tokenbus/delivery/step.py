@@ -12,9 +12,9 @@ from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.extras import Extras
 
 FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
-"""The statuses of a request's last row."""
+"""Statuses of a request's last row."""
 LEAVES = np.isin(np.arange(256), [int(status) for status in (*FINISHED, RowStatus.HANDED_OFF)])
-"""For each status, whether a row with it is the last of its request in this stream."""
+"""Whether a row is the last of its request in this stream, by status."""
 _UNSCORED, _SHED = int(Scoring.NONE), int(Scoring.SHED)
 
 
@@ -29,25 +29,25 @@ class Token(NamedTuple):
     id: int
     """The token id; zero is a valid id."""
     position: int
-    """Its place among the request's generated tokens, from 0."""
+    """Position among the generated tokens, from 0."""
     logprob: float | None
-    """Its natural-log probability, at most 0; None if the request asked for ids only."""
+    """Natural-log probability, at most 0, or None if the request asked for ids only."""
     rank: int | None
-    """Its rank by probability, from 1; None if the request asked for ids only."""
+    """Rank by probability, from 1, or None if the request asked for ids only."""
     alternatives: tuple[tuple[int, float], ...]
-    """Token ids and logprobs, the most probable first."""
+    """Pairs of token id and logprob, most probable first."""
     request_id: int
-    """The request of the token."""
+    """Id of the token's request."""
     is_shed: bool = False
-    """Whether a worker without room dropped its alternatives."""
+    """Whether an overloaded worker dropped the alternatives."""
     weight_version: int = 0
-    """The version of the weights that computed it; 0: unknown."""
+    """Version of the weights that computed the token, or 0 if unknown."""
     extras: "TokenExtras | None" = None
-    """The further values that the request asked for; None: it asked for none, or a worker without room dropped them."""
+    """Further requested values, or None if there are none or an overloaded worker dropped them."""
 
 
 class TokenExtras(NamedTuple):
-    """Values of one token beyond its logprob, if its request asked for them.
+    """Values of one token beyond its logprob, if the request asked for them.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -56,15 +56,15 @@ class TokenExtras(NamedTuple):
     """
 
     other_logprob: float | None
-    """Its logprob in the other distribution: the sampler's if `logprob` is the model's own, or the reverse."""
+    """Logprob in the other distribution: the sampler's if `logprob` is the model's, and vice versa."""
     entropy: float | None
-    """The entropy of the distribution of `logprob`, in nats."""
+    """Entropy of the distribution of `logprob`, in nats."""
     given_logprobs: tuple[tuple[int, float], ...]
-    """The token ids in the request, and the logprob of each."""
+    """Pairs of a requested token id and its logprob."""
     mask_size: int | None
-    """The number of tokens that the sampler could choose from."""
+    """Number of tokens that the sampler could choose from."""
     mask: tuple[int, ...] | None
-    """These tokens, unless they exceed the request's `mask_bound`."""
+    """Ids of the tokens in the sampling mask, unless there are more than the request's `mask_bound`."""
 
 
 def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | None]:
@@ -81,9 +81,9 @@ def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | No
 
 
 class TokenLists:
-    """The columns of a batch as lists: converting all rows at once takes a tenth of the time of converting row by row.
+    """The columns of a batch as lists; converting all rows at once is ten times as fast as row by row.
 
-    The tokens and alternatives of a row are made when the row is read, because there may be many.
+    The tokens and alternatives of a row are created only when the row is read, because there may be many.
     """
 
     def __init__(self, rows: LogprobBatch) -> None:
@@ -141,36 +141,36 @@ class Step:
     epoch: int
     number: int
     rows: LogprobBatch
-    """The rows in their order of arrival, which is enough for delivery to requests."""
+    """Rows in their order of arrival, which is sufficient for delivery to requests."""
     draft_rows: LogprobBatch | None
-    """The draft model's proposals for some of the rows, in any order."""
+    """Proposals of the draft model for some of the rows, in any order."""
     pending_ack: PendingAck = field(default_factory=PendingAck, repr=False)
     first_arrival: float = 0.0
-    """The arrival of its first part, by the processor's clock."""
+    """Arrival time of the first part, by the processor's clock."""
     is_whole: bool = True
-    """Whether no row is missing; the requests of missing rows ended with an error."""
+    """Whether no row is missing; requests with missing rows have failed."""
     is_explained: bool = True
-    """Whether all missing rows were in items known to be lost, so that their requests have ended."""
+    """Whether all missing rows were in items known to be lost, so that their requests have failed already."""
     _target: LogprobBatch | None = field(default=None, repr=False)
     _draft: LogprobBatch | None = field(default=None, repr=False)
     _token_lists: TokenLists | None = field(default=None, init=False, repr=False)
 
     @property
     def sequence(self) -> int:
-        """The last sequence of its items."""
+        """Last sequence of the step's items."""
         return self.pending_ack.last_sequence
 
     @property
     def target(self) -> LogprobBatch:
-        """The rows in original batch order."""
-        # Sorted on first use: sorting is most of a step's cost, and delivery to requests does not need it.
+        """Rows in original batch order."""
+        # The rows are sorted on first use, because sorting is most of a step's cost and delivery does not need it.
         if self._target is None:
             self._target = self.rows.in_batch_order()
         return self._target
 
     @property
     def draft(self) -> LogprobBatch | None:
-        """The draft model's proposals, in original batch order."""
+        """Proposals of the draft model, in original batch order."""
         if self._draft is None and self.draft_rows is not None:
             self._draft = self.draft_rows.in_batch_order()
         return self._draft

@@ -1,4 +1,4 @@
-"""The processor: reads workers' streams, restores their order, and delivers the rows."""
+"""The processor: receives the streams of workers, restores their order, and delivers rows to clients."""
 
 from tokenbus.processor.processor import Processor
 

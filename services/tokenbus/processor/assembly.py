@@ -1,4 +1,4 @@
-"""Assembler: joins the parts of a stream's steps, and pairs target and draft batches by step."""
+"""Assembler: joins the parts of each step, and pairs the step's target batch with its draft batch."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
 
 @dataclass(slots=True)
 class _Parts:
-    """The received parts of a step's target or draft batch."""
+    """The received parts of a step's target batch or draft batch."""
 
     count: int = 0
     parts: dict[int, LogprobBatch] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Assembler:
         self._lost_after = 0
         self.last_released = 0
         self.unpaired: tuple[LogprobBatch, ContractError] | None = None
-        """A draft part whose rows are not those of its target, and the error for the intake to report."""
+        """A draft part whose rows do not match the target, and the error that the intake reports for the part."""
 
     @property
     def open_steps(self) -> int:
@@ -79,7 +79,7 @@ class Assembler:
     def add(self, batch: LogprobBatch, now: float) -> tuple[ItemOutcome, PendingAck]:
         """Add a batch to its step; return the outcome, and the pending ack of the batch's item.
 
-        Raises a ContractError, and changes nothing, if the batch contradicts the other parts of its step.
+        Raises ContractError without any change if the batch contradicts the other parts of its step.
         """
         header = batch.header
         step = self._open.get(header.step)
@@ -100,7 +100,7 @@ class Assembler:
         return ItemOutcome.TAKEN, step.pending_ack
 
     def _late(self, batch: LogprobBatch) -> ItemOutcome:
-        """Compare a batch of a released step with the released parts, if they are still known."""
+        """Compare a late batch with the released parts of its step; if the step is forgotten, return DUPLICATE."""
         step = self._released.get(batch.header.step)
         if step is None:
             return ItemOutcome.DUPLICATE
@@ -113,9 +113,9 @@ class Assembler:
         return ItemOutcome.DUPLICATE
 
     def ready(self, now: float, *, at_end: bool = False) -> Iterator[Step]:
-        """Yield the complete steps in order, and the overdue incomplete ones.
+        """Yield the complete steps in order, and the overdue incomplete steps.
 
-        At the end of the stream, yield all steps.
+        If `at_end` is set, all steps are yielded, because the stream has ended.
         """
         while self._open:
             step = self._open[min(self._open)]
@@ -125,14 +125,14 @@ class Assembler:
             yield self._finished(step)
 
     def count_lost(self, rows: int) -> None:
-        """Count rows lost at this position of the stream. The caller fails their requests."""
+        """Count rows that were lost at this position of the stream; the caller fails the requests of these rows."""
         newest = max(self._open, default=self.last_released)
-        if newest > self._lost_after + 1:  # earlier losses belong to released steps
+        if newest > self._lost_after + 1:  # the rows counted until now belong to released steps
             self._lost_rows, self._lost_after = 0, newest
         self._lost_rows += rows
 
     def _is_explained(self, step: _OpenStep) -> bool:
-        """Tell whether the missing rows of a step are known to be lost, so that only their requests fail."""
+        """Return whether all missing rows of a step are known to be lost, so that only their requests fail."""
         if step.target.is_whole:
             return True
         is_near = self._lost_after <= step.number <= self._lost_after + 1
@@ -148,17 +148,17 @@ class Assembler:
         )
 
     def has_open(self, pending_ack: PendingAck) -> bool:
-        """Tell whether a pending ack belongs to an open step, which only the worker can complete."""
+        """Return whether a pending ack belongs to an open step, which only the worker can complete."""
         return any(step.pending_ack is pending_ack for step in self._open.values())
 
     def renew(self, now: float) -> None:
-        """Restart the timeout of the open steps, because their parts could not arrive until now."""
+        """Restart the timeout of the open steps, because parts could not arrive until now."""
         self._renewed_at = now
 
     def _finished(self, step: _OpenStep) -> Step:
         target = step.target.joined()
         draft = step.draft.joined() if step.draft.is_whole else None
-        if target is None:  # only a draft batch: its step's target batch never arrived
+        if target is None:  # the step has a draft batch, but its target batch never arrived
             target = LogprobBatch.joined(list(step.draft.parts.values())).select([])
             draft = None
         if draft is not None:
@@ -209,7 +209,7 @@ def _check_part(kind: _Parts, batch: LogprobBatch) -> None:
 
 
 def _unpaired(target: LogprobBatch, draft: LogprobBatch) -> ContractError | None:
-    """Return the error for a draft row that has no row in the target. Rows are paired by request, never by order."""
+    """Return an error if a draft row has no row in the target; rows are paired by request, never by order."""
     order = np.argsort(target.request_ids, kind="stable")
     found = np.searchsorted(target.request_ids, draft.request_ids, sorter=order)
     unknown = np.flatnonzero(found == order.size)

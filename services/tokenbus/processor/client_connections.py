@@ -41,17 +41,17 @@ from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 
 _log = logger("processor")
 _MOST_HANDSHAKES = 10
-"""Handshakes that a client may make in quick succession."""
+"""Number of handshakes that a client may make in quick succession."""
 _GATHER_SECONDS = 0.001
-"""The longest time for which frames are gathered while more steps arrive."""
+"""Maximum time for which frames are gathered while more steps arrive."""
 _ROOM_SECONDS = 0.0002
-"""The shortest interval between two Room messages to all clients, for each client."""
+"""Minimum interval between two broadcasts of Room messages, in seconds per client."""
 _LARGE_SHARE = 0.25
-"""The share of a stream's consumers' buffer that counts as large for one client."""
+"""Fraction of the consumers' buffer above which one client's frames count as large."""
 
 
 class ClientConnections(Connections[Session]):
-    """Handles the frames of clients, and sends the frames in their send queues."""
+    """Handles the frames of clients, and sends the frames in the clients' send queues."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ClientConnections(Connections[Session]):
         now: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """`call_soon` calls a function once the messages that have already arrived are handled."""
+        """Create the connections; `call_soon` calls a function after the arrived messages are handled."""
         self.sessions: dict[int, Session] = {}
         super().__init__("client", ClientFrame, Peers(ServerFrame), self.sessions, settings, refused_messages)
         self._now = now
@@ -79,9 +79,9 @@ class ClientConnections(Connections[Session]):
         self._gathered: dict[Session, None] = {}
         self._gathers_until = -inf
         self.on_ack: Callable[[], object] = lambda: None
-        """Called when a client has acknowledged frames."""
+        """Callback that runs after a client has acknowledged frames."""
         self.evicted = 0
-        """How often a client lost requests because its send queue was too full."""
+        """Number of evictions because a client's send queue was too full."""
 
     def _refuse_frame(self, peer: bytes, known: Session | None, frame: bytes, error: ContractError) -> None:
         super()._refuse_frame(peer, known, frame, error)
@@ -140,14 +140,14 @@ class ClientConnections(Connections[Session]):
                 message = "commands not granted to a peer without a key, as gateway.control is false"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)  # noqa: TRY301
         except RefusedError as refused:
-            # Only the command is refused, not the whole client: its requests go on.
+            # The client's requests continue, because only the command is refused.
             self._count_refused(session, refused)
             self.commands.refuse(session, control, str(refused))
         else:
             self.commands.submit(session, control)
 
     def _abort(self, session: Session, request_id: int) -> None:
-        """Abort a request of the session's owner, whichever of the owner's sessions has it."""
+        """Abort a request of the session's owner, even if another session of the same owner reads the request."""
         request = self._registry.table.get(request_id)
         if request is not None and request.is_claimed and request.owner == session.owner:
             self._registry.abort(request_id)
@@ -168,17 +168,15 @@ class ClientConnections(Connections[Session]):
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session, Role.CLIENT)
         request_id, table = generate.request_id, self._registry.table
-        if self._registry.is_read_by(
-            request_id, session
-        ):  # sent again, because the connection broke before the answer arrived
-            return
+        if self._registry.is_read_by(request_id, session):
+            return  # the client repeats the request, because the connection broke before the answer arrived
         ended, known = table.ended(request_id), table.get(request_id)
         if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
-            return  # sent again too, but it has ended since: its rows are in the send queue
+            return  # the client repeats the request, whose last rows are in the client's send queue already
         is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
         is_at_worker = known is None and ended is None and self._registry.workers.source_of(request_id) is not None
         if is_open or is_at_worker:
-            # Sent again for the same reason; an earlier life of this processor had sent it to a worker.
+            # The client repeats a request that an earlier incarnation of this processor had sent to a worker.
             again = Resume(
                 request_id=request_id,
                 include_draft_logprobs=generate.include_draft_logprobs,
@@ -221,7 +219,7 @@ class ClientConnections(Connections[Session]):
         self._connect(session, peer, now)
         welcome = ClientWelcome(resumed=resumed, owner=owner, **self._welcome())
         if self.peers.send(session, ServerFrame(welcome=welcome)) is not Outcome.SENT:
-            # Without the welcome, the client would mistake the renumbered frames for frames that it already has.
+            # Without the welcome, the client would take the renumbered frames for frames that it already has.
             self.peers.disconnect(session)
             return
         session.hellos += 1
@@ -233,9 +231,9 @@ class ClientConnections(Connections[Session]):
         self._flush(session)
 
     def _may_shake_hands(self, session: Session, now: float) -> bool:
-        """Tell whether a hello is within the client's rate limit: each handshake sends unacknowledged frames again.
+        """Return whether a hello is within the client's rate limit: each handshake resends unacknowledged frames.
 
-        A client beyond the limit is not refused: during a stall of the processor, it repeats its hello many times.
+        A hello beyond the limit is ignored, because a client repeats its hello many times while the processor stalls.
         """
         passed = (now - session.handshakes_at) / self._interval
         session.handshakes, session.handshakes_at = max(0.0, session.handshakes - passed), now
@@ -247,7 +245,7 @@ class ClientConnections(Connections[Session]):
         return True
 
     def _make_room(self) -> None:
-        """Remove an idle client if the limit of clients is reached; clients that are away go first."""
+        """Remove an idle client if the limit on clients is reached; disconnected clients are removed first."""
         most = self._settings.clients.max_clients
         if len(self.sessions) < most:
             return
@@ -279,7 +277,7 @@ class ClientConnections(Connections[Session]):
     def _end(self, session: Session, why: str) -> None:
         self.peers.cut_off(session)
         self.sessions.pop(session.id, None)
-        # Done before its requests end, because each of them would put another frame into a full queue.
+        # The queue is discarded before the requests fail, because each failure would put another frame into the queue.
         self._registry.consumers.pop(session.route, None)
         session.send_queue.discard()
         self.watchers.remove(session)
@@ -289,9 +287,9 @@ class ClientConnections(Connections[Session]):
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
-        """End requests of a client that reads too slowly or is away, and drop their frames.
+        """Fail requests of a client that reads too slowly or is away, and drop the frames of these requests.
 
-        A gateway is one client with the requests of many users: if a few requests fill the queue, only those end.
+        A gateway is one client with requests of many users, so a few requests that fill the queue fail alone.
         """
         queue, requests = session.send_queue, self._registry.table.of_route(session.route)
         waiting, size = len(queue), queue.bytes
@@ -307,7 +305,7 @@ class ClientConnections(Connections[Session]):
             if queue.is_over_full:
                 self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
                 return
-            # A killed client may have started again and resume the request: the new life is not slow.
+            # A client that was killed may have restarted; its new incarnation is not slow and may resume requests.
             is_away = session.peer is None
             reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
             _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
@@ -315,15 +313,15 @@ class ClientConnections(Connections[Session]):
         for request in requests:
             self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
             emitted.pop(request.id, None)
-        for request_id, tokens in emitted.items():  # these requests had ended, and their last rows are dropped
-            if session.id in self.sessions:  # otherwise its queue overflowed, and it has ended
+        for request_id, tokens in emitted.items():  # requests that had ended, but whose last rows are dropped now
+            if session.id in self.sessions:  # another overflow of the queue may have removed the session
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
 
     def evict(self, pending_ack: PendingAck, *, even_small: bool) -> None:
-        """End requests of the clients that have not acknowledged a step, beginning with the fullest send queue.
+        """Fail requests of the clients that have not acknowledged a step, beginning with the fullest send queue.
 
-        A client with a small share of the consumers' buffer is spared unless `even_small` is set.
+        A client that holds a small part of the consumers' buffer is spared unless `even_small` is set.
         """
         queues = {id(queue) for queue in pending_ack.holders}
         slow = [
@@ -340,24 +338,24 @@ class ClientConnections(Connections[Session]):
         return max(items / most.pending_items, size / most.pending_bytes) > _LARGE_SHARE
 
     def gather(self, now: float) -> None:
-        """Gather frames for a millisecond, or until `send_gathered`, so that a client wakes up once for several steps.
+        """Gather frames for a millisecond or until `send_gathered`, so that a client wakes once for several steps.
 
-        The caller lets nothing else run before it calls `send_gathered`.
+        The caller must call `send_gathered` before any other code runs.
         """
         if now >= self._gathers_until:
             self.send_gathered()
             self._gathers_until = now + _GATHER_SECONDS
 
     def send_gathered(self) -> None:
-        """Send the gathered frames; from now on, send each frame at once."""
+        """Send the gathered frames, and stop gathering."""
         gathered, self._gathered, self._gathers_until = self._gathered, {}, -inf
         for session in gathered:
             self._flush(session)
 
     def _put(self, session: Session) -> None:
-        """Send a frame that was put into a client's queue, or gather it. An overfull queue is handled at once.
+        """Send or gather a frame that was put into a client's queue; an overfull queue is flushed at once.
 
-        A watcher's frames are not gathered: while one waits, the watcher's window counts as full.
+        Frames for a watcher are never gathered, because a waiting frame makes the watcher's window look full.
         """
         is_too_much = session.send_queue.is_over_full or self._budget.is_exceeded
         if is_too_much or self._gathers_until == -inf or session in self.watchers:
@@ -393,7 +391,7 @@ class ClientConnections(Connections[Session]):
                 self._send_room(known, now, is_due=is_due)
 
     def _send_status(self, session: Session, now: float) -> None:
-        """Answer a status request, or defer it to a later tick if it came too soon or the connection is full."""
+        """Answer a status request, or defer an early answer, or an answer on a full connection, to a later tick."""
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
@@ -402,9 +400,9 @@ class ClientConnections(Connections[Session]):
                 session.next_status = max(session.next_status, now - STATUS_BURST_SECONDS) + STATUS_INTERVAL
 
     def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
-        """Tell a client how much room the workers have: at once after a worker's handshake, otherwise with a heartbeat.
+        """Send a client the workers' room for requests: at once after a worker's handshake, otherwise with a heartbeat.
 
-        While many workers connect, for example after a restart, one message covers several workers.
+        While many workers connect, for example after a restart, one message covers several handshakes.
         """
         if self._room is None or self._room[0] != now:
             room = self._dispatch.room()
@@ -419,7 +417,7 @@ class ClientConnections(Connections[Session]):
 
 
 def owner_of(identity: Identity, name: str) -> int:
-    """Return the owner of a client's requests: its key, or without keys, its name."""
+    """Return the owner of a client's requests, a hash of the key's name or, without keys, of the client's name."""
     text = f"key {identity.name}" if identity.name else f"name {name}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) or 1
 

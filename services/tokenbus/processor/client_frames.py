@@ -1,4 +1,4 @@
-"""The frames for a client: its rows of each step, errors and events, each encoded once."""
+"""Frames for clients, each encoded once: the rows of a step, errors and events."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,19 +15,19 @@ from tokenbus_contracts.wire import varint, write
 
 RequestIds = npt.NDArray[np.uint64]
 OUTPUTS = write_frame(ServerFrame(outputs=Outputs()))
-"""The frame of a target batch without a draft batch."""
+"""Encoded frame body of a target batch without a draft batch."""
 _OUTPUTS_WITH_DRAFT = write_frame(ServerFrame(outputs=Outputs(has_draft=True)))
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
 _HEADER_BYTES = 512
-"""An upper bound on the bytes of a message besides its rows: the header and the keys of its columns."""
+"""Maximum size of the header and the column keys of a message, in bytes."""
 _ID_BYTES = 8
 _OVERHEAD = 512
-"""The measured memory of a frame in addition to its bytes."""
+"""Measured memory of a frame object, in bytes, besides its contents."""
 
 
 class Frame:
-    """One frame and its batches, encoded once; its number is prepended when it is sent."""
+    """A frame with its encoded batches; the frame's number is prepended when it is sent."""
 
     __slots__ = ("body", "cost", "ids", "number", "ordinal", "parts", "pending_ack", "size")
 
@@ -36,25 +36,25 @@ class Frame:
     ) -> None:
         self.body = body
         self.parts = parts
-        """The encoded batches; empty for an error, an event or prompt scores."""
+        """Encoded batches, or nothing for an error, an event or prompt scores."""
         self.pending_ack = pending_ack
-        """The pending ack of its rows or prompt scores; None for other frames."""
+        """Pending ack of the frame's rows or prompt scores, or None for other frames."""
         self.ids = ids
         self.size = sum(map(len, parts)) if parts or pending_ack is None else len(body)
-        """Its share of the client's window, in bytes."""
+        """Bytes by which the frame fills the client's window."""
         self.cost = len(self.body) + sum(map(len, parts)) + len(ids) + _OVERHEAD
-        """The bytes that it counts in the send queue."""
+        """Bytes that the frame counts for in the send queue."""
         self.ordinal = self.number = 0
-        """Its numbers, counted from one: in its send queue, and in the connection on which it was sent."""
+        """Numbers of the frame, counted from one: `ordinal` in its send queue, and `number` in its connection."""
 
     @property
     def is_output(self) -> bool:
-        """Whether it has rows or prompt scores."""
+        """Whether the frame has rows or prompt scores."""
         return self.pending_ack is not None
 
     @property
     def owner(self) -> int:
-        """The request of its rows; 0 for rows of several requests."""
+        """The request id if all rows of the frame belong to one request, otherwise 0."""
         return int.from_bytes(self.ids, "little") if self.is_output and len(self.ids) == _ID_BYTES else 0
 
     def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
@@ -69,7 +69,7 @@ class Frame:
 def output_frames(
     target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck, limits: Limits
 ) -> list[Frame]:
-    """Return a client's rows of a step as one frame, or as several if a message would exceed the limits."""
+    """Return a client's rows of a step as one frame, or as several frames if one message would exceed the limits."""
     frames = []
     ends = [target.row_count]
     if target.row_count > limits.max_rows or _may_exceed(target, limits) or (draft and _may_exceed(draft, limits)):
@@ -81,7 +81,7 @@ def output_frames(
         drafts = draft
         if draft is not None and rows is not target:
             drafts = draft.select(np.flatnonzero(np.isin(draft.request_ids, rows.request_ids)))
-        # Not validated again: the processor decoded these rows, and the client validates them.
+        # The rows are not validated here, because the processor decoded them, and the client validates them again.
         parts = [write(rows.headed(selection_header(rows, draft_follows=drafts is not None)), limits)]
         if drafts is not None:
             parts.append(write(drafts.headed(selection_header(drafts)), limits))
@@ -95,7 +95,7 @@ def room_in(limits: Limits) -> int:
 
 
 def _may_exceed(rows: LogprobBatch, limits: Limits) -> bool:
-    """Tell whether rows may exceed a message; rows of one received message do not."""
+    """Return whether rows may exceed a message; rows that arrived as one message never do."""
     return not rows.is_message and rows.nbytes > room_in(limits)
 
 
@@ -109,7 +109,7 @@ def _beside(target: LogprobBatch, draft: LogprobBatch) -> npt.NDArray[np.intp]:
 
 
 def emitted_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
-    """Return the requests with rows in some frames, and for each the number of tokens emitted by then."""
+    """Return the requests with rows in the frames, and the number of tokens emitted up to these rows."""
     emitted: dict[int, int] = {}
     for frame in frames:
         if not frame.parts:

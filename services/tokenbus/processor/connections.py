@@ -1,4 +1,4 @@
-"""The common part of workers and clients: handshakes, refusals, heartbeats, and the limits for unknown peers."""
+"""Common base of worker and client connections: handshakes, refusals, heartbeats, and limits for unknown peers."""
 
 import hmac
 from abc import ABC, abstractmethod
@@ -23,13 +23,13 @@ _log = logger("processor")
 _NS = 1_000_000_000
 _MOST_UNKNOWN = 1024
 _LARGE = 4096
-"""Bytes above which a frame is large: reading and refusing a smaller frame costs too little to be counted."""
+"""Size in bytes above which a frame is large; reading and refusing a smaller frame costs too little to limit."""
 _REFUSED_BYTES_A_SECOND = 8_388_608
-"""Bound on large frames that are read and then refused; it keeps their share of the time below a tenth."""
+"""Limit on large refused frames per second, in bytes; reading them then takes less than a tenth of the time."""
 
 
 class RefusedError(Exception):
-    """The refusal of a peer, with the reason as a code and as a line for people."""
+    """The refusal of a peer, with a reason code and a message for people."""
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 
 def protocol_error(message: str | ContractError) -> RefusedError:
-    """Return the refusal for a peer that breaks the protocol or the bounds of a frame."""
+    """Return the refusal for a peer that violates the protocol or the bounds of a frame."""
     is_version = isinstance(message, ContractError) and message.rule is Rule.VERSION
     reason = RefusalReason.REFUSAL_REASON_SCHEMA_VERSION if is_version else RefusalReason.REFUSAL_REASON_PROTOCOL
     return RefusedError(reason, str(message))
@@ -45,15 +45,15 @@ def protocol_error(message: str | ContractError) -> RefusedError:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class KnownPeer:
-    """One life of a worker or a client, over all of its connections."""
+    """One incarnation of a worker or client, across all of its connections."""
 
     name: str
     proof: bytes
-    """Random token that identifies one life of the peer."""
+    """Random token that identifies one incarnation of the peer."""
     log_fields: Mapping[str, object]
-    """The fields that name it in logs."""
+    """Log fields that name the peer."""
     peer: bytes | None = None
-    """Its current connection."""
+    """Id of the peer's current connection, or None while the peer is away."""
     last_heard: float = 0.0
     next_heartbeat: float = 0.0
     echo_ns: int = 0
@@ -63,10 +63,10 @@ P = TypeVar("P", bound=KnownPeer)
 
 
 class Peers(Generic[P]):
-    """The known peers at one address, by connection."""
+    """The known peers at one listening address, by connection."""
 
     listener: Listener
-    """Set once the processor listens."""
+    """The listener, which is set once the processor listens."""
 
     def __init__(self, frame_of: Callable[..., Message]) -> None:
         self.frame_of = frame_of
@@ -76,7 +76,7 @@ class Peers(Generic[P]):
         return self._by_connection.get(connection)
 
     def connect(self, known: P, connection: bytes) -> None:
-        """Give a peer a connection, in place of its earlier one."""
+        """Assign a connection to a peer, and close the peer's previous connection."""
         if known.peer not in {None, connection}:
             self.cut_off(known)
         self.disconnect(known)
@@ -85,13 +85,13 @@ class Peers(Generic[P]):
         self.listener.admit(connection)
 
     def disconnect(self, known: P) -> None:
-        """Send a peer nothing more until its next hello."""
+        """Forget a peer's connection, so that the peer gets no frames until its next hello."""
         if known.peer is not None:
             self._by_connection.pop(known.peer, None)
             known.peer = None
 
     def cut_off(self, known: P) -> None:
-        """Close a peer's connection: a connection without a peer would count against the limit forever."""
+        """Close a peer's connection, which would otherwise count against the connection limit forever."""
         if known.peer is not None:
             self.listener.disconnect(known.peer)
         self.disconnect(known)
@@ -103,7 +103,7 @@ class Peers(Generic[P]):
 
 
 class Connections(ABC, Generic[P]):
-    """Handles the messages of the peers at one address. It has no clock: its methods get messages and the time."""
+    """Handles the messages of the peers at one address; callers pass the time, so that tests need no clock."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the differences between workers and clients, and the shared parts
         self,
@@ -124,31 +124,31 @@ class Connections(ABC, Generic[P]):
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._asked: OrderedDict[bytes, float] = OrderedDict()
-        """For each unknown connection, the time when it was last asked for a hello."""
+        """Time of the last request for a hello, by unknown connection."""
         self._reads_large_at = 0.0
-        """The time from which large frames of unknown peers are read again; each refused frame delays it.
+        """Time until which large frames of unknown peers are not read; each refused large frame postpones this time.
 
-        Otherwise a peer that opens connection after connection could keep this process busy with invalid frames.
+        Without this limit, a peer could keep the processor busy by sending invalid frames on ever new connections.
         """
         self.is_draining = False
         self.refused = 0
         self.refusals: Counter[str] = Counter()
-        """Refused peers by reason."""
+        """Number of refused peers by reason."""
         self.failed_ticks = 0
 
     @abstractmethod
     def _handle(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
-        """Handle one message. Raises a ContractError to refuse the frame, or a RefusedError to refuse the peer."""
+        """Handle one message; raises ContractError to refuse the frame, or RefusedError to refuse the peer."""
 
     @abstractmethod
     def _check(self, known: P, now: float) -> None:
-        """Check the deadlines of one peer."""
+        """Check the deadlines of one peer, and send due frames."""
 
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
-        """Handle one message of a peer. An invalid message is refused, and has no other effect."""
+        """Handle one message of a peer; an invalid message is refused and has no other effect."""
         known = self.peers.at(peer)
-        frame = parts[0] if parts else b""  # the payload after it is not parsed
-        # A closed connection can get no answer, and no longer proves a key.
+        frame = parts[0] if parts else b""  # the payload in the second part is not parsed yet
+        # A closed connection can receive no answer, and its key is no longer proven.
         if known is None and not (self.peers.listener.is_connected(peer) and self._may_be_read(peer, frame, now)):
             return
         try:
@@ -163,9 +163,9 @@ class Connections(ABC, Generic[P]):
                 self._refuse_frame(peer, known, frame, error)
 
     def _may_be_read(self, peer: bytes, frame: bytes, now: float) -> bool:
-        """Tell whether to parse a frame of an unknown peer. A large frame is parsed only if it may be a hello.
+        """Return whether to parse a frame of an unknown peer; a large frame is parsed only if it may be a hello.
 
-        A large frame of another protocol is parsed too, at a bounded rate, so that its peer learns why it is refused.
+        A large frame of another protocol is also parsed, at a limited rate, so that its peer learns why it is refused.
         """
         if len(frame) <= _LARGE:
             return True
@@ -179,14 +179,14 @@ class Connections(ABC, Generic[P]):
 
     def _refuse_frame(self, peer: bytes, known: P | None, frame: bytes, error: ContractError) -> None:
         self.refused += 1
-        # The log must not show the proof in a hello.
+        # A hello contains the secret proof, so the log must not show the frame's bytes.
         shown = 0 if body_of(self._frames, frame) == "hello" else SHOWN_BYTES
         self._refused_messages.add("frame refused", frame, error, known.log_fields if known else {}, shown=shown)
         if known is None:
             self._send_refusal(peer, protocol_error(error))
 
     def _ask_for_handshake(self, peer: bytes, now: float) -> None:
-        """Ask an unknown peer for a hello, once per interval: it knows only an earlier life of this processor."""
+        """Ask an unknown peer, which may know only an earlier incarnation of the processor, for a hello."""
         asked_at = self._asked.pop(peer, -inf)
         is_due = now - asked_at >= self._interval
         self._asked[peer] = now if is_due else asked_at
@@ -226,7 +226,7 @@ class Connections(ABC, Generic[P]):
         }
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
-        """Tell whether a hello belongs to the known life: it has its proof or, without a proof, that life is gone."""
+        """Return whether a hello has the known peer's proof; an empty proof fails if another connection is alive."""
         is_proven = hmac.compare_digest(known.proof, proof)
         return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
 
@@ -236,11 +236,11 @@ class Connections(ABC, Generic[P]):
         return self._send_heartbeat(known, now) is not Outcome.GONE
 
     def tick(self, now: float) -> None:
-        """Check the deadlines of all peers. A defect at one peer does not affect the others."""
+        """Check the deadlines of all peers; a defect at one peer does not affect other peers."""
         for known in list(self._known.values()):
             try:
                 self._check(known, now)
-            except Exception:  # noqa: BLE001 - a defect of ours
+            except Exception:  # noqa: BLE001 - only a defect of the processor raises here
                 self.failed_ticks += 1
                 self._repeated_log.begin("defect", _log.exception, "tick failed", **known.log_fields)
                 self.peers.disconnect(known)
@@ -263,7 +263,7 @@ class Connections(ABC, Generic[P]):
 
     @abstractmethod
     def _flush(self, known: P) -> None:
-        """Send the frames or acks that wait for a peer."""
+        """Send the waiting frames or acks of a peer."""
 
     def _last_sequence(self, _known: P) -> int:
         return 0

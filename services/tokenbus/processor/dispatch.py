@@ -18,11 +18,11 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _IMBALANCE = 8
-"""A client's further requests go to the same worker up to this share above the least load: each reader costs time."""
+"""Divisor of the least load: a client's requests stay at one worker while its load is at most 1/8 higher."""
 
 
 class Dispatch:
-    """Sends each request to a worker that serves it, with few requests and if possible some of the same client."""
+    """Sends each request to a suitable worker with a low load, preferably one that serves the same client already."""
 
     def __init__(self, settings: Settings, registry: RequestRegistry, workers: Workers) -> None:
         self._settings = settings
@@ -32,16 +32,16 @@ class Dispatch:
         self._waits_until = -inf
         self._turns = 0
         self.refused: Counter[str] = Counter()
-        """Refused requests by error code."""
+        """Number of refused requests by error code."""
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     def expect_workers(self, now: float) -> None:
-        """Let requests wait for workers from now on, for the heartbeat's timeout.
+        """Let requests wait for a worker during the next heartbeat timeout.
 
-        After a restart, clients may be back before workers; a lost worker may come back.
+        After a restart, clients may return before their workers do. A lost worker may also return.
         """
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
 
@@ -49,7 +49,7 @@ class Dispatch:
         self._waits_until = min(self._waits_until + seconds, now + self._settings.bus.heartbeat_timeout_ms / 1000)
 
     def submit(self, generate: Generate, route: int, owner: int) -> Request | RequestError:
-        """Open a request and send it to a worker, or let it wait for one; return the error if it is refused."""
+        """Open a request, and send or queue it; return the error if the request is refused."""
         error = self._refusal(generate, owner)
         worker = None if error is not None else self._choice(generate, route)
         if worker is not None:
@@ -73,7 +73,7 @@ class Dispatch:
         if target is not None:
             target.last_turn = self._turns
         self.registry.table.reserve(request, NO_STREAM if target is None else target.source.stream)
-        # If the worker is away, it gets the request from the table after its next hello.
+        # A disconnected worker gets the request from the table after its next hello.
         self.resend(worker, request)
 
     def decode(self, request: Request, token_ids: list[int]) -> None:
@@ -94,7 +94,7 @@ class Dispatch:
             self.workers.abort(worker.source.stream, request.id)
 
     def _decoder_of(self, request: Request) -> Worker | None:
-        """Return the decode worker that reserved room for a request, or another one if it drains or is lost."""
+        """Return the decode worker with room reserved for a request, or a substitute for a draining or lost one."""
         table, by_stream = self.registry.table, self.workers.by_stream
         reserved, prefill = (by_stream.get(int(each[request.slot])) for each in (table.decoder, table.stream))
         if prefill is not None and (reserved is None or reserved.is_draining):
@@ -119,9 +119,9 @@ class Dispatch:
             self._send_to(request, worker)
 
     def requeue(self, request: Request) -> None:
-        """Send a request that its worker refused to another worker; if none takes it, the next tick ends it."""
+        """Send a refused request to another worker; if no worker accepts it, the next tick fails it."""
         if request.generate is not None and request.generate.HasField("continuation"):
-            request.generate.continuation.ClearField("transfer_state")  # another worker may need a prefill first
+            request.generate.continuation.ClearField("transfer_state")  # the next worker may need its own prefill
         self.registry.table.requeue(request)
         self._waiting.append(request)
         self.dispatch_waiting()
@@ -140,7 +140,7 @@ class Dispatch:
                 self.registry.fail(request, error.code, error.message)
 
     def relieve_draining(self) -> None:
-        """End requests of draining workers that their clients can continue at a similar worker with room."""
+        """End requests of draining workers, if their clients can continue them at a similar worker with room."""
         load_of = self.registry.table.load_of
         for leaving in [each for each in self.workers.by_id.values() if each.is_draining and not _is_prefill(each)]:
             able = [each for each in self.workers.by_id.values() if self._takes_more(each) and _is_like(each, leaving)]
@@ -148,7 +148,7 @@ class Dispatch:
             self.registry.end_continuable_of(leaving.source.stream, room, f"worker {leaving.stream.worker_id} stops")
 
     def without_decoder(self, now: float) -> list[Worker]:
-        """Return the prefill workers that have had no decode worker for too long: another processor may have one."""
+        """Return the prefill workers that have had no decode worker at this processor for a heartbeat timeout."""
         patience = self._settings.bus.heartbeat_timeout_ms / 1000
         alone = []
         for worker in filter(_is_prefill, self.workers.by_id.values()):
@@ -165,13 +165,13 @@ class Dispatch:
         return table.get(request.id) is request and table.state_of(request) is State.QUEUED
 
     def resend(self, worker: Worker, request: Request) -> None:
-        """Send a request to its worker, or send it again after the worker missed it."""
+        """Send a request to its worker, for the first time or again after a reconnect."""
         if request.generate is not None:
             request.sent_after = worker.hellos
             self.workers.send(worker, ProcessorFrame(generate=request.generate))
 
     def _goes_on_elsewhere(self, generate: Generate, route: int) -> bool:
-        """Tell whether a client whose next turn is refused here can ask other processors."""
+        """Return whether the client of a continued request can ask other processors after a refusal."""
         consumer = self.registry.consumers.get(route)
         return generate.continuation.turn > 0 and consumer is not None and consumer.knows_others
 
@@ -190,7 +190,7 @@ class Dispatch:
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
     def _choice(self, generate: Generate, route: int) -> Worker | None:
-        """Return the worker for a request: one of the least busy, if possible one with requests of the same client."""
+        """Return one of the least loaded workers for a request, preferably one that serves the same client already."""
         able = [each for each in self._candidates(generate) if not _obstacle(each, generate)]
         loads = [(load, each) for each in able if (load := self._load(each, generate)) is not None]
         least = min((load for load, _ in loads), default=0)
@@ -200,15 +200,15 @@ class Dispatch:
         def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
             load, worker = it
             is_prefill = _is_prefill(worker)
-            # Prefill workers share the load of their decode worker. If it counted, a client would always get the same
-            # one.
+            # Prefill workers share the load of their decode worker.
+            # Counting the client's requests would therefore always choose the same prefill worker.
             read = 0 if is_prefill else requests_of(route, worker.source.stream)
             return -read, load, is_prefill, worker.last_turn
 
         return min(near, key=order, default=(0, None))[1]
 
     def _load(self, worker: Worker, generate: Generate) -> int | None:
-        """Return the load of a worker, or the load of its decode worker if that is higher; None if either is full."""
+        """Return the higher load of a worker and its decode worker, or None if either worker has no room."""
         target = self._decoder_for(worker, generate)
         if not self._takes_more(worker) or (target is None and _is_prefill(worker)):
             return None
@@ -216,7 +216,7 @@ class Dispatch:
         return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
 
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
-        """Return the least busy decode worker with room for a request of a prefill worker; equal ones take turns."""
+        """Return the least loaded decode worker with room for a request; equally loaded workers take turns."""
         decoders = self._decoders(worker.stream.hello.model) if _is_prefill(worker) else []
         if generate is not None and generate.continuation_policy == _SAME_WEIGHTS:
             version = worker.stream.hello.weight_version
@@ -230,7 +230,7 @@ class Dispatch:
         return load < worker.stream.hello.max_requests and not (worker.is_draining or worker.is_stalled)
 
     def _has_stalled(self) -> bool:
-        """Tell whether a stalled worker may take requests again soon."""
+        """Return whether any worker is stalled, and so may accept requests again soon."""
         return any(worker.is_stalled for worker in self.workers.by_id.values())
 
     def _decoders(self, model: str) -> list[Worker]:
@@ -243,7 +243,7 @@ class Dispatch:
         ]
 
     def _candidates(self, generate: Generate) -> list[Worker]:
-        """Return the workers that serve the model and the adapter of a request, whatever their load."""
+        """Return the workers that serve the model and the adapter of a request, regardless of their load."""
         adapter = generate.sampling.lora_adapter
         serving = self._serving(generate.model)
         return [each for each in serving if adapter in each.stream.hello.lora_adapters] if adapter else serving
@@ -254,13 +254,13 @@ class Dispatch:
             for worker in self.workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
-            and not worker.stream.hello.tp_rank  # the other ranks follow rank 0
+            and not worker.stream.hello.tp_rank  # requests go to rank 0, and the other ranks follow
             and model in ("", worker.stream.hello.model)
             and (not _is_prefill(worker) or self._decoders(worker.stream.hello.model))
         ]
 
     def _offered(self) -> set[str | int]:
-        """Return the models, adapters, tokenizer digests and weight versions of all workers, with values for any."""
+        """Return all workers' models, adapters, tokenizers and weight versions, and the values for any worker."""
         offered: set[str | int] = {"", 0}
         for worker in self.workers.by_id.values():
             hello = worker.stream.hello
@@ -330,7 +330,7 @@ def _continuation_fault(generate: Generate) -> str:
 
 
 def _obstacle(worker: Worker, generate: Generate) -> str:
-    """Return why a worker that serves the model cannot take a request; an empty string if it can."""
+    """Return the reason why a worker of the right model cannot serve a request, or an empty string if it can."""
     digest, version = worker.stream.hello.tokenizer_digest, worker.stream.hello.weight_version
     if _has_weights(generate) and generate.continuation.weight_version != version:
         found = f"the version of a worker's weights ({worker.stream.worker_id} has {version})"
@@ -342,16 +342,15 @@ def _obstacle(worker: Worker, generate: Generate) -> str:
 
 
 def _has_weights(generate: Generate) -> bool:
-    """Tell whether only workers with certain weights can continue a request."""
+    """Return whether only workers with certain weights can continue a request."""
     return generate.continuation_policy == _SAME_WEIGHTS and bool(generate.continuation.token_ids)
 
 
 def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None, ...]:
-    """Return the fields that decide which workers may take a request: requests with equal fields are of one kind.
+    """Return the fields of a request that decide which workers can serve it.
 
-    If there is no room for one request, there is none for others of its kind.
-
-    All values that no worker offers count as one kind, so that a client with invented names cannot add kinds.
+    Requests with equal fields are of one kind: if no worker has room for one request, none has room for its kind.
+    Values that no worker offers all count as None, so a client cannot add kinds by inventing names.
     """
     weights = generate.continuation.weight_version if _has_weights(generate) else 0
     asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest, weights

@@ -1,4 +1,4 @@
-"""Intake: processes the items of workers' streams, from bytes to frames for clients."""
+"""Intake: processes the items of worker streams, from bytes to frames for clients."""
 
 import asyncio
 from collections import deque
@@ -31,10 +31,10 @@ from tokenbus_contracts.generated.stream_pb2 import (
 
 _log = logger("processor")
 _MAX_FILL_WITH_CREDIT = 0.5
-"""The fill level of the consumers' buffer above which their worker gets no more credit."""
+"""Fill level of the consumers' buffer above which the worker gets no more credit."""
 _FILL_AFTER_EVICTION = 0.75
 _PATIENCE = 1.0
-"""Seconds for which a client with few pending items may hold back a full stream; at most a heartbeat interval."""
+"""Seconds for which a client with few pending items may hold back a full stream, limited by the heartbeat interval."""
 _GAP = ErrorCode.ERROR_CODE_GAP
 _REASONS = {
     GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
@@ -44,7 +44,7 @@ _REASONS = {
 
 
 class Intake:
-    """Turns workers' items into steps, and delivers the rows of each step."""
+    """Turns the items of workers into steps, and delivers the rows of each step."""
 
     def __init__(
         self,
@@ -60,22 +60,22 @@ class Intake:
         self._clients = clients
         self._refused_messages = refused_messages
         self._now = now
-        # After a restart, a live client needs up to this many seconds to reconnect: until then its rows are kept.
+        # Live clients need up to this many seconds to reconnect after a restart, so unclaimed rows are kept meanwhile.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
         self.registry = dispatch.registry
         self.router = Router(dispatch)
         self.step_queue: asyncio.Queue[Step | None] | None = None
-        """Steps that wait for the consumer of `Processor.steps`; None without such a consumer."""
+        """Steps that wait for the consumer of `Processor.steps`, or None without such a consumer."""
         self.step_observers: list[Callable[[Step], object]] = []
-        """Called with each step once its rows are delivered."""
+        """Callbacks that run with each step after its rows are delivered."""
         self.stream_observers: list[Callable[[Worker], object]] = []
-        """Called with each worker that completed a handshake."""
+        """Callbacks that run with each worker that has completed a handshake."""
         self.log_item: Callable[[StreamItem, PendingAck], object] | None = None
-        """Writes each item, in order, to the durable log."""
+        """Callback that writes each item to the durable log in order, or None without a log."""
         self.steps = 0
         self.refused_items = 0
         self.refused_parts = 0
-        """Number of parts that contradict the other parts of their step."""
+        """Number of parts that contradict other parts of the same step."""
         clients.on_ack = self._answer_all
 
     def process(
@@ -83,22 +83,22 @@ class Intake:
     ) -> None:
         """Process an item of a worker's stream, from its bytes to the frames for clients.
 
-        docs/architecture.md lists the same steps. Without an item, only the waiting items are processed, because a gap,
-        a heartbeat or the time may have freed them. At the end of a stream, incomplete steps are delivered too. Raises
-        a RefusedError if the worker exceeds its credit.
+        docs/architecture.md lists the same steps. Without an item, only waiting items are processed, because a gap, a
+        heartbeat or a timeout may have unblocked them. With `at_end`, incomplete steps are delivered too. Raises
+        RefusedError if the worker exceeds its credit.
         """
-        # 1. Check the item against the worker's credit and its checksum; decode its batch and validate it.
+        # 1. Check the item against the worker's credit and its checksum; decode and validate the item's batch.
         if item is not None:
             self._receive(worker, item, payload)
 
-        # 2. Restore the order of the stream: items after a missing one wait until the worker has sent it again.
+        # 2. Restore the order of the stream: items after a missing item wait until the worker has resent it.
         for entry in self._in_order(worker, now, at_end=at_end):
             if worker.reconcile is not None and entry.sequence > worker.reconcile:
-                self._reconcile(worker)  # the following items are younger than the worker's hello
+                self._reconcile(worker)  # all items that the worker sent before its hello have been processed
             if isinstance(entry, LostItems):
                 self._on_lost(worker, entry)
                 continue
-            # 3. Add the batch to its step, which joins its parts and pairs its target with its draft.
+            # 3. Add the batch to its step, which joins parts and pairs the target with its draft.
             self._add_item(worker, entry, now)
 
         # 4. Release the complete steps in the order of their numbers.
@@ -108,11 +108,11 @@ class Intake:
             try:
                 # 5. Compare each row with the next position of its request; drop the rows that are not new.
                 slots, parts = self.router.settle(step, worker.source, now)
-                # 6. Put each client's rows into its send queue, as one frame; unclaimed rows wait for their client.
+                # 6. Put each client's rows into its send queue, as one frame; unclaimed rows wait for a client.
                 self.router.deliver(step, slots, parts)
-                # 7. Close the requests that got their last row; requests whose prefill ended go to a decode worker.
+                # 7. Close the requests that got their last row; prefilled requests continue at a decode worker.
                 self.router.close_finished(step, worker.source)
-            except Exception:  # noqa: BLE001 - a defect of ours ends the requests of this step, and nothing else
+            except Exception:  # noqa: BLE001 - a defect of the processor fails only the requests of this step
                 stream = worker.stream
                 _log.exception("step not handed out", step=step.number, stream=stream.worker_id, epoch=stream.epoch)
                 reason = "the processor failed to deliver its tokens"
@@ -122,14 +122,14 @@ class Intake:
             # 8. Hand the whole step to `Processor.steps()` and to the observers.
             self._publish(worker, step)
 
-        # 9. Evict clients that hold the stream back; acknowledge the items that no consumer needs, and grant credit.
+        # 9. Evict clients that hold the stream back; acknowledge the items that no consumer needs; grant credit.
         if not at_end:
             self._reconcile_if_caught_up(worker)
             self._evict_if_held_back(worker, now)
             self._answer(worker)
 
     def close(self, worker: Worker, why: str) -> None:
-        """Deliver the remaining steps of an ended stream. The caller then fails its requests."""
+        """Deliver the remaining steps of an ended stream; the caller then fails the stream's requests."""
         now = self._now()
         self.process(worker, now, at_end=True)
         self._clients.commands.lost(worker, why)
@@ -156,7 +156,7 @@ class Intake:
             self._warn_once((worker.name, outcome), f"item {outcome}", worker, sequence=item.sequence)
 
     def _in_order(self, worker: Worker, now: float, *, at_end: bool) -> deque[ReceivedItem | LostItems]:
-        """Return the next items in order, and ask the worker for the missing ones after them."""
+        """Return the next items in order, and request missing items from the worker again."""
         stream, has_room = worker.stream, partial(self._has_room, worker, set())
         worker.waits_for_room = False
         entries = stream.in_order(has_room)
@@ -165,15 +165,15 @@ class Intake:
             replay = ReplayRequest(first_sequence=first, last_sequence=last)
             self._workers.send(worker, ProcessorFrame(replay=replay))
             self._warn_once((worker.name, "replay"), "items asked for again", worker, first=first, last=last)
-        if stream.wants_handshake:  # the last attempt has failed: the missing items are lost
+        if stream.wants_handshake:  # the last replay request failed, so the missing items are declared lost
             entries += stream.in_order(has_room)
         return entries
 
     def _has_room(self, worker: Worker, unknown_ids: set[int], entry: ReceivedItem | LostItems) -> bool:
-        """Tell whether the table has room for the unclaimed requests of an item and of those before it.
+        """Return whether the table has room for the unclaimed requests of an item and of the items before it.
 
-        If not, the item waits until clients have claimed earlier requests of the worker's key. After a restart, workers
-        with a shared key report more requests than one worker may have, while their clients still reconnect.
+        Without room, the item waits until clients have claimed earlier requests of the worker's key. After a restart,
+        workers with a shared key may report more requests than the limit of one key while clients still reconnect.
         """
         if isinstance(entry, ReceivedItem) and isinstance(entry.contents, LogprobBatch):
             unknown_ids |= self.registry.waiting_for_room(entry.contents, worker.source)
@@ -203,7 +203,7 @@ class Intake:
         except ContractError as error:
             self.refused_parts += 1
             self._log_refused(worker, entry.sequence, entry.payload, error)
-            if batch.header.step > worker.assembler.last_released:  # its tokens came without this part
+            if batch.header.step > worker.assembler.last_released:  # the step has not been released yet
                 worker.assembler.count_lost(batch.row_count)
                 self._fail(worker, _ids(batch), f"item {entry.sequence} was refused: {error}")
             return PendingAck(0)
@@ -246,7 +246,7 @@ class Intake:
                 request = self.registry.failed_by(event.error.request_id, worker.source, now)
                 if request is None:
                     return
-                # A draining worker refuses requests that were sent before its last heartbeat arrived.
+                # A draining worker refuses requests that were sent before its last heartbeat was received.
                 is_refused = event.error.code == ErrorCode.ERROR_CODE_OVERLOADED
                 if is_refused and request.generate is not None and request.aborted_at is None:
                     worker.is_draining = True
@@ -260,12 +260,12 @@ class Intake:
         request.generate, request.weight_version = None, admitted.weight_version
         request.is_continuable &= worker.stream.hello.continues_requests
         if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE:
-            admitted.ClearField("cached_tokens")  # already counted at the prefill worker
+            admitted.ClearField("cached_tokens")  # the prefill worker has reported the count already
         if (consumer := self.registry.consumer_of(request)) is not None:
             consumer.admitted(request, admitted)
 
     def _on_scores(self, worker: Worker, event: RequestEvent, pending_ack: PendingAck, now: float) -> None:
-        """Deliver the scores of some prompt tokens. The client drops chunks that it already has."""
+        """Deliver scores of prompt tokens; the client drops chunks that it already has."""
         chunk = event.prompt_scores
         try:
             PromptScores.of(chunk)
@@ -311,7 +311,7 @@ class Intake:
     def _publish(self, worker: Worker, step: Step) -> None:
         worker.count(step)
         if self.step_queue is not None:
-            step.pending_ack.keep()  # until its consumer asks for the next step
+            step.pending_ack.keep()  # released when the consumer asks for the next step
             self.step_queue.put_nowait(step)
         for observe in self.step_observers:
             observe(step)
@@ -319,19 +319,19 @@ class Intake:
 
     def _reconcile_if_caught_up(self, worker: Worker) -> None:
         is_caught_up = worker.reconcile is not None and worker.stream.expected > worker.reconcile
-        if is_caught_up and not worker.assembler.open_steps:  # a last row may wait for its draft batch
+        if is_caught_up and not worker.assembler.open_steps:  # the last row of a request may be in an open step
             self._reconcile(worker)
 
     def _reconcile(self, worker: Worker) -> None:
-        """End or resend the requests that the processor gave to a worker but that the worker's hello did not name."""
+        """Fail or resend the requests that were sent to a worker but are missing from the worker's last hello."""
         worker.reconcile = None
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id in worker.source.owners:
-                request.generate = None  # it need not be sent again
+                request.generate = None  # the worker has the request, so the message is not needed again
             elif worker.assembler.has_last_row(request.id):
-                continue  # it has ended at the worker, and its last row waits here
+                continue  # the request has ended at the worker, and its last row is in an open step
             elif request.sent_after == worker.hellos:
-                continue  # it was sent after the hello; sent again, it could run twice
+                continue  # the request was sent after the hello, so sending it again could run it twice
             elif request.generate is None:
                 why = f"worker {worker.stream.worker_id} no longer has it"
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
@@ -350,15 +350,15 @@ class Intake:
             self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _answer_all(self) -> None:
-        """Send acks and credit after a client's ack: a worker without credit sends nothing until it gets more."""
+        """Send acks and credit after a client's ack, because a worker without credit must wait for credit."""
         for worker in self._workers.by_id.values():
             self._answer(worker)
 
     def is_throttled(self, worker: Worker) -> bool:
-        """Tell whether a worker gets no credit for now, because consumers are behind.
+        """Return whether a worker gets no credit for now, because consumers are behind.
 
-        One slow client does not throttle a worker while other clients of that worker keep up: the slow client's frames
-        pile up in its send queue, and its requests end when the queue is full.
+        One slow client does not throttle a worker while other clients of the worker keep up. The slow client's frames
+        collect in its send queue, and its requests fail when the queue is full.
         """
         is_full = self.step_queue is not None and self.step_queue.qsize() >= self._settings.processor.step_queue
         if is_full or worker.waits_for_room:
@@ -370,11 +370,11 @@ class Intake:
             return True
         is_pending_here = oldest.count > len(oldest.holders)
         if is_pending_here and self._now() < worker.met_at + self._grace:
-            return True  # replayed items come in bursts, and their clients may still be reconnecting
+            return True  # replayed items arrive in bursts, while their clients may still be reconnecting
         return self.registry.all_lag(worker.source.stream)
 
     def _fill_level(self, worker: Worker) -> float:
-        """Return the fill level of the consumers' buffer (0 to 1; above 1 it overflows)."""
+        """Return the fill level of the consumers' buffer, from 0 to 1, or more if the buffer overflows."""
         settings, acks = self._settings.processor, worker.stream.acks
         return max(len(acks) / settings.pending_items, acks.bytes / settings.pending_bytes)
 
@@ -390,9 +390,9 @@ class Intake:
             self._evict_slowest(worker, now)
 
     def _evict_slowest(self, worker: Worker, now: float) -> None:
-        """End the requests of the consumers that are furthest behind, until the buffer has room.
+        """Fail the requests of the consumers that are furthest behind, until the buffer has room.
 
-        A client with few pending items is evicted only if it holds the stream back for longer than `_PATIENCE`.
+        A client with few pending items is evicted only if it has held the stream back for longer than `_PATIENCE`.
         """
         acks = worker.stream.acks
         patience = min(_PATIENCE, self._settings.bus.heartbeat_interval_ms / 1000)

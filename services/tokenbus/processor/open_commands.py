@@ -1,4 +1,4 @@
-"""OpenCommands: operators' commands to workers, and their answers."""
+"""OpenCommands: the commands of operators to workers, and the answers to these commands."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
 
 _log = logger("processor")
 _MOST_OPEN = 64
-"""The maximum number of unanswered commands of one worker."""
+"""Maximum number of unanswered commands of one worker."""
 _MOST_CLIENT_BYTES = 256
 
 
 class OpenCommands:
-    """The unanswered commands. Each command is sent again after a handshake, and a worker executes it only once."""
+    """The unanswered commands, which are resent after a handshake and executed only once by each worker."""
 
     def __init__(self, workers: Workers, *, on_adapters: Callable[[], None]) -> None:
         self._workers = workers
         self._on_adapters = on_adapters
         self._open: dict[int, tuple[Session, Worker, Control]] = {}
         self.answers: Counter[tuple[str, str]] = Counter()
-        """Number of answers by command and outcome: done, refused or lost."""
+        """Number of answers by command and outcome; an outcome is `done`, `refused` or `lost`."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -37,7 +37,7 @@ class OpenCommands:
         key, worker = control.control_key, self._workers.by_id.get(control.worker_id)
         known = self._open.get(key)
         if known is not None and known[0] is session:
-            return  # sent again, because the connection broke before the answer arrived
+            return  # the operator repeats the command, because the connection broke before the answer arrived
         waiting = sum(each is worker for _, each, _ in self._open.values())
         if known is not None:
             refusal = "control_key: one that is not in use, got another client's"
@@ -66,7 +66,7 @@ class OpenCommands:
                 self._workers.send(worker, ProcessorFrame(control=control))
 
     def answered(self, worker: Worker, answer: ControlAnswer) -> None:
-        """Forward a worker's answer to the operator, and record the engine's state."""
+        """Forward a worker's answer to the operator, and record the state of the worker's engine."""
         if answer.HasField("state"):
             known_adapters = worker.stream.hello.lora_adapters
             if known_adapters != answer.state.lora_adapters:

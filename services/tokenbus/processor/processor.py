@@ -1,4 +1,4 @@
-"""Processor: consumes workers' streams and delivers tokens to requests. Core: its parts, without sockets."""
+"""Processor: receives worker streams and delivers tokens to clients. Core: its parts, without sockets."""
 
 import asyncio
 import secrets
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _log = logger("processor")
 _CLOSING = "the processor is closing"
 _TICKS = 10
-"""Ticks in a heartbeat interval."""
+"""Number of ticks in one heartbeat interval."""
 
 
 class Core:
-    """The parts of a processor. Each part refers only to parts that were made before it."""
+    """The parts of a processor; each part refers only to parts that were created before it."""
 
     def __init__(self, settings: Settings, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.repeated_log = DeduplicatedLog()
@@ -50,7 +50,7 @@ class Core:
 
     @property
     def failed_ticks(self) -> int:
-        """Number of failed ticks of a peer, a request or a part; each is a defect."""
+        """Number of ticks that failed because of a defect in the processor."""
         parts = self.registry.failed_ticks, self.worker_connections.failed_ticks, self.clients.failed_ticks
         return self._failed_ticks + sum(parts)
 
@@ -58,7 +58,7 @@ class Core:
         self.workers.listener, self.clients.peers.listener = workers, clients
 
     def begin(self, now: float) -> None:
-        """Begin the period in which workers may reconnect."""
+        """Begin the period in which workers may reconnect after a restart."""
         self._back_at = now + self._timeout
         self.dispatch.expect_workers(now)
 
@@ -68,7 +68,7 @@ class Core:
             part.extend_deadlines(seconds, now)
 
     def drain(self) -> None:
-        """Refuse new requests and workers, and let clients continue their requests at other processors."""
+        """Refuse new requests and workers, and end requests that clients can continue at other processors."""
         self.worker_connections.is_draining = self.clients.is_draining = True
         self.registry.end_continuable(_CLOSING)
         self._send_workers_away()
@@ -91,7 +91,7 @@ class Core:
         for part in parts:
             try:
                 part()
-            except Exception:  # noqa: BLE001 - a defect of ours
+            except Exception:  # noqa: BLE001 - only a defect of the processor raises here
                 self._failed_ticks += 1
                 self.repeated_log.begin("defect", _log.exception, "tick failed")
         self.repeated_log.expire()
@@ -103,10 +103,9 @@ class Core:
 
 
 class Processor:
-    """Listens for workers at one address and for clients at another, as long as `async with` lasts.
+    """Listens at one address for workers and at another address for clients while `async with` lasts.
 
-    `steps()` iterates over all steps as columns in this process; clients send requests and read their tokens.
-
+    Clients send requests and read the tokens. `steps()` iterates over all steps as columns in this process.
     Example:
         async with tokenbus.Processor() as processor:
             print(processor.workers_address, processor.clients_address)
@@ -130,15 +129,15 @@ class Processor:
         self._listeners: list[Listener] = []
         self._opened = AsyncExitStack()
         self.item_log: ItemLog | None = None
-        """The durable log, if `durable_log.address` is set."""
+        """The durable log, or None unless `durable_log.address` is set."""
         self.waits_for_log = False
-        """Whether it still waits to listen because the durable log cannot be written."""
+        """Whether listening is delayed because the durable log cannot be written yet."""
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self.refused_connections = 0
         self.unreachable: tuple[str, ...] = ()
-        """The addresses at which new connections are impossible."""
+        """Addresses at which new connections are impossible."""
 
     async def __aenter__(self) -> Self:
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
@@ -168,10 +167,10 @@ class Processor:
         await self._close()
 
     async def drain(self) -> None:
-        """Refuse new requests and workers, and wait until the open requests have ended, or for `drain_timeout_ms`.
+        """Refuse new requests and workers, and wait up to `drain_timeout_ms` until the open requests have ended.
 
-        Idle workers go to another processor if they have one in their list. Clients with other processors continue
-        their requests there.
+        Idle workers with another processor in their list move there. Clients with another processor continue their
+        requests there.
         """
         self._core.drain()
         deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
@@ -189,12 +188,12 @@ class Processor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.intake.step_queue is not None:
-            self.intake.step_queue.put_nowait(None)  # the waiting steps are still delivered
+            self.intake.step_queue.put_nowait(None)  # the consumer still gets the queued steps before this end marker
         await self._opened.aclose()
         _log.info("closed", processor=self.id)
 
     async def _open_log(self, opened: AsyncExitStack) -> None:
-        """Open the durable log if there is one; raises an AddressError if the address can never work."""
+        """Open the durable log if one is configured; raises AddressError if the address can never work."""
         if self.settings.durable_log.address:
             require_nats(self.settings.durable_log.address)
             from tokenbus.recordings.durable_log.item_log import ItemLog  # noqa: PLC0415 - needs an extra
@@ -210,22 +209,22 @@ class Processor:
 
     @property
     def is_listening(self) -> bool:
-        """Whether it listens, and all of its tasks run."""
+        """Whether the processor listens and all of its tasks run."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     @property
     def failed_ticks(self) -> int:
-        """Failed ticks of a worker, a client or a request: defects."""
+        """Number of ticks of a worker, a client or a request that failed because of a defect."""
         return self._core.failed_ticks
 
     @property
     def workers_address(self) -> str:
-        """The address for workers, with the actual port."""
+        """Address for workers, with the actual port."""
         return self._listeners[0].address if self._listeners else self.settings.bus.workers_address
 
     @property
     def clients_address(self) -> str:
-        """The address for clients, with the actual port."""
+        """Address for clients, with the actual port."""
         return self._listeners[1].address if self._listeners else self.settings.bus.clients_address
 
     async def _carry(self, listener: Listener, receive: Callable[[bytes, list[bytes], float], None]) -> None:
@@ -236,17 +235,17 @@ class Processor:
                 return
             try:
                 receive(peer, parts, self.clock.now())
-            except Exception:  # noqa: BLE001 - a defect of ours affects one message, and not the process
+            except Exception:  # noqa: BLE001 - a defect affects one message, and not the process
                 self._core.repeated_log.begin("internal", _log.exception, "a message could not be handled")
 
     def _receive_from_worker(self, peer: bytes, parts: list[bytes], now: float) -> None:
-        self.clients.gather(now)  # until `before_pause`
+        self.clients.gather(now)  # frames are gathered until the listener calls `before_pause`
         self.worker_connections.receive(peer, parts, now)
 
     def _send_gathered(self) -> None:
         try:
             self.clients.send_gathered()
-        except Exception:  # noqa: BLE001 - a defect of ours
+        except Exception:  # noqa: BLE001 - only a defect of the processor raises here
             self._core.repeated_log.begin("internal", _log.exception, "frames could not be sent")
 
     async def _tick(self) -> None:
@@ -270,7 +269,7 @@ class Processor:
             )
 
     def usage(self) -> Usage:
-        """Return how far all peers together use the transport's limits."""
+        """Return the usage of the transport's limits by all peers together."""
         return self._listeners[0].usage() if self._listeners else Usage()
 
     @property
@@ -282,11 +281,11 @@ class Processor:
         self._core.repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def steps(self) -> AsyncGenerator[Step, None]:
-        """Return an iterator over every step from now on, in original batch order; at most one at a time.
+        """Return an iterator over all steps from now on, in original batch order; only one iterator may exist.
 
-        A step is acknowledged when the next one is requested, and workers wait for a slow consumer. After a restart,
-        unacknowledged steps come again: a consumer that stores steps recognizes them by stream and sequence.
-        Until the iterator is closed, rows of unclaimed requests are delivered only here.
+        A step is acknowledged when the consumer requests the next one, so workers wait for a slow consumer. After a
+        restart, unacknowledged steps arrive again with the same stream and sequence. Until the iterator is closed, rows
+        of unclaimed requests are delivered only to its consumer.
         """
         if self.intake.step_queue is not None:
             raise RuntimeError("steps() is already being iterated over: one consumer takes all steps")
@@ -310,9 +309,9 @@ class Processor:
 
 
 def _named(settings: Settings) -> Settings:
-    """Name each life of a processor, because a client must notice a restart.
+    """Add a random suffix to the processor's id, so that clients notice a restart.
 
-    Otherwise its request would be computed twice.
+    Otherwise, the request of a client that missed the restart could be computed twice.
     """
     name = f"{settings.processor.id}-{secrets.token_hex(4)}"
     return replace(settings, processor=replace(settings.processor, id=name))

@@ -1,4 +1,4 @@
-"""RefusedMessages: counts and logs the messages that break the contract."""
+"""RefusedMessages: counts and logs the messages that violate the contract."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ SHOWN_BYTES = 64
 
 
 class RefusedMessages:
-    """Counts refused messages by rule, and logs them with their first bytes."""
+    """Counts refused messages by rule, and logs their first bytes."""
 
     def __init__(self, repeated_log: DeduplicatedLog) -> None:
         self.by_rule: Counter[str] = Counter()
@@ -27,9 +27,9 @@ class RefusedMessages:
         sequence: int = 0,
         shown: int = SHOWN_BYTES,
     ) -> None:
-        """Count and log a message; there is one line for all messages of a sender that break the same rule.
+        """Count and log a message; messages of one sender that violate the same rule share one log line.
 
-        A sequence of zero means that the message has none.
+        A sequence of zero means that the message has no sequence.
         """
         self.by_rule[str(error.rule)] += 1
         key = (event, error.rule, *sender.values())

@@ -1,4 +1,4 @@
-"""RequestRegistry: opens and ends requests, and tells their workers and consumers."""
+"""RequestRegistry: opens and ends requests, and informs their workers and consumers."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -31,23 +31,23 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Reques
 
 _log = logger("processor")
 _MOST_DROPPED = 256
-"""The maximum number of unclaimed requests to drop in one tick: a worker may have invented thousands."""
+"""Maximum number of unclaimed requests dropped in one tick, because a worker may have invented thousands."""
 
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Number of requests, by how they began and ended."""
+    """Counts of requests, by the way in which they began or ended."""
 
     opened: int = 0
     finished: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     unclaimed: int = 0
     refused_resumes: int = 0
-    """Number of attempts to resume other clients' requests."""
+    """Number of refused attempts to resume another client's request."""
 
 
 class RequestRegistry:
-    """All requests, and the consumers that take their rows."""
+    """All requests, and the consumers that receive the requests' rows."""
 
     def __init__(self, settings: ProcessorSettings, clock: Clock, workers: Workers) -> None:
         self._settings = settings
@@ -57,21 +57,21 @@ class RequestRegistry:
         self.workers = workers
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
         self.consumers: dict[int, Session] = {}
-        """The sessions by route."""
+        """Sessions by route."""
         self.default_route = UNCLAIMED
-        """The route of requests that no client has asked for."""
+        """Route of the requests that no client has claimed."""
         self.counts = RequestCounts()
         self._repeated_log = DeduplicatedLog()
         self.failed_ticks = 0
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int) -> Request:
-        """Open a client's request at a stream, or queue it (NO_STREAM). The caller checks first that there is room."""
+        """Open a client's request at a stream, or queue it for NO_STREAM; the caller must check for room first."""
         deadline = self._deadline(generate.deadline_unix_ms, generate.deadline_ms)
         self.counts.opened += 1
         return self.table.submit(generate, stream, route, owner, deadline)
 
     def _deadline(self, unix_ms: int, at_most_ms: int = 0) -> Deadline:
-        """Return the deadline of a request: the earliest of our limit and the client's limits (zero: no limit)."""
+        """Return the earliest of the processor's and the client's deadlines; zero means no limit of the client."""
         ms = self._settings.request_timeout_ms
         if unix_ms:
             ms = min(ms, unix_ms - self._clock.unix_ms())
@@ -81,12 +81,12 @@ class RequestRegistry:
         return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms, ms)
 
     def make_room(self) -> None:
-        """Drop an unclaimed request, if there is one, to make room for a client's."""
+        """Drop the oldest unclaimed request, if any, to make room for a client's request."""
         if (request := self.table.oldest_unclaimed()) is not None:
             self._drop_unclaimed(request)
 
     def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        """Tell which unknown requests of a step cannot be opened: the first tokens are missing, or there is no room."""
+        """Return which unknown requests cannot be opened, because tokens are missing or the table has no room."""
         may_open = self._may_open(ids, positions, source)
         room = self.table.room_for(source.payer)
         return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
@@ -98,7 +98,7 @@ class RequestRegistry:
         return [position == 0 or request_id in source.owners for request_id, position in pairs]
 
     def waiting_for_room(self, batch: LogprobBatch, source: Source) -> set[int]:
-        """Return the unknown requests of a batch that need room; none if their payer has no other requests."""
+        """Return the unknown requests of a batch that need room, or none if their payer has no other requests."""
         if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
             return set()
         unknown = np.flatnonzero(self.table.slots_of(batch.request_ids) < 0)
@@ -107,7 +107,7 @@ class RequestRegistry:
         return {request_id for request_id, may_open in found if may_open and not self.is_over(request_id, source)}
 
     def open_unclaimed(self, request_id: int, position: int, source: Source, now: float) -> Request:
-        """Open a request that only its worker knows. The caller checks first that it is not `refused`."""
+        """Open a request that only its worker knows; the caller must check first that `refused` allows it."""
         shown_only = self.default_route == UNROUTED
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
         deadline, route = Deadline(now + wait_ms / 1000, after_ms=wait_ms), self.default_route
@@ -116,9 +116,9 @@ class RequestRegistry:
         return request
 
     def scored_by(self, request_id: int, source: Source, now: float) -> Request | None:
-        """Return the request to which a stream's prompt scores belong; open it if it is unknown.
+        """Return the request to which a stream's prompt scores belong, and open the request if it is unknown.
 
-        None: it is not the stream's request.
+        Returns None if the request belongs to another stream, has ended, or cannot be opened.
         """
         request = self.table.get(request_id)
         if request is None:
@@ -130,18 +130,17 @@ class RequestRegistry:
         return request if is_its and self.table.state_of(request) is not State.ENDED else None
 
     def failed_by(self, request_id: int, source: Source, now: float) -> Request | None:
-        """Return the request to which a stream's error belongs; open it if it is unknown.
+        """Return the request to which a stream's error belongs, and open the request if it is unknown.
 
-        None: it is not the stream's request.
-
-        After a restart the error may arrive before the client, and the worker's hello no longer names the request.
+        Returns None if the error does not concern an open request of the stream. After a restart, the error may arrive
+        before the client returns, and the hello of the worker no longer names the request.
         """
         request = self.scored_by(request_id, source, now)
         may_end = request is not None and self.table.state_of(request) in (State.RUNNING, State.RESUMED)
         return request if may_end else None
 
     def on_worker_has(self, request_id: int, source: Source) -> None:
-        """Assign a request to the worker that named it in its hello, or have the worker abort it."""
+        """Assign a request to a worker whose hello named it, or make the worker abort the request."""
         request = self.table.get(request_id)
         if request is None:
             if self.is_over(request_id, source):
@@ -150,16 +149,16 @@ class RequestRegistry:
             return
         if self.table.state_of(request) is State.RESUMED:
             self._settle_owner(request, source.owners.get(request_id, NO_OWNER))
-            if self.table.get(request_id) is not request:  # the refusal overfilled the consumer's queue
+            if self.table.get(request_id) is not request:  # the request was closed, as its client is not the owner
                 return
         state, stream = self.table.state_of(request), self.table.stream_of(request)
-        if state is State.RUNNING and stream != source.stream:  # sent again, and dispatched to another worker
+        if state is State.RUNNING and stream != source.stream:  # the request was dispatched to another worker meanwhile
             self.workers.abort(source.stream, request_id)
         elif stream == NO_STREAM and state is not State.ENDED:
             self.table.assign(request, source.stream)
 
     def _settle_owner(self, request: Request, owner: int) -> None:
-        """Set the owner of a resumed request from its worker's hello; if another client resumed it, fail it there."""
+        """Set a resumed request's owner from its worker's hello; if another client resumed it, refuse that client."""
         if owner in (NO_OWNER, request.owner):
             return
         consumer = self.consumer_of(request)
@@ -167,10 +166,10 @@ class RequestRegistry:
         if consumer is not None:
             self.table.close(request, None)
             consumer.put_error(self.refuse_resume(request.id, consumer.name))
-            self.table.forget_end(request.id)  # its owner may still resume it
+            self.table.forget_end(request.id)  # the owner may still resume the request
 
     def refuse_resume(self, request_id: int, client: str) -> RequestError:
-        """Count an attempt to resume another client's request, and return the error for it."""
+        """Count an attempt to resume another client's request, and return the error for the attempt."""
         self.counts.refused_resumes += 1
         self._repeated_log.begin(("resume", client), _log.warning, "resume refused", client=client, request=request_id)
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
@@ -183,12 +182,12 @@ class RequestRegistry:
         return request is not None and self.consumer_of(request) is session
 
     def all_lag(self, stream: int) -> bool:
-        """Tell whether all clients with requests at a worker are behind: then throttling it delays no other client."""
+        """Return whether all clients with requests at a worker are behind, so that throttling delays no fast client."""
         consumers = map(self.consumers.get, set(self.table.route[self.table.stream == stream].tolist()))
         return not any(each is not None and each.keeps_up for each in consumers)
 
     def claim(self, resume: Resume, route: int, owner: int) -> Request:
-        """Route the further rows of a request to the consumer that resumes it. The caller delivers the waiting rows."""
+        """Route later rows of a request to the consumer that resumes it; the caller delivers the waiting rows."""
         table = self.table
         request = table.get(resume.request_id)
         if request is None:
@@ -211,14 +210,14 @@ class RequestRegistry:
             self.table.end(request, None)
 
     def fail(self, request: Request, code: ErrorCode, message: str, *, tell_worker: bool = True) -> None:
-        """End a request with an error that says how far it got. Does nothing if it has ended already."""
+        """Fail a request with an error that contains the number of emitted tokens, unless the request has ended."""
         if self.table.get(request.id) is not request:
             return
         emitted = max(0, int(self.table.next_position[request.slot]))
         retry_after_ms = RETRY_MS if code in NOT_TAKEN else 0
         error = request_error(request.id, code, message, emitted_tokens=emitted, retry_after_ms=retry_after_ms)
         name = code_name(code)
-        # A worker may send any number as a code, and a counter for each number would fill the memory.
+        # Only known codes are counted by name, because a worker may send any number as a code.
         self.counts.failed[name if code in CODE_NAMES else "other"] += 1
         if tell_worker:
             self._abort_at_worker(request)
@@ -233,20 +232,20 @@ class RequestRegistry:
             consumer.put_error(error)
 
     def end_continuable(self, why: str) -> None:
-        """End the requests that their clients can continue at another processor."""
+        """End the requests that clients can continue at another processor."""
         for request in self.table.open_requests():
             consumer = self.consumer_of(request)
             if request.is_continuable and consumer is not None and consumer.knows_others:
                 self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def end_continuable_of(self, stream: int, most: int, why: str) -> None:
-        """End a limited number of a worker's admitted requests that their clients can continue at another worker."""
+        """End at most `most` admitted requests of a worker that clients can continue at another worker."""
         begun = [each for each in self.table.of_stream(stream) if each.generate is None and each.aborted_at is None]
         for request in [each for each in begun if each.is_continuable][:most]:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """Drop the unclaimed requests whose rows hold a pending ack, or older ones of its stream up to a sequence."""
+        """Drop unclaimed requests whose oldest row belongs to a pending ack, or to its stream up to `through`."""
         for request in self.table.open_requests():
             if request.waiting:
                 found = request.waiting[0][0].pending_ack
@@ -254,7 +253,7 @@ class RequestRegistry:
                     self._drop_unclaimed(request)
 
     def abort(self, request_id: int) -> None:
-        """Ask the worker of a request to abort it. Does nothing if the request is unknown or has ended."""
+        """Ask a request's worker to abort the request, unless it is unknown or aborted already."""
         request = self.table.get(request_id)
         if request is None or request.aborted_at is not None:
             return
@@ -263,7 +262,7 @@ class RequestRegistry:
         self._abort_at_worker(request)
 
     def expire(self) -> None:
-        """Expire overdue requests, a bounded number of unclaimed ones per tick."""
+        """Expire overdue requests; the number of unclaimed requests that expire per tick is limited."""
         now = self._now()
         self._repeated_log.expire()
         unclaimed = 0
@@ -273,7 +272,7 @@ class RequestRegistry:
                 continue
             try:
                 self._check(request, now)
-            except Exception:  # noqa: BLE001 - a defect of ours
+            except Exception:  # noqa: BLE001 - only a defect of the processor raises here
                 self.failed_ticks += 1
                 self._repeated_log.begin("defect", _log.exception, "tick failed", request=request.id)
                 if self.table.get(request.id) is request:
@@ -281,7 +280,7 @@ class RequestRegistry:
 
     def _check(self, request: Request, now: float) -> None:
         if self.table.get(request.id) is not request:
-            return  # it ended together with an earlier one
+            return  # the failure of an earlier request has ended this request, too
         if not request.is_claimed:
             self._drop_unclaimed(request)
         elif request.aborted_at is not None and now >= request.aborted_at + self._abort_timeout:
@@ -292,10 +291,10 @@ class RequestRegistry:
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
 
     def is_over(self, request_id: int, source: Source) -> bool:
-        """Tell whether a request of a stream has ended, here or at its client.
+        """Return whether a stream's request has ended, either at this processor or at its client.
 
-        The end at a client counts only until the worker has replayed its retained items, because later the client may
-        use the id again.
+        An end at the client counts only until the worker has replayed its retained items. The client may use the same
+        id again later.
         """
         worker = self.workers.by_stream.get(source.stream)
         is_sent_again = worker is None or worker.reconcile is not None
@@ -303,9 +302,9 @@ class RequestRegistry:
         return ended_here or (is_sent_again and self.table.has_ended_at_client(request_id))
 
     def client_ended(self, request_id: int, owner: int) -> None:
-        """Drop the rows of an unclaimed request that has ended at its client, unless it is another client's.
+        """Drop the rows of an unclaimed request that has ended at its client, unless another client owns it.
 
-        After the loss of a processor, workers replay such rows. If they were kept, later acks would have to wait.
+        After the loss of a processor, workers replay such rows. Keeping the rows would delay later acks.
         """
         request = self.table.get(request_id)
         source = None if request is not None else self.workers.source_of(request_id)
@@ -314,7 +313,7 @@ class RequestRegistry:
                 is_whole = self.table.state_of(request) is State.ENDED
                 self._drop(request)
                 self.table.note_end_at_client(request_id, owner)
-                if is_whole:  # otherwise rows of it may still arrive
+                if is_whole:  # for an incomplete request, more rows may still arrive
                     self.table.forget_end(request_id)
         elif source is None:
             self.table.note_end_at_client(request_id, owner)
@@ -338,7 +337,7 @@ class RequestRegistry:
             self.workers.abort(stream, request.id)
 
     def end_all_of(self, stream: int, name: str, why: str) -> int:
-        """Fail all requests of a lost worker, and return how many."""
+        """Fail all requests of a lost worker, and return their number."""
         ended = self.table.of_stream(stream)
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)

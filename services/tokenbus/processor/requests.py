@@ -1,4 +1,4 @@
-"""The table of all requests and their states. Its columns are arrays, so that a step needs only a few operations."""
+"""The table of all requests and their states, with array columns so that a step needs only a few operations."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -19,106 +19,106 @@ from tokenbus_contracts.native import RequestColumns
 NO_STREAM = -1
 NO_OWNER = 0
 UNCLAIMED = 0
-"""The route of requests without a client: their rows wait until one resumes them."""
+"""Route of requests without a client, whose rows wait until a client resumes the request."""
 UNROUTED = -1
-"""The route of requests whose rows only `steps()` delivers."""
+"""Route of requests whose rows are delivered only by `steps()`."""
 Payer = tuple[str, int | str]
-"""The peer whose limit an open request uses: its client or, while it is unclaimed, its worker or the worker's key."""
+"""The peer whose limit a request counts against: its client or, if unclaimed, its worker or the worker's key."""
 
 
 class State(IntEnum):
-    """The states of a request."""
+    """State of a request."""
 
     CLOSED = 0
-    """Not in the table."""
+    """The request is not in the table."""
     QUEUED = 1
-    """Waiting for a worker."""
+    """The request waits for a worker."""
     RUNNING = 2
-    """At one worker, whose stream brings its rows."""
+    """One worker has the request, and the worker's stream brings the rows."""
     RESUMED = 3
-    """Resumed by its client before a worker named it, as after a restart of the processor."""
+    """The client resumed the request before a worker named it, for example after a restart of the processor."""
     ENDED = 4
-    """Ended before its client claimed it; its rows wait for the client."""
+    """The request ended before its client claimed it, and its rows wait for the client."""
 
 
 class TransitionError(Exception):
-    """A transition that the state of a request does not allow: a defect of the processor."""
+    """A defect of the processor: the state of a request does not allow a transition."""
 
     def __init__(self, request_id: int, state: State, to: State) -> None:
         super().__init__(f"request {request_id:016x}: {to.name.lower()} does not follow {state.name.lower()}")
 
 
 class Deadline(NamedTuple):
-    """The deadline of a request, in seconds by the processor's clock and in milliseconds since 1970 UTC."""
+    """A request's deadline, as seconds of the processor's clock and as milliseconds since 1970 UTC."""
 
     at: float
     unix_ms: int = 0
     after_ms: int = 0
-    """The remaining time when it was set."""
+    """Remaining time in milliseconds when the deadline was set."""
 
 
 @dataclass(slots=True, frozen=True)
 class Source:
-    """The worker's stream that a step came from."""
+    """The worker's stream from which a step came."""
 
     stream: int
     name: str
     is_resumed: bool
-    """Whether the stream began before this processor did."""
+    """Whether the stream is older than this processor."""
     owners: dict[int, int] = field(default_factory=dict, compare=False)
-    """The requests that the worker's hello named, and the owner of each; some may have ended since."""
+    """Owners of the requests that the worker's last hello named, by request id; some requests may have ended."""
     key: str = ""
-    """The name of the key that the worker proved; empty without keys."""
+    """Name of the worker's proven key, or empty without a key."""
 
     @property
     def payer(self) -> Payer:
-        """The payer of its unclaimed requests; workers with the same key have the same payer."""
+        """Payer of the stream's unclaimed requests, which all workers with the same key share."""
         return ("key", self.key) if self.key else ("worker", self.stream)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The facts of one request that are not columns of the table."""
+    """The properties of one request that are not columns of the table."""
 
     id: int
     slot: int
     deadline: Deadline
     generate: Generate | None = None
-    """The message for its worker, until the worker admits the request."""
+    """Message for the worker, or None once the worker has admitted the request."""
     sent_after: int = 0
-    """The number of its worker's handshakes when the request was sent."""
+    """Number of the worker's handshakes at the time when the request was sent."""
     for_decode: Generate | None = None
-    """The message for the decode worker, while a prefill worker has the request."""
+    """Message for the decode worker while a prefill worker has the request."""
     transfer_state: bytes = b""
-    """The prefill worker's transfer state for the decode worker."""
+    """State that the prefill worker transfers to the decode worker."""
     weight_version: int = 0
-    """The weight version of the worker that admitted it."""
+    """Weight version of the worker that admitted the request."""
     is_claimed: bool = False
-    """Whether it has a consumer."""
+    """Whether the request has a consumer."""
     is_continuable: bool = False
-    """Whether its client can continue it at any other worker of the model."""
+    """Whether the client can continue the request at any other worker of the model."""
     aborted_at: float | None = None
     waiting: list[tuple[Step, int]] = field(default_factory=list)
-    """Rows that wait for its client, as a step and the number of the row in it."""
+    """Rows that wait for the client; each entry is a step and a row number in the step."""
     scores: list[tuple[PromptScoresChunk, PendingAck]] = field(default_factory=list)
-    """Prompt scores that wait for its client."""
+    """Prompt scores that wait for the client."""
     error: RequestError | None = None
-    """The error that ended it before its client claimed it."""
+    """Error that ended the request before the client claimed it."""
     owner: int = NO_OWNER
-    """The client that may resume or end it, in any of its lives."""
+    """The client that may resume or end the request, in any of the client's incarnations."""
     payer: Payer | None = None
     asked_after: int = 0
-    """The number of its client's handshakes when the client sent it.
+    """Number of the client's handshakes when the client sent the request.
 
-    0: it was sent to an earlier life of the processor.
+    Zero means that the client sent it to an earlier incarnation of the processor.
     """
     last_frame: tuple[int, int] | None = None
-    """The route of the session that got its last row, and the ordinal of that row's frame in the session's queue."""
+    """Route of the session that got the last row, and the ordinal of the row's frame in that session's send queue."""
 
 
 @dataclass(slots=True, frozen=True)
 class Ended:
-    """How a request ended."""
+    """The end of a request."""
 
     error: RequestError | None
     tokens: int
@@ -136,13 +136,13 @@ _EMPTY: Mapping[str, float] = {
     "wants_draft": True,
     "due": np.inf,
 }
-"""The values of an empty slot."""
+"""Column values of an empty slot."""
 
 
 class RequestTable:
-    """All open requests, and a bounded number of ended ones.
+    """All open requests, and a limited number of ended requests.
 
-    The columns have a value for each slot. Any module reads them; only these methods write them.
+    Each column has one value per slot. Any module may read the columns, but only these methods write them.
     """
 
     def __init__(self, max_requests: int, ended_requests: int, per_peer: int) -> None:
@@ -152,22 +152,22 @@ class RequestTable:
         self._requests: list[Request | None] = []
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._ended_at_clients: OrderedDict[int, int] = OrderedDict()
-        """The owners of requests that were unknown here when they ended at their clients."""
+        """Owners of requests that ended at their clients while this processor did not know them, by request id."""
         self._max_requests = max_requests
         self._ended_requests = ended_requests
         self.next_position = np.zeros(64, np.int64)
         self.stream = np.full(64, NO_STREAM, np.int32)
         self.decoder = np.full(64, NO_STREAM, np.int32)
-        """The stream of the decode worker with room reserved for each request at a prefill worker."""
+        """Stream of the decode worker that reserves room for each request at a prefill worker."""
         self.state = np.zeros(64, np.uint8)
         self.route = np.zeros(64, np.int32)
         self.wants_draft = np.ones(64, np.bool_)
         self.due = np.full(64, np.inf)
-        """The time of each request's next check."""
+        """Time of each request's next check."""
         self.buffered_rows = 0
-        """Rows that wait for clients."""
+        """Number of rows that wait for clients."""
         self.running = self._running()
-        """The columns that the native pass over a step reads."""
+        """Columns that the native pass over a step reads."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -177,7 +177,7 @@ class RequestTable:
         return len(self._slots) >= self._max_requests
 
     def limit_for(self, payer: Payer) -> str:
-        """Return the limit by which one more request of a payer is refused, as text; empty: there is room."""
+        """Return the limit that forbids another request of a payer, or an empty string if there is room."""
         if self.is_full:
             return f"open requests: at most {self._max_requests}"
         if not self.room_for(payer):
@@ -191,7 +191,7 @@ class RequestTable:
         return len(self._charged.get(payer, ()))
 
     def oldest_unclaimed(self) -> Request | None:
-        """Return the oldest unclaimed request of the worker or key with the most unclaimed requests."""
+        """Return the oldest unclaimed request of the payer with the most unclaimed requests."""
         payers = [payer for payer in self._charged if payer[0] != "client"]
         if not payers:
             return None
@@ -223,27 +223,27 @@ class RequestTable:
         return request_id in self._slots or request_id in self._ended or request_id in self._ended_at_clients
 
     def note_end_at_client(self, request_id: int, owner: int) -> None:
-        """Remember that an unknown request has ended at a client; only the first client that says so counts."""
+        """Record that an unknown request has ended at a client; later reports by other clients are ignored."""
         self._ended_at_clients.setdefault(request_id, owner)
         if len(self._ended_at_clients) > self._ended_requests:
             self._ended_at_clients.popitem(last=False)
 
     def forget_end_at_client(self, request_id: int, owner: int) -> None:
-        """Forget that a request has ended at a client, because the client uses the id again."""
+        """Forget that a request has ended at a client, because the client reuses the id."""
         if self._ended_at_clients.get(request_id) == owner:
             del self._ended_at_clients[request_id]
 
     def forget_end_at_other_client(self, request_id: int, owner: int) -> None:
-        """A worker has named a request's owner: forget the request's end unless that owner reported it."""
+        """Forget a request's end at a client, unless the owner in a worker's hello is the client that reported it."""
         if owner == NO_OWNER or self._ended_at_clients.get(request_id) != owner:
             self._ended_at_clients.pop(request_id, None)
 
     def forget_end(self, request_id: int) -> None:
-        """Forget the end of a request, because a worker may still send its rows."""
+        """Forget that a request has ended, because a worker may still send its rows."""
         self._ended.pop(request_id, None)
 
     def open_requests(self) -> list[Request]:
-        """Return all open requests, the oldest first."""
+        """Return all open requests, oldest first."""
         return [self.at(slot) for slot in self._slots]
 
     def of_stream(self, stream: int) -> list[Request]:
@@ -256,7 +256,7 @@ class RequestTable:
         return [self.at(slot) for slot in np.flatnonzero(self.state == State.RESUMED).tolist()]
 
     def load_of(self, stream: int) -> int:
-        """Return how many requests a stream has, including reservations."""
+        """Return the number of requests of a stream, including reservations."""
         return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.decoder == stream))
 
     def requests_of(self, route: int, stream: int) -> int:
@@ -268,7 +268,7 @@ class RequestTable:
     # Transitions.
 
     def open(self, request_id: int, position: int, stream: int, state: State, deadline: Deadline) -> Request:
-        """Open a request. The caller checks first that there is room."""
+        """Open a request; the caller must check for room first."""
         slot = self._slots.add(request_id)
         if slot == len(self._requests):
             self._add_slot()
@@ -301,35 +301,35 @@ class RequestTable:
         return request
 
     def resume(self, request_id: int, position: int, now: float) -> Request:
-        """Open a request that a client resumes before a worker has named it."""
+        """Open a request that a client resumes before any worker has named it."""
         return self.open(request_id, position, NO_STREAM, State.RESUMED, Deadline(now))
 
     def dispatch(self, request: Request, stream: int) -> None:
         self._run(request, stream, State.QUEUED)
 
     def requeue(self, request: Request) -> None:
-        """Queue a request again that its worker has not admitted."""
+        """Queue a request again before its worker has admitted it."""
         self._move(request, State.QUEUED, State.RUNNING)
         self.stream[request.slot] = self.decoder[request.slot] = NO_STREAM
 
     def decode(self, request: Request, stream: int, generate: Generate) -> None:
-        """Move a request from its prefill worker to the stream of a decode worker."""
+        """Move a request from its prefill worker to a decode worker's stream."""
         self._run(request, stream, State.RUNNING)
         self.decoder[request.slot] = NO_STREAM
         request.generate, request.for_decode, request.transfer_state = generate, None, b""
 
     def assign(self, request: Request, stream: int) -> None:
-        """Assign a request to the stream of the worker that proves to have it."""
+        """Assign a request to the stream of the worker that has it."""
         self._run(request, stream, State.QUEUED, State.RESUMED)
 
     def end(self, request: Request, error: RequestError | None) -> None:
-        """End an unclaimed request, and keep its rows for its client."""
+        """End an unclaimed request whose rows are kept for its client."""
         self._move(request, State.ENDED, State.RUNNING)
         request.error = error
         self.stream[request.slot] = NO_STREAM
 
     def close(self, request: Request, error: RequestError | None) -> None:
-        """Remove a request, and remember its end."""
+        """Remove a request from the table, and remember how it ended."""
         self._move(request, State.CLOSED, *State)
         slot = request.slot
         self._slots.remove(request.id)
@@ -353,17 +353,17 @@ class RequestTable:
         self._move(request, State.RUNNING, *before)
         self.stream[request.slot] = stream
 
-    # Rows that wait for clients: after a restart, workers may be back before clients.
+    # Rows wait for clients because after a restart, workers may return before clients.
 
     def keep_rows(self, step: Step, slots: Slots, rows: Slots) -> None:
-        """Keep rows of a step, unacknowledged, until the clients of their requests resume them."""
+        """Keep rows of a step unacknowledged until the clients of these rows resume their requests."""
         step.pending_ack.keep(rows.size)
         self.buffered_rows += rows.size
         for slot, row in zip(slots[rows].tolist(), rows.tolist(), strict=True):
             self.at(slot).waiting.append((step, row))
 
     def take_rows(self, request: Request) -> list[tuple[Step, int]]:
-        """Return the waiting rows of a request, and forget them. The caller releases their pending acks."""
+        """Remove and return the waiting rows of a request; the caller releases the rows' pending acks."""
         waiting, request.waiting = request.waiting, []
         self.buffered_rows -= len(waiting)
         return waiting
@@ -376,7 +376,7 @@ class RequestTable:
         request.scores = []
 
     def skip_to(self, request: Request, position: int) -> None:
-        """Advance a request to a position, because its client has all tokens before it."""
+        """Advance a request to a position, because the client has all earlier tokens."""
         self.next_position[request.slot] = max(position, self.next_position[request.slot])
 
     def advance(self, slots: Slots, counts: npt.NDArray[np.uint8]) -> None:
@@ -416,7 +416,7 @@ class RequestTable:
         if len(self._requests) > self.stream.size:
             for name, value in _EMPTY.items():
                 column = getattr(self, name)
-                # Columns are counted and searched as a whole, so the new slots must look empty.
+                # Columns are searched as a whole, so new slots must look empty.
                 setattr(self, name, np.concatenate([column, np.full_like(column, value)]))
             self.running = self._running()
 
@@ -431,7 +431,7 @@ class RequestTable:
 
 
 def _is_continuable(generate: Generate) -> bool:
-    """Tell whether a request can be continued at any worker of its model with an engine that continues requests."""
+    """Return whether every engine that continues requests can continue this request at any worker of its model."""
     sampling = generate.sampling
     needs_output = sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words
     is_free = generate.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED

@@ -1,4 +1,4 @@
-"""Resumes: a client continues to read its requests after it or the processor was away."""
+"""Resumes: clients continue to read requests after a client or the processor was away."""
 
 from collections.abc import Callable
 
@@ -16,15 +16,15 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
 _CHEAP_SEARCH = 64
-"""The number of queued frames that may be searched at any time; longer searches are made once per tick."""
+"""Number of queued frames that may be searched at any time; a longer search is made at most once per tick."""
 _MAX_DEFERRED = 1024
-"""The maximum number of deferred resumes: another client came first, and no worker has named the request's owner."""
+"""Maximum number of deferred resumes, which wait until a worker names the owner of the request."""
 
 
 class Resumes:
-    """Resumes requests. Requests that arrive at the same moment are resumed together, because they share steps.
+    """Resumes requests, several at once if possible, because rows of the same step can share a frame.
 
-    A request belongs to the client that asked for it. If another client resumes it, the answer is that it is unknown.
+    A request belongs to the client that sent it. Another client that resumes it gets the error `unknown_request`.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Resumes:
         self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
         self._deferred: dict[tuple[int, int], tuple[Resume, float]] = {}
-        """Attempts to resume requests of another session, each with the time since which it waits.
+        """Deferred resumes of requests that another session reads, with the time of the first attempt.
 
-        They wait until the request's owner is known, or the other session is known to be dead.
+        Such a resume waits until the owner is known, or until the other session is known to be dead.
         """
         self._is_exhausted = False
-        """Whether the search of frames must wait for the next tick."""
+        """Whether the next search of queued frames must wait for the next tick."""
 
     def add(self, session: Session, resume: Resume) -> None:
         self._waiting[session.id, resume.request_id] = resume
@@ -55,7 +55,7 @@ class Resumes:
     def tick(self, *, are_back: bool) -> None:
         """Retry the deferred resumes, and fail resumed requests that no worker has.
 
-        That is known once all workers had time to reconnect (`are_back`) and have replayed their retained items.
+        A request is failed only after all workers had time to reconnect (`are_back`) and have replayed their items.
         """
         self._is_exhausted = False
         workers = self._registry.workers.by_id.values()
@@ -69,7 +69,7 @@ class Resumes:
             self.resume_all()
 
     def resume_all(self) -> None:
-        """Deliver the waiting rows of the resumed requests to their clients, and route later rows to them."""
+        """Deliver the waiting rows of the resumed requests, and route later rows to the same clients."""
         if self._is_exhausted:
             return
         waiting, self._waiting = self._waiting, {}
@@ -86,7 +86,7 @@ class Resumes:
             session.send_gathered()
 
     def _search(self, resumed: list[tuple[Session, Resume]]) -> dict[int, list[_Rows]]:
-        """Return the rows of resumed requests in the send queues of other sessions of the same owners."""
+        """Return the rows of resumed requests that are in the send queues of other sessions with the same owners."""
         wanted: dict[int, set[int]] = {}
         for session, resume in resumed:
             if not self._is_queued_for(session, resume.request_id):
@@ -110,7 +110,7 @@ class Resumes:
         return found
 
     def _is_queued_for(self, session: Session, request_id: int) -> bool:
-        """Tell whether the remaining rows of a request are in the session's own queue, or will be sent there."""
+        """Return whether the session's own queue has the remaining rows of a request, or will get them."""
         ended = self._registry.table.ended(request_id)
         if ended is None:
             return self._registry.is_read_by(request_id, session)
@@ -132,10 +132,10 @@ class Resumes:
         return self._claim(session, resume)
 
     def _resume_unknown(self, session: Session, resume: Resume) -> RequestError | None:
-        """Resume a request that this life of the processor does not know.
+        """Resume a request that this incarnation of the processor does not know.
 
-        A worker's hello may have named the request's owner. A hello does not name requests that have ended at the
-        worker, though their last rows may still be replayed.
+        The hello of a worker may have named the owner of the request. If the request has ended at the worker, the hello
+        does not name it, but its last rows may still be replayed.
         """
         request_id, source = resume.request_id, self._registry.workers.source_of(resume.request_id)
         self._registry.table.forget_end_at_client(request_id, session.owner)
@@ -151,21 +151,21 @@ class Resumes:
     def _take_over(
         self, session: Session, resume: Resume, request: Request, found: list[_Rows], since: float
     ) -> RequestError | None:
-        """Move a request from another session, if that session is an earlier life of the same client.
+        """Move a request from another session that is an earlier incarnation of the same client.
 
-        `since` is the time of the first try.
+        `since` is the time of the first attempt.
         """
         request_id, holder = request.id, self._registry.consumer_of(request)
         if holder is None or request.owner != session.owner:
             if self._registry.table.state_of(request) is not State.RESUMED:
                 return self._registry.refuse_resume(request_id, session.name)
-            # Deferred until a worker names the owner: the client that came first need not be the owner.
+            # The first client to resume may not be the owner, so this attempt waits until a worker names the owner.
             if len(self._deferred) < _MAX_DEFERRED:
                 self._deferred[session.id, request_id] = resume, since
             return None
         if not session.is_proven and self._is_alive(holder):
-            # A killed session looks alive until its silence exceeds the timeout. A session that sends something again
-            # is alive.
+            # A killed session seems alive until the timeout, so this attempt is deferred.
+            # A session that has sent something since the first attempt is certainly alive.
             if holder.last_heard > since:
                 return self._registry.refuse_resume(request_id, session.name)
             self._deferred[session.id, request_id] = resume, since
@@ -186,7 +186,7 @@ class Resumes:
         return None
 
     def _claim(self, session: Session, resume: Resume) -> RequestError | None:
-        """Route a request to a session and deliver its waiting rows; return the error that ended it, if any."""
+        """Route a request to a session and deliver the waiting rows; return the request's error, if it has one."""
         request = self._registry.claim(resume, session.route, session.owner)
         for chunk, pending_ack in request.scores:
             session.scored(request, chunk, pending_ack)
@@ -210,7 +210,7 @@ class Resumes:
             table.close(request, None)
 
     def _resume_ended(self, session: Session, resume: Resume, ended: Ended, found: list[_Rows]) -> RequestError | None:
-        """Deliver the undelivered rows of an ended request; return an error if its last row is not among them."""
+        """Deliver the remaining rows of an ended request, or return an error if the last row is no longer kept."""
         request_id, position = resume.request_id, resume.next_position
         if ended.owner not in (NO_OWNER, session.owner):
             return self._registry.refuse_resume(request_id, session.name)
@@ -228,9 +228,9 @@ class Resumes:
 
 
 def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
-    """Return the rows of a request that continue from a position, and the position after them.
+    """Return the rows of a request that continue from a position, and the position after these rows.
 
-    The queues of several earlier lives of a client may contain the same rows; each row is returned once.
+    The queues of several incarnations of a client may contain the same rows, but each row is returned once.
     """
     rest: list[_Rows] = []
     for rows in sorted(found, key=lambda entry: int(entry[0].positions[0])):
@@ -248,6 +248,6 @@ def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
 def has_last_row(session: Session, ended: Ended) -> bool:
     return (
         ended.last_frame is not None
-        and ended.last_frame[0] == session.route  # a client may reuse the session id of an earlier client
+        and ended.last_frame[0] == session.route  # another client may have had the same session id before
         and session.send_queue.still_holds(ended.last_frame[1])
     )

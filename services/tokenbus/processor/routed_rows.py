@@ -1,4 +1,4 @@
-"""The rows of a step by route, one group for each consumer."""
+"""The rows of a step, grouped by route."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,25 +16,25 @@ Rows = npt.NDArray[np.intp]
 
 
 class RoutedRows(NamedTuple):
-    """The rows of a step that have one route."""
+    """Rows of a step that have the same route."""
 
     route: int
     rows: Rows
-    """The numbers of the rows in the step, in original batch order."""
+    """Row numbers in the step, in original batch order."""
     message: bytes = b""
-    """The rows as one message; empty: they are not written yet."""
+    """The rows as an encoded message, or empty if they are not encoded yet."""
     request_ids: bytes = b""
-    """The ids of the message's requests."""
+    """Request ids of the message, as bytes."""
 
 
 def split_message(
     batch: LogprobBatch, slots: Slots, requests: RequestColumns, stream: int, first_client: int
 ) -> list[RoutedRows] | None:
-    """Split a step by route, and write each client's message, in one native pass: the fast path of most steps.
+    """Split a step by route and encode each client's message in one native pass, the fast path of most steps.
 
-    Returns None if a row is not the next of its request, or if the step is not a single message.
+    Returns None if a row is not at the next position of its request, or if the step is not a single message.
     """
-    # Not validated again: the processor decoded these rows, and the client validates them.
+    # The rows are not validated here, because the processor decoded them, and the client validates them again.
     found = deal(batch, selection_header(batch), slots, requests, stream, first_client)
     if found is None:
         return None
@@ -43,7 +43,7 @@ def split_message(
 
 
 def split_rows(batch: LogprobBatch, routes: npt.NDArray[np.int32]) -> list[RoutedRows]:
-    """Split the rows of any step, given the route of each row."""
+    """Split the rows of any step by route; `routes` has the route of each row."""
     indices = batch.batch_indices
     is_in_order = bool((indices[1:] > indices[:-1]).all())
     rows: Rows = routes.argsort(kind="stable") if is_in_order else np.lexsort((indices, routes))

@@ -1,4 +1,4 @@
-"""Router: settles each row of a step against the state of its request, and delivers the new rows."""
+"""Router: compares each row of a step with the state of its request, and delivers the new rows."""
 
 from dataclasses import dataclass
 from itertools import compress
@@ -16,12 +16,12 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 _MAX_ABORTS = 16
-"""The maximum number of unknown requests to abort for one step: an abort costs more than reading the step."""
+"""Maximum number of unknown requests aborted per step, because an abort costs more than reading a step."""
 
 
 @dataclass(slots=True)
 class RowCounts:
-    """Rows by outcome."""
+    """Number of rows by outcome."""
 
     delivered: int = 0
     repeated: int = 0
@@ -31,7 +31,7 @@ class RowCounts:
 
 
 class Router:
-    """Delivers each row exactly once, and only at the next position of its request."""
+    """Delivers each row exactly once, and only if the row is at the next position of its request."""
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
@@ -39,12 +39,12 @@ class Router:
         self._table = dispatch.registry.table
         self.counts = RowCounts()
 
-    # The three calls for each step, in this order.
+    # The intake calls the next three methods for each step, in this order.
 
     def settle(self, step: Step, source: Source, now: float) -> tuple[Slots, list[RoutedRows]]:
-        """Drop the rows that are not new from a step, and advance the requests of the others.
+        """Remove the rows that are not new from a step, and advance the requests of the remaining rows.
 
-        Returns the slots of the remaining rows, and these rows by route.
+        Returns the slots of the remaining rows, and these rows grouped by route.
         """
         slots = self._table.slots_of(step.rows.request_ids)
         routed = self._split(step, slots, source)
@@ -59,7 +59,7 @@ class Router:
         for rows in routed:
             if rows.route == UNCLAIMED:
                 self._table.keep_rows(step, slots, rows.rows)
-            elif (consumer := self._registry.consumers.get(rows.route)) is not None:  # otherwise only steps() gets them
+            elif (consumer := self._registry.consumers.get(rows.route)) is not None:  # else only steps() gets the rows
                 consumer.deliver(step, slots, rows)
 
     def close_finished(self, step: Step, source: Source) -> None:
@@ -68,7 +68,7 @@ class Router:
         for row in np.flatnonzero(LEAVES[target.statuses]).tolist():
             request = self._table.get(int(target.request_ids[row]))
             if request is None:
-                continue  # ended by `deliver`: the rows overfilled the send queue of its client
+                continue  # `deliver` has failed the request, because the client's send queue was overfull
             source.owners.pop(request.id, None)
             if target.statuses[row] == RowStatus.HANDED_OFF:
                 self._dispatch.decode(request, target.row(row).token_ids.tolist())
@@ -80,7 +80,7 @@ class Router:
             return None
         return split_message(step.rows, slots, self._table.running, source.stream, UNCLAIMED + 1)
 
-    # Rows that are not at the next position of their request.
+    # The slow path handles rows that are not at the next position of their request.
 
     def _settle_rows(self, step: Step, slots: Slots, source: Source, now: float) -> Slots:
         table, target = self._table, step.rows
@@ -101,7 +101,7 @@ class Router:
         draft = step.draft_rows
         if skip.any():
             target = target.between(skip, target.token_counts)
-            draft = None  # it is about tokens that are partly known
+            draft = None  # the draft batch includes tokens that the client already has
         if not settled.all():
             target = target.select(np.flatnonzero(settled))
             if draft is not None:
@@ -110,7 +110,7 @@ class Router:
         return table.slots_of(target.request_ids)
 
     def _openable(self, step: Step, rows: Rows, slots: Slots, source: Source) -> list[int]:
-        """Return the rows whose request is open or may be opened, and count the others."""
+        """Return the rows whose request is open or may be opened, and count all other rows."""
         found: list[int] = rows.tolist()
         without_slot: list[int] = rows[slots[rows] < 0].tolist()
         if not without_slot:
@@ -119,7 +119,7 @@ class Router:
         met = [row for row in without_slot if not self._registry.is_over(ids[row], source)]
         refused = self._registry.refused(step.rows.request_ids[met], step.rows.positions[met], source)
         unknown = list(compress(met, refused))
-        for row in unknown[:_MAX_ABORTS]:  # a later step of the worker aborts the others
+        for row in unknown[:_MAX_ABORTS]:  # further requests are aborted at the next step that contains them
             self._registry.workers.abort(source.stream, ids[row])
         self.counts.late += len(without_slot) - len(met)
         self.counts.unknown += len(unknown)
@@ -127,17 +127,17 @@ class Router:
         return [row for row in found if row not in dropped]
 
     def _known_tokens(self, step: Step, row: int, source: Source, now: float) -> int | None:
-        """Return how many tokens of a row its request has already; None if the row is dropped."""
+        """Return the number of a row's tokens that its request already has, or None if the row is dropped."""
         table, target = self._table, step.rows
         request_id, position = int(target.request_ids[row]), int(target.positions[row])
         request = table.get(request_id)
         if request is None:
-            if self._registry.is_over(request_id, source):  # an earlier row of the step may have ended it
+            if self._registry.is_over(request_id, source):  # an earlier row of this step may have ended the request
                 self.counts.late += 1
                 return None
             request = self._registry.open_unclaimed(request_id, position, source, now)
         state, stream = table.state_of(request), table.stream_of(request)
-        if state is State.ENDED:  # its rows wait for its client, and are complete
+        if state is State.ENDED:  # the request is complete, and its rows wait for its client
             self.counts.late += 1
             return None
         expected, count = int(table.next_position[request.slot]), int(target.token_counts[row])

@@ -1,4 +1,4 @@
-"""SendQueue: the frames for one client, sent as its window allows and kept until it acknowledges them."""
+"""SendQueue: frames for one client, sent as the client's window allows and kept until they are acknowledged."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ from tokenbus.processor.client_frames import Frame, RequestIds
 
 
 class Budget:
-    """The bytes in all clients' send queues together, and the bound on them."""
+    """The total bytes in all clients' send queues, and the limit on this total."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -21,7 +21,7 @@ class Budget:
 
 
 class SendQueue:
-    """The unacknowledged frames of one client, oldest first, bounded in number and in bytes."""
+    """The unacknowledged frames of one client, oldest first, limited in number and in bytes."""
 
     def __init__(self, max_frames: int, max_bytes: int, budget: Budget) -> None:
         self._max_frames = max_frames
@@ -34,9 +34,9 @@ class SendQueue:
         self._next_number = 1
         self._sent_bytes = 0
         self.outputs = 0
-        """Frames with rows or prompt scores."""
+        """Number of frames with rows or prompt scores."""
         self.last_ordinal = 0
-        """The ordinal of the last frame, counted from one across all connections."""
+        """Ordinal of the last frame, counted from one across all connections."""
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -44,11 +44,11 @@ class SendQueue:
 
     @property
     def is_over_full(self) -> bool:
-        """Whether it exceeds its bounds, because its client reads too slowly."""
+        """Whether the queue exceeds its limits, because the client reads too slowly."""
         return self.outputs > self._max_frames or self.bytes > self._max_bytes
 
     def still_holds(self, ordinal: int) -> bool:
-        """Tell whether a frame, given by its ordinal and not dropped, is still unacknowledged."""
+        """Return whether a frame with this ordinal is unacknowledged; the frame must not have been dropped."""
         frames = self._sent or self._waiting
         return bool(frames) and ordinal >= frames[0].ordinal
 
@@ -57,7 +57,7 @@ class SendQueue:
         return not self._waiting and self._fits(0)
 
     def connect(self, window_frames: int, window_bytes: int) -> None:
-        """Begin a connection: all unacknowledged frames are sent again, numbered from one."""
+        """Begin a connection: all unacknowledged frames are sent again, and numbered from one."""
         self._window_frames, self._window_bytes = window_frames, window_bytes
         self._waiting, self._sent = deque(self.frames()), deque()
         self._next_number = 1
@@ -81,7 +81,7 @@ class SendQueue:
         return frame.numbered(self._next_number)
 
     def sent(self) -> None:
-        """Count the frame that `next_message` returned as sent."""
+        """Mark the frame of the last `next_message` as sent."""
         frame = self._waiting.popleft()
         frame.number = self._next_number
         self._next_number += 1
@@ -89,7 +89,7 @@ class SendQueue:
         self._sent.append(frame)
 
     def ack(self, through: int) -> bool:
-        """Remove the frames up to a number; False if no such number was sent."""
+        """Remove the frames up to a number, or return False if no frame with this number was sent."""
         if through >= self._next_number:
             return False
         while self._sent and self._sent[0].number <= through:
@@ -106,7 +106,7 @@ class SendQueue:
         self._sent_bytes = 0
 
     def drop_outputs(self) -> list[Frame]:
-        """Remove and return the frames with rows or prompt scores; the others are sent again."""
+        """Remove and return the frames with rows or prompt scores; all other frames are sent again."""
         frames = self.frames()
         self.discard()
         for frame in frames:
@@ -115,9 +115,10 @@ class SendQueue:
         return [frame for frame in frames if frame.is_output]
 
     def largest(self) -> set[int]:
-        """Return the largest requests: dropping the frames with only their rows makes the queue half as full.
+        """Return the largest requests, without whose frames the queue would be at most half full.
 
-        Only the fuller of the two bounds counts. Empty if frames with rows of several requests fill the queue.
+        Only the more exhausted limit, on frames or on bytes, counts. Frames with rows of several requests cannot be
+        dropped; if they fill more than half of the queue, an empty set is returned.
         """
         of = self.bytes / self._max_bytes < self.outputs / self._max_frames
         left, bound = ((self.bytes, self._max_bytes), (self.outputs, self._max_frames))[of]
@@ -137,7 +138,7 @@ class SendQueue:
         return set()
 
     def drop_own(self, request_ids: set[int]) -> list[Frame]:
-        """Remove and return the frames whose rows are all of one of the given requests."""
+        """Remove and return the frames whose rows all belong to one of the given requests."""
         dropped = [frame for frame in self.frames() if frame.owner in request_ids]
         for frame in dropped:
             self._release(frame)
@@ -150,7 +151,7 @@ class SendQueue:
         return [*self._sent, *self._waiting]
 
     def frames_of(self, ids: RequestIds) -> list[Frame]:
-        """Return the frames with rows of some requests, oldest first. Nothing is decoded."""
+        """Return the frames with rows of the given requests, oldest first, without decoding them."""
         frames = [frame for frame in self.frames() if frame.ids]
         if not frames:
             return []
@@ -159,7 +160,7 @@ class SendQueue:
         return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
     def held_of(self, acks: AckTracker) -> tuple[int, int]:
-        """Return how many items of a stream its frames hold, and their bytes."""
+        """Return the number and the bytes of a stream's items that this queue holds."""
         waiting = {frame.pending_ack for frame in self.frames() if frame.pending_ack is not None}
         held = [each for each in waiting if each.stream is acks]
         return sum(each.items for each in held), sum(each.bytes for each in held)

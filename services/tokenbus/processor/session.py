@@ -1,4 +1,4 @@
-"""Session: one life of a client, and the consumer of the rows of its requests."""
+"""Session: one incarnation of a client, which consumes the rows of the client's requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,51 +19,51 @@ from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
 
 _KEEPS_UP = 64
-"""A client with up to this many unacknowledged frames of tokens keeps up."""
+"""Maximum number of unacknowledged output frames with which a client still keeps up."""
 _Piece = tuple[LogprobBatch, LogprobBatch | None]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Session(KnownPeer):
-    """One life of a client, over all of its connections."""
+    """One incarnation of a client, across all of its connections."""
 
     id: int
     owner: int
-    """The owner of its requests, which is the same for the client's next life."""
+    """Owner of the client's requests, which is the same for the client's next incarnation."""
     route: int
     send_queue: SendQueue
     table: RequestTable
     limits: Limits
     on_frame: Callable[["Session"], None]
     is_proven: bool = False
-    """Whether a key proves its identity."""
+    """Whether the client has proved its identity with a key."""
     roles: frozenset[Role] = frozenset()
     hellos: int = 0
-    """Completed handshakes."""
+    """Number of completed handshakes."""
     handshakes: float = 0.0
-    """Handshakes that counted against its rate limit at the last one."""
+    """Number of handshakes that counted against the rate limit at the last handshake."""
     handshakes_at: float = 0.0
     wants_status: bool = False
-    """Whether a status request has not been answered."""
+    """Whether a status request is still unanswered."""
     next_status: float = 0.0
     knows_others: bool = False
-    """Whether its list has other processors. Then it is told our room, and may continue requests elsewhere."""
+    """Whether the client knows other processors, so that it gets Room messages and may continue requests elsewhere."""
     room: Room | None = None
-    """The last Room that was sent to it, with the time and the number of workers' handshakes by then."""
+    """The last Room message to the client; `room_at` is its time, and `arrivals` the workers' handshakes by then."""
     room_at: float = 0.0
     arrivals: int = 0
     _gathered: dict[PendingAck, list[_Piece]] | None = None
-    """Gathered rows of many requests, by step."""
+    """Gathered rows of many requests, by the step's pending ack."""
     _gathered_errors: list[RequestError] = field(default_factory=list)
-    """Errors that follow the gathered rows."""
+    """Errors that are sent after the gathered rows."""
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it is connected, and acknowledges frames about as fast as they arrive."""
+        """Whether the client is connected, and acknowledges frames about as fast as they arrive."""
         return self.peer is not None and self.send_queue.outputs <= _KEEPS_UP
 
     def deliver(self, step: Step, slots: Slots, routed: RoutedRows) -> None:
-        """Put its rows of a step into the send queue, as one frame, or several if a message would exceed the limits."""
+        """Put the client's rows of a step into the send queue, as one frame if the limits on a message allow it."""
         draft = step.draft
         if routed.message and self._gathered is None and len(routed.message) <= self.limits.max_message_bytes:
             self.put(Frame(OUTPUTS, [routed.message], step.pending_ack, routed.request_ids))
@@ -75,14 +75,13 @@ class Session(KnownPeer):
         self.put_outputs(step.rows.select(routed.rows), draft, step.pending_ack)
 
     def gather(self) -> None:
-        """Gather rows from now on, so that many requests that are resumed together share one frame per step."""
+        """Start to gather rows, so that requests that are resumed together share one frame per step."""
         self._gathered = {}
 
     def send_gathered(self) -> None:
         gathered, errors = self._gathered or {}, self._gathered_errors
         self._gathered, self._gathered_errors = None, []
-        # A request that went from a prefill to a decode worker has rows of two streams, and their step numbers say
-        # nothing about the order.
+        # A request with a prefill worker and a decode worker has rows of two streams, whose step numbers are unrelated.
         for pending_ack, pieces in sorted(gathered.items(), key=lambda each: each[0].ordinal):
             drafts = [draft for _, draft in pieces if draft is not None]
             target = LogprobBatch.joined([target for target, _ in pieces])
@@ -105,7 +104,7 @@ class Session(KnownPeer):
         self.on_frame(self)
 
     def put_error(self, error: RequestError) -> None:
-        """Send the error of a request, after the gathered rows."""
+        """Send the error of a request after the gathered rows."""
         if self._gathered is not None:
             self._gathered_errors.append(error)
             return

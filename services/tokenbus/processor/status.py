@@ -1,4 +1,4 @@
-"""StatusReport: the status of a processor for its clients, with its requests and workers."""
+"""StatusReport: the status of a processor for its clients, with the processor's requests and workers."""
 
 import math
 
@@ -10,18 +10,18 @@ from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, ServerFrame
 from tokenbus_contracts.schema import bounds_in
 
 STATUS_INTERVAL = 0.1
-"""Seconds between two reports, and between two answers to a client that keeps asking."""
+"""Minimum time between two reports, and between two answers to one client, in seconds."""
 STATUS_BURST_SECONDS = 2.0
-"""After a silence, a client may get the answers of this many seconds at once, so that a command need not wait."""
+"""Period without requests after which a client may send several requests at once, in seconds."""
 _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MOST_ADAPTER_BYTES = 128 * 1024
-"""Bound on the names of all workers' adapters together, so that the frame stays within its own bound."""
+"""Limit on the total bytes of adapter names, so that the frame stays within its own limit."""
 _ENCODED_BYTES = 4
-"""The maximum number of bytes that encoding adds to a name."""
+"""Maximum number of bytes that the encoding adds to a name."""
 
 
 class StatusReport:
-    """The status frame, cached for an interval, or until a worker's adapters change."""
+    """The status frame, which is cached for an interval or until a worker's adapters change."""
 
     def __init__(self, processor_id: str, dispatch: Dispatch) -> None:
         self._processor_id = processor_id

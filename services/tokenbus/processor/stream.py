@@ -1,4 +1,4 @@
-"""Stream: restores the order of a worker's items, and finds the missing ones; no sockets and no clock."""
+"""Stream: restores the order of a worker's items, and finds missing items, without sockets and clocks."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from tokenbus_contracts.limits import Limits
 
 @dataclass(slots=True)
 class ReceivedItem:
-    """A received item."""
+    """One item as it was received."""
 
     sequence: int
     contents: LogprobBatch | RequestEvent | None
-    """None if only a newer minor version knows the kind of the payload."""
+    """Decoded payload, or None if the payload kind belongs to a newer minor version."""
     kind: PayloadKind
     payload: bytes
     last_sequence: int
@@ -35,38 +35,38 @@ class ReceivedItem:
 
 @dataclass(slots=True)
 class LostItems:
-    """A run of lost items. Without ids, any request of the stream may have lost rows."""
+    """A range of lost items; without request ids, any request of the stream may have lost rows."""
 
     sequence: int
     last_sequence: int
     reason: GapReason
     request_ids: frozenset[int]
     size: int = 0
-    """The used credit in bytes."""
+    """Credit that the items used, in bytes."""
 
 
 class ItemOutcome(StrEnum):
-    """The outcome of receiving an item."""
+    """Outcome of receiving an item."""
 
     TAKEN = "taken"
     DUPLICATE = "duplicate"
     DIVERGENT = "divergent"
-    """An item with this sequence came before, with other bytes."""
+    """An earlier item with the same sequence had other bytes."""
     DAMAGED = "damaged"
-    """Its checksum is wrong; the worker is asked for it again."""
+    """The checksum is wrong, and the worker is asked for the item again."""
     REFUSED = "refused"
-    """It breaks the contract."""
+    """The item violates the contract."""
     FLOOD = "flood"
-    """It exceeds the credit."""
+    """The item exceeds the credit."""
 
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counts for the streams of one worker in all of its lives; they count items unless the name says otherwise."""
+    """Counts for all streams of one worker; a count without another unit in its name counts items."""
 
     taken: int = 0
     bytes: int = 0
-    """Payload bytes, also of repeated items."""
+    """Payload bytes, including the bytes of repeated items."""
     duplicates: int = 0
     divergences: int = 0
     damaged: int = 0
@@ -82,7 +82,7 @@ class StreamCounts:
 
 
 class Stream:
-    """The items of one (worker id, epoch)."""
+    """The items of one worker incarnation, which is identified by worker id and epoch."""
 
     def __init__(self, hello: Hello, epoch: int, limits: Limits, settings: ProcessorSettings) -> None:
         self.hello = hello
@@ -102,24 +102,24 @@ class Stream:
         self._refused_once: set[int] = set()
         self._ahead_bytes = 0
         self.credit = Credit()
-        """The credit of this connection: the last sequence that may be sent, and the total bytes since the hello.
+        """Credit of this connection: the last sequence that may be sent, and the total bytes since the hello.
 
-        Both are totals, so that the next message of credit makes up for a lost one.
+        Both values are totals, so the next credit message replaces a lost one.
         """
         self._used_bytes = 0
         self.refusal: ContractError | None = None
         self.wants_handshake = False
         self.produced_at_ns = 0
-        """When the last delivered step was produced, by the worker's clock; zero: unknown."""
+        """Time when the last delivered step was produced, by the worker's clock, or zero if unknown."""
 
     @property
     def lag(self) -> int:
-        """Items that were sent but are not yet in order."""
+        """Number of items that were sent but are not yet in order."""
         return max(0, self.known_last - self.expected + 1)
 
     @property
     def in_order_through(self) -> int:
-        """The last sequence without a missing item up to it."""
+        """Last sequence up to which no item is missing."""
         return self.expected - 1
 
     @property
@@ -128,14 +128,14 @@ class Stream:
 
     @property
     def is_credit_due(self) -> bool:
-        """Whether enough credit is used up to be worth a message."""
+        """Whether the used credit is large enough to be worth a credit message."""
         most_items, most_bytes = self._settings.credit_items, self._settings.credit_bytes
         items = self.in_order_through + most_items - self.credit.through_sequence
         size = self._used_bytes + most_bytes - self.credit.bytes
         return items >= max(1, most_items // 4) or size >= max(1, most_bytes // 4)
 
     def open_connection(self) -> None:
-        """Start a connection, in which the worker continues with the expected sequence and with full credit."""
+        """Begin a connection, in which the worker continues at the expected sequence with full credit."""
         self._ahead.clear()
         self._ahead_bytes = 0
         self.wants_handshake = False
@@ -151,7 +151,7 @@ class Stream:
         self.credit.bytes = self._used_bytes + self._settings.credit_bytes
 
     def receive(self, item: Item, payload: bytes) -> ItemOutcome:
-        """Receive one item. Raises a ContractError if its length differs from its payload's."""
+        """Receive one item; raises ContractError if the item states another length than its payload has."""
         sequence = item.sequence
         if item.payload_bytes != len(payload):
             raise ContractError("item.payload_bytes", f"{len(payload)}, its size", item.payload_bytes)
@@ -222,7 +222,7 @@ class Stream:
         self.counts.refused += 1
         self.refusal = error
         sequence = item.sequence
-        # Without a checksum, the item may be damaged, so the worker is asked for it once more.
+        # An item without a checksum may be damaged, so the worker is asked for it once more.
         if item.HasField("payload_crc32") or sequence in self._refused_once:
             ids = _ids_in(item, payload, self._limits)
             self._put_ahead(LostItems(sequence, sequence, GapReason.GAP_REASON_REFUSED, ids, len(payload)))
@@ -231,20 +231,20 @@ class Stream:
         return ItemOutcome.REFUSED
 
     def declare_lost(self, first: int, last: int, reason: GapReason, ids: frozenset[int]) -> None:
-        """Mark a run of items as lost, except for the ones that have arrived."""
+        """Mark a range of items as lost, except for the items that have arrived."""
         if last < self.expected:
             return
         first = max(first, self.expected)
-        while isinstance(self._ahead.get(first), ReceivedItem):  # it arrived after all
+        while isinstance(self._ahead.get(first), ReceivedItem):  # this item has arrived after all
             first += 1
         if first > last:
             return
         self.known_last = max(self.known_last, last)
-        self._pop_ahead(first)  # a refused item, which used credit
+        self._pop_ahead(first)  # a refused item at this position has used credit
         self._put_ahead(LostItems(first, last, reason, ids))
 
     def in_order(self, may_come: Callable[[ReceivedItem | LostItems], bool]) -> deque[ReceivedItem | LostItems]:
-        """Return the next items in order, up to a missing item or one that must still wait."""
+        """Return the next items in order, up to a missing item or an item that must wait."""
         ready: deque[ReceivedItem | LostItems] = deque()
         while (entry := self._ahead.get(self.expected)) is not None and may_come(entry):
             self._pop_ahead(self.expected)
@@ -253,7 +253,7 @@ class Stream:
                 self.counts.gaps += 1
                 self.counts.lost += entry.last_sequence - entry.sequence + 1
                 for covered in [each for each in self._ahead if each < self.expected]:
-                    self._pop_ahead(covered)  # they used credit
+                    self._pop_ahead(covered)  # the covered items have used credit
             self._refused_once.discard(entry.sequence)
             ready.append(entry)
         if ready:
@@ -265,9 +265,9 @@ class Stream:
         self.known_last = max(self.known_last, min(last_sequence, self.credit.through_sequence))
 
     def missing(self, now: float) -> tuple[int, int] | None:
-        """Return the range of missing items to ask for now, or None.
+        """Return the range of missing items to request now, or None if nothing is due.
 
-        After the last attempt the range is declared lost.
+        After the last attempt, the range is declared lost.
         """
         if self.known_last < self.expected or self.expected in self._ahead:
             return None
@@ -276,7 +276,7 @@ class Stream:
         last = min(self._ahead, default=self.known_last + 1) - 1
         if self._attempts >= self._settings.replay_attempts:
             self.declare_lost(self.expected, last, GapReason.GAP_REASON_RETENTION, frozenset())
-            # Only the worker knows how much credit the lost items used: a new handshake resets the credit.
+            # Only the worker knows how much credit the lost items used, so a new handshake resets the credit.
             self.wants_handshake = True
             return None
         self._asked_at = now
@@ -286,7 +286,7 @@ class Stream:
 
 
 def _ids_in(item: Item, payload: bytes, limits: Limits) -> frozenset[int]:
-    """Return the requests in a refused payload; empty if the payload cannot be parsed."""
+    """Return the request ids in a refused payload, or an empty set if the payload cannot be parsed."""
     try:
         if item.payload_kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
             batch = parse(payload, limits)

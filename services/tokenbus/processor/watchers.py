@@ -1,4 +1,4 @@
-"""Watchers: clients that watch workers' streams, item by item."""
+"""Watchers: clients that observe worker streams, item by item."""
 
 from collections.abc import Mapping
 from zlib import crc32
@@ -15,17 +15,17 @@ from tokenbus_contracts.generated.request_pb2 import PromptScoresChunk, RequestE
 from tokenbus_contracts.generated.stream_pb2 import Item
 
 _WITH_PROMPTS = frozenset({"session_prompt", "prompt_scores"})
-"""The events with the ids of prompts."""
+"""Names of the events that contain prompt ids or prompt scores."""
 
 
 class Watchers:
-    """The sessions that watch streams: one worker's, or all."""
+    """Sessions that observe the stream of one worker or of all workers."""
 
     def __init__(self, workers: Mapping[str, Worker]) -> None:
         self._workers = workers
         self._watched: dict[Session, str] = {}
         self._shown: dict[Session, Stream] = {}
-        """The stream that was last announced to each session: an item's frame does not name its stream."""
+        """Last stream that was announced to each session, because an item's frame does not name its stream."""
         self.skipped_items = 0
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Watchers:
         return session in self._watched
 
     def add(self, session: Session, worker_id: str) -> None:
-        """Show a session the streams of a worker, or of all workers (empty), from now on."""
+        """Show a session all further items of a worker, or of all workers if the worker id is empty."""
         if self._watched.get(session) == worker_id:
             return
         self._watched[session] = worker_id
@@ -48,12 +48,12 @@ class Watchers:
         self._shown.pop(session, None)
 
     def show_stream(self, worker: Worker) -> None:
-        """Announce a stream to its watchers when it begins, and when its worker reconnects."""
+        """Announce a stream to its watchers when it begins, and again when its worker reconnects."""
         for session in self._watching(worker):
             self._announce(session, worker.stream)
 
     def show_item(self, worker: Worker, entry: ReceivedItem) -> None:
-        """Show an item to the watchers of its stream. A watcher without room in its window misses the item."""
+        """Show an item to the watchers of its stream; a watcher whose window is full misses the item."""
         if not self._watched:
             return
         whole = _frame_of(entry, entry.payload)
@@ -88,7 +88,7 @@ def _frame_of(entry: ReceivedItem, payload: bytes) -> Frame:
 
 
 def _without_prompt(event: RequestEvent) -> bytes:
-    """Return an event without a prompt's ids, or without the scores that belong to them."""
+    """Return an event without the prompt's token ids, or without the prompt's scores."""
     shown = RequestEvent()
     shown.CopyFrom(event)
     if shown.HasField("session_prompt"):

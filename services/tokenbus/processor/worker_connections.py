@@ -33,15 +33,15 @@ _log = logger("processor")
 _LIMITS = [field.name for field in StreamLimits.DESCRIPTOR.fields]
 _MOST_EPOCHS = 1024
 _GRACE_SECONDS = 0.5
-"""Time for a worker to reconnect after its connection closed: a link may break, or a new publisher may take over."""
+"""Time for a worker to reconnect after its connection closed, for example because a new publisher takes over."""
 _SILENCE = 1.5
-"""More heartbeat intervals of silence than this are not jitter."""
+"""Number of heartbeat intervals above which silence is not just jitter."""
 _MOST_SEQUENCE = 2**61
-"""Half of the bound in the schema, so that credit beyond a worker's last sequence stays within it."""
+"""Half of the schema's bound on sequences, so that credit beyond a worker's last sequence stays below the bound."""
 
 
 class WorkerConnections(Connections[Worker]):
-    """Handles the frames of workers; items go to the intake."""
+    """Handles the frames of workers, and passes their items to the intake."""
 
     def __init__(self, settings: Settings, workers: Workers, intake: Intake, refused_messages: RefusedMessages) -> None:
         super().__init__("worker", WorkerFrame, workers, workers.by_id, settings, refused_messages)
@@ -49,7 +49,7 @@ class WorkerConnections(Connections[Worker]):
         self._intake = intake
         self._registry = intake.registry
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """The oldest epoch with which a departed worker may come back, and the time when that restriction ends."""
+        """Minimum epoch for a departed worker's return, and the time when this restriction ends, by worker id."""
 
     def _handle(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
         if not parts:
@@ -65,8 +65,8 @@ class WorkerConnections(Connections[Worker]):
         elif body is not None:
             self._excuse_silence(known, now)
             known.last_heard = now
-            # Items may be older than the engine's last progress. Then the next heartbeat tells how long the engine has
-            # stalled.
+            # An item may be older than the engine's last progress.
+            # In that case, the next heartbeat tells how long the engine has stalled.
             known.stalled = frame.heartbeat.stalled_ms / 1000
             known.is_stalled = known.stalled > self._timeout
             self._frame(known, frame, body, parts, now)
@@ -118,7 +118,7 @@ class WorkerConnections(Connections[Worker]):
         self._greet(known, hello, now)
 
     def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
-        """Return the known worker if the hello comes from it, or None after a newer life has replaced it."""
+        """Return the known worker if the hello comes from it, or None after a newer incarnation has replaced it."""
         name = known.stream.worker_id
         is_same_epoch = epoch == known.stream.epoch
         is_same_key = known.identity.name == self._workers.listener.identity(peer).name
@@ -132,7 +132,7 @@ class WorkerConnections(Connections[Worker]):
         return None
 
     def _check_fence(self, worker_id: str, epoch: int, now: float) -> None:
-        """Refuse for a while a life that is older than a departed one; no epoch may lock a name out for good."""
+        """Refuse incarnations older than a departed one for a while; no epoch may block a worker id forever."""
         latest, until = self._fenced.get(worker_id, (0, now))
         if now < until:
             self._check_epoch(worker_id, epoch, latest)
@@ -178,8 +178,8 @@ class WorkerConnections(Connections[Worker]):
         registry, owners = self._registry, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
         worker.source.owners.update(zip(hello.request_ids, owners, strict=False))
-        # After the welcome, because a worker ignores aborts until then. Unknown requests are opened only when a client
-        # resumes them: a hello may name any number of invented ones.
+        # Aborts are sent after the welcome, because a worker ignores earlier aborts.
+        # Unknown requests in the hello are opened only when a client resumes them, because a worker may invent many.
         worker.reconcile = hello.next_sequence - 1
         for request_id, owner in worker.source.owners.items():
             registry.table.forget_end_at_other_client(request_id, owner)
@@ -198,13 +198,13 @@ class WorkerConnections(Connections[Worker]):
 
     def _goodbye(self, worker: Worker, goodbye: Goodbye, now: float) -> None:
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
-            self._workers.disconnect(worker)  # it is lost only if it stays away for the heartbeat timeout
+            self._workers.disconnect(worker)  # the worker is lost only if it does not return within the timeout
             return
         self._lose(worker, goodbye.message or "it stopped")
         self._fence(worker, worker.stream.epoch + 1, now)
 
     def send_away(self, workers: Iterable[Worker], why: str) -> None:
-        """Say goodbye to idle workers that have another processor in their list, so that they go there."""
+        """Say goodbye to idle workers with several processors, so that they move to another processor."""
         for worker in list(workers):
             if worker.stream.hello.processors > 1 and not self._registry.table.load_of(worker.source.stream):
                 self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
@@ -237,15 +237,15 @@ class WorkerConnections(Connections[Worker]):
         self._workers.acknowledge(known, at_once=True)
         if now >= known.next_heartbeat:
             self._send_heartbeat(known, now)
-            # Sent again because the last one may have been lost, and the worker would wait for it forever. Both are
-            # totals.
+            # The last ack and the last credit are sent again, because a worker would wait forever for a lost one.
+            # Acks and credit are totals, so repetition is harmless.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
             self._workers.send(known, ProcessorFrame(credit=known.stream.credit))
 
     def _why_lost(self, worker: Worker, now: float) -> str:
-        """Return why a stalled worker is lost; an empty string while it may be in a long step.
+        """Return the reason why a stalled worker is lost, or an empty string while it may be in a long step.
 
-        Silence alone proves nothing: on a busy machine, a worker that computes may not be scheduled for seconds.
+        Silence alone proves nothing, because a worker on a busy machine may not be scheduled for seconds.
         """
         grace = min(_GRACE_SECONDS, self._timeout)
         if worker.gone_since is not None and now - worker.gone_since >= grace:
@@ -266,7 +266,7 @@ class WorkerConnections(Connections[Worker]):
             self._fenced.popitem(last=False)
 
     def _excuse_silence(self, worker: Worker, now: float) -> None:
-        """Restart the timeout of a worker's open steps after a period in which the worker could not send."""
+        """Restart the timeout of a worker's open steps if the worker could not send for a while."""
         if now - worker.last_heard > _SILENCE * self._interval or self._intake.is_throttled(worker):
             worker.assembler.renew(now)
 

@@ -1,4 +1,4 @@
-"""The workers of this processor, and the frames that it sends them."""
+"""The workers of a processor, and the frames that the processor sends to them."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from tokenbus_contracts.generated.stream_pb2 import Ack, ProcessorFrame
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Worker(KnownPeer):
-    """One life of a worker: its stream, across all of its connections."""
+    """One incarnation of a worker with its stream, across all of its connections."""
 
     stream: Stream
     assembler: Assembler
@@ -26,29 +26,29 @@ class Worker(KnownPeer):
     identity: Identity
     met_at: float
     acknowledged: int = 0
-    """The sequence of the last ack."""
+    """Last sequence that was acknowledged to the worker."""
     no_decode_since: float | None = None
-    """The time since which this prefill worker has had no decode worker here."""
+    """Time since which this prefill worker has had no decode worker at this processor, or None."""
     last_turn: int = 0
-    """The number of the last request dispatched to it, which decides between equally loaded workers."""
+    """Number of the last request dispatched to the worker; among equally loaded workers, the lowest is next."""
     stalled: float = 0.0
-    """Seconds without progress of its engine, according to its last heartbeat."""
+    """Seconds without progress of the engine, from the worker's last heartbeat."""
     is_stalled: bool = False
-    """Whether it gets no new requests because its connection is closed, or its engine makes no progress."""
+    """Whether the worker gets no requests because its connection is closed or its engine makes no progress."""
     kv_cache_permille: int | None = None
-    """The share of its engine's KV cache in use at its last heartbeat, in thousandths; None: unknown."""
+    """Used part of the engine's KV cache at the last heartbeat, in thousandths, or None if unknown."""
     gone_since: float | None = None
-    """When its connection was found to be closed."""
+    """Time when the connection was found to be closed, or None."""
     is_draining: bool = False
-    """Whether it drains: it gets no new requests."""
+    """Whether the worker drains, so that it gets no new requests."""
     held_back: tuple[PendingAck, float] | None = None
-    """The oldest pending ack while the consumers' buffer is too full, and since when it has been the oldest."""
+    """Oldest pending ack while the consumers' buffer is too full, and the time since which it has been the oldest."""
     waits_for_room: bool = False
-    """Whether its next item has more unclaimed requests than the table has room for."""
+    """Whether the next item has more unclaimed requests than the table has room for."""
     hellos: int = 0
-    """Completed handshakes."""
+    """Number of completed handshakes."""
     reconcile: int | None = None
-    """The last sequence before its hello; None after the requests that the hello named were reconciled."""
+    """Last sequence before the worker's hello, or None once the requests in the hello were reconciled."""
 
     def count(self, step: Step) -> None:
         counts, rows = self.stream.counts, step.rows
@@ -61,19 +61,19 @@ class Worker(KnownPeer):
 
 
 class Workers(Peers[Worker]):
-    """The workers that completed a handshake, until they are lost."""
+    """The workers that have completed a handshake and are not lost."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         super().__init__(ProcessorFrame)
         self._settings = settings
         self.streams = 0
-        """The number of the next stream."""
+        """Number of the next stream."""
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
         self.arrivals = 0
-        """Completed handshakes of all workers."""
+        """Number of completed handshakes of all workers."""
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
-        """The counts of lost workers, at most `max_workers`, so that sums do not drop."""
+        """Counts of up to `max_workers` lost workers, which keep the processor's sums from dropping."""
         self.lost = 0
 
     def add(self, worker: Worker) -> None:
@@ -90,14 +90,14 @@ class Workers(Peers[Worker]):
             self.departed.popitem(last=False)
 
     def source_of(self, request_id: int) -> Source | None:
-        """Return the stream whose worker named a request in its hello."""
+        """Return the source whose worker named a request in its last hello, or None."""
         sources = (worker.source for worker in self.by_stream.values())
         return next((source for source in sources if request_id in source.owners), None)
 
     def send(self, known: Worker, frame: Message) -> Outcome:
-        """Send a frame.
+        """Send a frame, or disconnect a worker that does not read.
 
-        If the worker does not read, disconnect it: after its next hello the lost frames are made up for.
+        The worker's next handshake replaces the lost frames.
         """
         outcome = super().send(known, frame)
         if outcome is Outcome.FULL:
@@ -111,7 +111,7 @@ class Workers(Peers[Worker]):
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
         """Acknowledge the items that no consumer needs.
 
-        Each ack is a message, so an ack waits until it covers a share of the credit.
+        Because an ack costs a message, it waits until it covers an eighth of the credit, unless `at_once` is set.
         """
         acks = worker.stream.acks
         acks.advance()

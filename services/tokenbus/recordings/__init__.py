@@ -1,1 +1,1 @@
-"""Recordings of workers' streams: items, Parquet files and the durable log."""
+"""Recordings of worker streams: items, Parquet files, sessions and the durable log."""

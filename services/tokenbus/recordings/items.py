@@ -1,4 +1,4 @@
-"""StreamItem: one item of a worker's stream. Its encoding in recordings and durable logs: docs/recording.md."""
+"""StreamItem: one item of a worker's stream; docs/recording.md defines its encoding in recordings and logs."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from tokenbus_contracts.wire import varint
 _LIMITS = Limits.schema()
 _LARGEST_FRAME = max_bytes_of(cast("Descriptor", WorkerFrame.DESCRIPTOR))
 _MORE = 0x80
-"""The bit in a byte of a varint that announces another byte; the others are seven bits of the number."""
+"""The high bit of a varint byte, which announces a further byte; the other seven bits are part of the number."""
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,20})")
 _MOST_LIVES = 4096
 
@@ -41,46 +41,46 @@ class StreamItem:
     """
 
     hello: Hello
-    """The worker's handshake: its id, model, vocabulary, limits and schema version."""
+    """Handshake of the worker, with its id, model, vocabulary, limits and schema version."""
     epoch: int
     sequence: int
     kind: PayloadKind
     payload: bytes
     missing_items: int = 0
-    """The number of items of this epoch that are missing before this one."""
+    """Number of items of this epoch that are missing directly before this item."""
     position: str = ""
-    """The position in the recording or log: a reader with `after=position` continues after this item."""
+    """Position in the recording or log; a reader with `after=position` continues after this item."""
     logged_at: datetime | None = None
-    """The time at which the log's server stored the item; None if it is not from a log."""
+    """Time at which the log's server stored the item, or None for an item from elsewhere."""
 
     @property
     def worker_id(self) -> str:
-        """The id of the worker."""
+        """Id of the worker."""
         return self.hello.worker_id
 
     @property
     def schema_version(self) -> str:
-        """The worker's version of the schema, such as `1.0`."""
+        """Schema version of the worker, such as `1.0`."""
         return f"{self.hello.schema_major}.{self.hello.schema_minor}"
 
     @cached_property
     def batch(self) -> LogprobBatch | None:
-        """The decoded batch; None if the item is not a batch. Raises ContractError for an invalid batch."""
+        """Decoded batch, or None if the item is no batch; raises ContractError for an invalid batch."""
         return decode(self.payload, _LIMITS) if self.kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH else None
 
     @cached_property
     def event(self) -> RequestEvent | None:
-        """The decoded event; None if the item is not an event. Raises ContractError for an invalid event."""
+        """Decoded event, or None if the item is no event; raises ContractError for an invalid event."""
         return read_frame(RequestEvent, self.payload) if self.kind == PayloadKind.PAYLOAD_KIND_REQUEST_EVENT else None
 
     def has_request(self, request_id: int) -> bool:
-        """Return whether the item has a row or an event of a request; False for an invalid item.
+        """Return whether the item has a row or an event of a request; an invalid item has none.
 
         Args:
             request_id: the request's id.
 
         Returns:
-            True if it has.
+            True if the item concerns the request.
 
         Example:
             def of_both(item: tokenbus.StreamItem) -> bool:
@@ -96,7 +96,7 @@ class StreamItem:
 
 
 class RecordingError(ValueError):
-    """A recording is broken: the file (if known), the byte offset of the entry, and the reason."""
+    """A recording is broken; the message has the file, the byte offset of the entry, and the reason."""
 
     def __init__(self, offset: int, reason: str, file: str = "") -> None:
         super().__init__(offset, reason, file)
@@ -109,7 +109,7 @@ class RecordingError(ValueError):
 
 
 def public_hello(hello: Hello) -> Hello:
-    """Return a copy of a worker's hello without its secrets or open requests."""
+    """Return a copy of a worker's hello without the proof and the open requests."""
     public = Hello()
     public.CopyFrom(hello)
     for name in ("proof", "request_ids", "request_owners"):
@@ -118,17 +118,17 @@ def public_hello(hello: Hello) -> Hello:
 
 
 class SequenceTracker:
-    """Tracks the last sequence of each life of a worker, to count missing items and find repeated ones."""
+    """Tracks the last sequence of each worker incarnation, to count missing items and detect repeated items."""
 
     def __init__(self) -> None:
         self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
-        """The last sequence, and the number of items missing since the last item that the reader passed on."""
+        """Last sequence, and number of items missing since the last delivered item, by incarnation."""
 
     def __contains__(self, life: tuple[str, int]) -> bool:
         return life in self._lives
 
     def count(self, item: StreamItem, *, is_given: bool = True) -> bool:
-        """Set `missing_items` of the item; return False if the item is a repetition."""
+        """Set the item's `missing_items`, or return False for a repeated item."""
         life = item.worker_id, item.epoch
         last, missing = self._lives.pop(life, (item.sequence - item.missing_items - 1, 0))
         if item.sequence <= last:
@@ -145,7 +145,7 @@ class SequenceTracker:
 
 
 def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
-    """Return the first entry of a recording that starts at `first_sequence`."""
+    """Return the encoded hello that begins a recording at `first_sequence`."""
     public = public_hello(hello)
     public.first_sequence = public.next_sequence = first_sequence
     return _delimited(write_frame(WorkerFrame(epoch=epoch, hello=public)))
@@ -157,7 +157,7 @@ def item_entry(epoch: int, sequence: int, kind: PayloadKind, payload: bytes) -> 
 
 
 def gap_entry(epoch: int, first: int, last: int) -> bytes:
-    """Return the entry that replaces missing items."""
+    """Return an entry in place of missing items."""
     gap = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION)
     return _delimited(write_frame(WorkerFrame(epoch=epoch, gap=gap)))
 
@@ -168,12 +168,12 @@ def _delimited(message: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Recorder:
-    """Encodes a recording of one life of a worker."""
+    """Encodes a recording of one worker incarnation."""
 
     epoch: int
     hello: Hello
     first_sequence: int = 0
-    """The first sequence of the recording; 0 until the first item, unless the caller sets it."""
+    """First sequence of the recording, set by the caller or else by the first item."""
     last_sequence: int = 0
     items: int = 0
     payload_bytes: int = 0
@@ -182,18 +182,18 @@ class Recorder:
 
     @property
     def missing_items(self) -> int:
-        """The number of missing items up to the last one."""
+        """Number of missing items before the last item."""
         return self.last_sequence - self.first_sequence + 1 - self.items if self.items else 0
 
     def add(self, item: StreamItem) -> bytes:
-        """Return the bytes to write for an item; empty for a repeated item."""
+        """Return the encoded bytes of an item, or nothing for a repeated item."""
         data = b""
         if not self.items:
             self.first_sequence = self.first_sequence or item.sequence
             self.last_sequence = self.first_sequence - 1
             data = hello_entry(self.epoch, self.hello, self.first_sequence)
         elif item.sequence <= self.last_sequence:
-            self.repeated_items += 1  # the worker resent it to a restarted processor
+            self.repeated_items += 1  # the worker has resent the item to a restarted processor
             return data
         if item.sequence > self.last_sequence + 1:
             self.gaps += 1
@@ -205,18 +205,18 @@ class Recorder:
 
 
 def read_recording(path: str | os.PathLike[str], *, after: str | None = None) -> Iterator[StreamItem]:
-    """Iterate over the items of a recording that `tokenbus record` wrote, holding one item at a time.
+    """Iterate over the items of a recording by `tokenbus record`, with one item in memory at a time.
 
     Args:
         path: the file.
-        after: the `position` of an item, to continue after it; default: the beginning.
+        after: the `position` of an item, after which reading continues; default: the beginning.
 
     Returns:
         an iterator of `StreamItem`.
 
     Raises:
         OSError: the file cannot be read.
-        RecordingError: the recording is broken; raised after the items before the fault.
+        RecordingError: the recording is broken; all items before the fault are returned first.
         ValueError: `after` is not a position.
 
     Example:
@@ -237,9 +237,9 @@ def _read_file(path: Path, position: tuple[int, int] | None) -> Iterator[StreamI
 
 
 def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None = None) -> Iterator[StreamItem]:
-    """Yield the items of a recording. A position is the byte offset of the entry's end, and the sequence.
+    """Yield the items of a recording after the position `after`, a pair of byte offset and sequence.
 
-    `name` is the file's name in errors; reading continues after the position `after`. Raises RecordingError.
+    The byte offset is the end of an entry. `name` is the file's name in errors. Raises RecordingError.
     """
     entries = _Entries(file, name)
     try:
@@ -256,7 +256,7 @@ def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None 
     while (frame := entries.next()) is not None:
         if frame.epoch != begin.epoch:
             raise entries.error(f"epoch {begin.epoch}, as in the hello, got {frame.epoch}")
-        if frame.WhichOneof("body") is None:  # from a newer minor version
+        if frame.WhichOneof("body") is None:  # the frame comes from a newer minor version
             continue
         last = entries.last_sequence(frame, expected)
         if frame.HasField("gap"):
@@ -271,28 +271,28 @@ def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None 
 
 
 class _Entries:
-    """Reads the entries of a file."""
+    """Reads the entries of a recording."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
         self._name = name
         self.end = 0
-        """The byte offset of the end of the last entry."""
+        """Byte offset of the end of the last entry."""
         self._begin = 0
-        """The byte offset of the last entry."""
+        """Byte offset of the last entry."""
 
     def error(self, reason: str) -> RecordingError:
         return RecordingError(self._begin, reason, self._name)
 
     def seek(self, offset: int) -> None:
-        """Continue with the entry at an offset; raises RecordingError if it is beyond the end of the file."""
+        """Continue with the entry at an offset; raises RecordingError for an offset beyond the end of the file."""
         if (size := self._file.seek(0, SEEK_END)) < offset:
             raise self.error(f"position {offset} is beyond the file's end, {size}")
         self._file.seek(offset)
         self.end = offset
 
     def next(self) -> WorkerFrame | None:
-        """Return the next frame; None at the end of the file."""
+        """Return the next frame, or None at the end of the file."""
         if not (byte := self._file.read(1)):
             return None
         self._begin, self.end = self.end, self.end + 1
@@ -310,7 +310,7 @@ class _Entries:
             raise self.error(str(error)) from None
 
     def last_sequence(self, frame: WorkerFrame, expected: int) -> int:
-        """Return the last sequence of an item or a gap; raises RecordingError if it does not begin at `expected`."""
+        """Return the last sequence of an item or gap; raises RecordingError unless it begins at `expected`."""
         match frame.WhichOneof("body"):
             case "item":
                 first = last = frame.item.sequence

@@ -1,4 +1,4 @@
-"""Parquet files of a worker's stream, with a row per token or per request. Needs the extra `parquet`."""
+"""Parquet files of a worker's stream, with one row per token or per request; needs the extra `parquet`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 
 _NO_TOKENS = TokenBuffer().take()
 EXTRAS = tuple(_NO_TOKENS)[-6:]
-"""The optional values of a token."""
+"""Names of the optional columns of a token."""
 _NULLABLE = {"logprob", "rank", *EXTRAS}
 _NAMES = {
     column: pa.array([members.get(value, "") for value in range(max(members) + 1)])
@@ -37,16 +37,16 @@ _NAMES = {
 def _type_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.DataType:
     if name in _NAMES:
         return pa.dictionary(pa.uint8(), pa.string())
-    if isinstance(values, Lists):  # non-nullable elements are faster to write
+    if isinstance(values, Lists):  # lists of non-nullable elements are faster to write
         return pa.large_list(pa.field("element", pa.from_numpy_dtype(values.values.dtype), nullable=False))
     return pa.from_numpy_dtype(values.dtype)
 
 
 SCHEMA = pa.schema([pa.field(name, _type_of(name, each), name in _NULLABLE) for name, each in _NO_TOKENS.items()])
-"""The columns of a token; null if the request did not ask for the value."""
+"""Columns of a token; a null value was not requested."""
 _GROUP_TOKENS = 1 << 16
 _GROUP_BYTES = 1 << 23
-"""The size of a row group; one item or request may exceed it."""
+"""Limits of a row group's size in tokens and bytes; a single item or request may exceed them."""
 _PAGE_BYTES = 1 << 16
 _SPLIT = (pa.float32(), pa.uint32())
 _REPETITIVE = ["kind", "status", "scoring", "value_kind", "draft_token_count", "weight_version", "step", "sequence"]
@@ -57,7 +57,7 @@ _OF_REQUEST = {
     TokenKind.DRAFT: ("draft_", [*_SCORES, "step"]),
     TokenKind.PROMPT: ("prompt_", _SCORES),
 }
-"""For each kind of token: the prefix of a request's list columns, and the columns."""
+"""Prefix of a request's list columns, and names of these columns, by kind of token."""
 _KINDS = 4
 
 
@@ -70,7 +70,7 @@ def _plural(name: str) -> str:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the type of each Parquet column, by its path."""
+    """Return the type of each Parquet column, by column path."""
     found = {}
     for column in schema:
         path, kind = column.name, column.type
@@ -86,10 +86,10 @@ def _column(kind: pa.DataType, default: str | None = None) -> Any:  # noqa: ANN4
 
 @dataclass(slots=True)
 class _Request:
-    """The columns of a request, except for the lists of its tokens."""
+    """The columns of a request other than the lists of its tokens."""
 
     number: int
-    """The number of the request in the file, which is no column."""
+    """Number of the request in the file; it is not written as a column."""
     request_id: int = _column(pa.uint64())
     prompt_tokens: int | None = _column(pa.uint32())
     cached_tokens: int | None = _column(pa.uint32())
@@ -120,7 +120,7 @@ def _token_batch(tokens: Columns) -> pa.RecordBatch:
 
 
 def _column_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.Array:
-    """Return an Arrow column; NaN, 0 and empty lists become null in nullable columns."""
+    """Return an Arrow column; in nullable columns, NaN, 0 and empty lists become null."""
     kind, is_nullable = SCHEMA.field(name).type, name in _NULLABLE
     if isinstance(values, Lists):
         is_null = pa.array(values.offsets[1:] == values.offsets[:-1]) if is_nullable else None
@@ -134,24 +134,24 @@ def _column_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.Array:
 
 
 class TokenFile:
-    """Writes the items of one life of a worker, one row per token, in stream order."""
+    """Writes the items of one worker incarnation in stream order, with one row per token."""
 
     rows = "tokens"
     schema = SCHEMA
     _depth = 0
-    """The list depth of a token's scalar values."""
+    """Depth of lists around a token's scalar values."""
     _statistics_columns: Sequence[str] = _ORDERED
-    """The columns whose statistics let readers skip row groups."""
+    """Columns with statistics, by which readers skip row groups."""
 
     def __init__(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         leaves = _leaves(self.schema)
-        # Most values are in lists. With byte stream split, snappy makes them smaller than zstd makes them without it.
-        # Pages of this size stay in the CPU's cache.
+        # For list values, byte stream split with snappy gives smaller files than zstd alone.
+        # Pages of this size fit into the CPU's cache.
         lists = [path for path in leaves if path.count(".list") > self._depth]
         self._writer = pq.ParquetWriter(
             path,
             self.schema,
-            store_schema=False,  # names are strings in the file, because few readers know Arrow's dictionaries
+            store_schema=False,  # names are stored as strings, because few readers support Arrow's dictionaries
             compression=dict.fromkeys(leaves, "zstd") | dict.fromkeys(lists, "snappy"),
             use_byte_stream_split=[path for path in lists if leaves[path] in _SPLIT],
             data_page_size=_PAGE_BYTES,
@@ -164,15 +164,15 @@ class TokenFile:
         self.items = 0
         self.tokens = 0
         self.refused_items = 0
-        """The number of invalid items."""
+        """Number of invalid items."""
 
     @property
     def missing_items(self) -> int:
-        """The number of missing items up to the last one."""
+        """Number of missing items before the last item."""
         return self._last.sequence - self._first_sequence + 1 - self.items if self._last else 0
 
     def add(self, item: StreamItem) -> None:
-        """Write the tokens of an item; items must come in order."""
+        """Write the tokens of an item; items must be added in order."""
         self._first_sequence = self._first_sequence or item.sequence
         self._last = item
         self.items += 1
@@ -182,7 +182,7 @@ class TokenFile:
             self.refused_items += 1
 
     def close(self) -> None:
-        """Write the buffered tokens and the metadata."""
+        """Write the buffered tokens and the metadata, and close the file."""
         self._write()
         self._writer.add_key_value_metadata(self._metadata())
         self._writer.close()
@@ -216,7 +216,7 @@ class TokenFile:
 
 
 class RequestFile(TokenFile):
-    """Writes one row per request, in the order of their ends; holds the tokens of open requests in memory."""
+    """Writes one row per request in the order of their ends; the tokens of open requests stay in memory."""
 
     rows = "requests"
     schema = REQUEST_SCHEMA
@@ -227,15 +227,15 @@ class RequestFile(TokenFile):
         super().__init__(path)
         self._count = 0
         self._latest: dict[int, _Request] = {}
-        """The unwritten requests, by id."""
+        """Unwritten requests by id."""
         self._ended: list[_Request] = []
         self._codes: list[npt.NDArray[np.int64]] = []
-        """For each unwritten token, the number of its request times `_KINDS`, plus its kind."""
+        """Codes of the unwritten tokens: the number of the token's request times `_KINDS`, plus the token's kind."""
         self._held = SCHEMA.empty_table()
-        """The tokens of requests that were still open at the last write."""
+        """Tokens of the requests that were still open at the last write."""
 
     def close(self) -> None:
-        """Write all requests; open ones have the status ACTIVE."""
+        """Write all requests and close the file; requests without an end have the status ACTIVE."""
         self._ended += [each for each in self._latest.values() if each.status == RowStatus.ACTIVE.name]
         super().close()
 
@@ -248,13 +248,13 @@ class RequestFile(TokenFile):
         elif item.event is not None:
             self._note_event(item.event)
         held, tokens, size = self._held, self._buffer.tokens, self._buffer.payload_bytes
-        # Each write copies the held tokens, so wait until at least as many new ones have arrived.
+        # Each write copies the held tokens, so at least as many new tokens must have arrived before the next write.
         is_due = tokens >= max(_GROUP_TOKENS, held.num_rows) or (size >= _GROUP_BYTES and size >= held.nbytes)
         if is_due and (header is None or not (header.draft_follows or header.part_index + 1 < header.part_count)):
             self._write()
 
     def _request(self, request_id: int, *, begins: bool) -> _Request:
-        """Return the latest request with an id; a new one if `begins` and the latest has ended."""
+        """Return the latest request with an id; with `begins`, create a new request if the latest has ended."""
         request = self._latest.get(request_id)
         if request is None or (begins and request.status != RowStatus.ACTIVE.name):
             self._count += 1
@@ -295,7 +295,7 @@ class RequestFile(TokenFile):
                 self._codes.append(np.full(count, request.number * _KINDS + TokenKind.PROMPT, np.int64))
 
     def _write(self) -> None:
-        """Write the ended requests, and hold the tokens of the others."""
+        """Write the ended requests, and keep the tokens of all other requests."""
         self.tokens += self._buffer.tokens
         tokens = pa.concat_tables([self._held, pa.Table.from_batches([_token_batch(self._buffer.take())])])
         codes = np.concatenate([*self._codes, np.zeros(0, np.int64)])
@@ -317,7 +317,7 @@ def _name_of(code: ErrorCode) -> str:
 
 
 def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
-    """Yield the slices of the requests, and of their tokens, that make up each row group."""
+    """Yield two slices for each row group: its requests, and their tokens."""
     ends = np.searchsorted(keys, np.arange(1, requests + 1) * _KINDS)
     begin, done = 0, 0
     while begin < requests:
@@ -327,7 +327,7 @@ def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice,
 
 
 def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
-    """Return one row per request; `keys` has, for each token, its request's index times `_KINDS`, plus its kind."""
+    """Return one row per request; `keys` has the request's index times `_KINDS` plus the kind for each token."""
     columns: list[Any] = [
         pa.array([getattr(each, name) for each in requests], kind) for name, kind in _REQUEST_TYPES.items()
     ]

@@ -1,4 +1,4 @@
-"""SessionFile: sessions as a Parquet or Arrow file, with a row per branch. Needs the extra `parquet`."""
+"""SessionFile: sessions as a Parquet or Arrow file, with one row per branch; needs the extra `parquet`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from tokenbus.recordings.sessions import Branch, Session
 
 _GROUP_TOKENS = 1 << 16
-"""The least number of tokens in a row group, except the last one."""
+"""Minimum number of tokens in each row group except the last."""
 _SPAN = [("begin", pa.uint32())]
 _ATTEMPT = pa.struct(
     [
@@ -79,12 +79,12 @@ SCHEMA = pa.schema(
         ("missing", pa.list_(pa.string())),
     ]
 )
-"""The columns, which docs/training.md explains."""
+"""Columns, which docs/training.md explains."""
 _NO_BRANCH = Branch.without_tokens()
 
 
 class SessionFile:
-    """Writes sessions to a file: Arrow if its name ends with `.arrow`, else Parquet."""
+    """Writes sessions to an Arrow file or a Parquet file."""
 
     def __init__(self, path: Path, *, is_arrow: bool, text_of: Callable[[Sequence[int]], str | None]) -> None:
         metadata = {"tokenbus.rows": "sessions", "tokenbus.writer": f"tokenbus {version('tokenbus')}"}
@@ -96,7 +96,7 @@ class SessionFile:
         self.sessions = self.incomplete_sessions = self.branches = self.tokens = 0
 
     def add(self, session: Session) -> None:
-        """Write a session's branches, and for requests without a branch a row without tokens."""
+        """Write one row per branch of a session, and one row without tokens for requests without a branch."""
         self.sessions += 1
         self.incomplete_sessions += not session.is_complete
         self.branches += len(session.branches)
@@ -146,7 +146,7 @@ _OTHERS = pa.schema([column for column in SCHEMA if column.name not in _OF_TOKEN
 
 
 def _lists(name: str, kind: pa.DataType, branches: Sequence[Branch]) -> pa.Array:
-    """Return a column with a value per token; NaN and 0 become null where they stand for an unknown value."""
+    """Return a column with one value per token; NaN and 0 become null if they mean an unknown value."""
     arrays = [getattr(branch, name) for branch in branches]
     values = np.concatenate(arrays)
     is_null = None

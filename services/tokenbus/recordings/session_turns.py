@@ -1,4 +1,4 @@
-"""TurnReader: collects the turns of sessions' requests from items; ended turns wait in a temporary file."""
+"""TurnReader: collects the turns of session requests from items, with ended turns in a temporary file."""
 
 import os
 import tempfile
@@ -25,63 +25,63 @@ VALUES: dict[str, tuple[type[np.generic], float]] = {
     "entropy": (np.float32, np.nan),
     "mask_size": (np.uint32, 0),
 }
-"""The values of a token, each with its type and its placeholder for an unknown one."""
+"""Types and unknown values of a token's columns, by name."""
 MASK = "mask_token_ids"
 _ARRAYS = ("position", "token_id", "weight_version", *VALUES)
 Columns = dict[str, Any]
-"""The columns of some tokens: arrays, and a list of the masks."""
+"""Columns of tokens: arrays, and the sampling masks as a list."""
 Ids = npt.NDArray[np.uint32]
 NO_IDS: Ids = np.zeros(0, np.uint32)
 _Life = tuple[str, int]
 
 
 class SessionName(NamedTuple):
-    """The name of a session: sessions of different owners, or of different tenants of one owner, never merge."""
+    """The name of a session; sessions of different owners or tenants never merge, even with equal labels."""
 
     owner: int
-    """`Client.owner` of the client that asked."""
+    """Owner of the session, which is the `Client.owner` of the requesting client."""
     tenant: int
-    """The tenant for which the client asked; 0: the client itself."""
+    """Tenant for whom the client asked, or 0 for the client itself."""
     label: str
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The part of a request that one worker computed."""
+    """A part of a request that one worker computed."""
 
     request_id: int
     worker_id: str
     epoch: int
     turn: int = 0
     first_position: int = 0
-    """The position of its first token in the request's output."""
+    """Position of the attempt's first token in the request's output."""
     weight_version: int = 0
-    """The version of the worker's weights at its admission."""
+    """Version of the worker's weights at admission."""
     reason: str = ""
-    """Why the previous turn stopped; empty: this is the first turn."""
+    """Reason why the previous turn stopped, or empty for the first turn."""
     status: str = RowStatus.ACTIVE.name
-    """The status of its last row, or ERROR; ACTIVE if its end is not recorded."""
+    """Status of the last row, ERROR after an error, or ACTIVE if no end was recorded."""
     error: str = ""
 
 
 @dataclass(slots=True)
 class Turn:
-    """All that one worker published of a request."""
+    """Everything that one worker published about a request."""
 
     attempt: Attempt
     begun_at: int
-    """The time of the worker's step before its admission, or of its first step, in nanoseconds by its clock."""
+    """Time of the worker's last step before admission, or of its first step, in nanoseconds by the worker's clock."""
     first_id: int
-    """The id of the request's first turn."""
+    """Id of the request's first turn."""
     started_at: int = 0
-    """The time of its first token, or of its end."""
+    """Time of the turn's first token, or of its end if it has no token."""
     ended_at: int = 0
     name: SessionName | None = None
     parent: int = 0
     cached_tokens: int | None = None
     prompt_tokens: int = 0
     prompt: list[bytes] = field(default_factory=list)
-    """The recorded beginning of the prompt."""
+    """Recorded chunks from the beginning of the prompt."""
     tokens: list[Columns] = field(default_factory=list)
 
     def admit(self, admitted: Admitted) -> None:
@@ -99,7 +99,7 @@ class Turn:
             self.prompt.append(chunk.token_ids)
 
     def add_tokens(self, columns: Columns, places: npt.NDArray[np.int64]) -> None:
-        """Add the tokens at some places of a buffer's columns."""
+        """Add the tokens at the given indexes of a buffer's columns."""
         self.started_at = self.started_at or int(columns["produced_at_ns"][places[0]])
         mine: Columns = {name: columns[name][places] for name in _ARRAYS}
         offsets, values = columns[MASK]
@@ -109,11 +109,11 @@ class Turn:
 
     @property
     def end(self) -> int:
-        """The position after its last token."""
+        """Position after the turn's last token."""
         return int(self.tokens[-1]["position"][-1]) + 1 if self.tokens else self.attempt.first_position
 
     def columns(self) -> Columns:
-        """Return all its tokens."""
+        """Return the columns of all tokens of the turn."""
         if not self.tokens:
             return dict.fromkeys(_ARRAYS, NO_IDS) | {MASK: []}
         joined: Columns = {name: np.concatenate([each[name] for each in self.tokens]) for name in _ARRAYS}
@@ -130,48 +130,48 @@ def _array(number: int, data: memoryview) -> npt.NDArray[Any]:
 
 
 _TYPES = [np.dtype(each) for each in (np.uint32, np.uint64, np.float32)]
-"""The types of a turn's arrays."""
+"""Data types of a turn's arrays."""
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_extension)
 _DECODER = msgspec.msgpack.Decoder(Turn, ext_hook=_array)
 
 
 @dataclass(slots=True)
 class Gap:
-    """Items of a worker that are not recorded, or not valid."""
+    """A number of items of a worker that are missing or invalid."""
 
     worker_id: str
     items: int
     begin: int
-    """The time of the worker's step before them; 0: it is the first."""
+    """Time of the worker's step before the gap, or 0 at the beginning."""
     end: int = 2**64 - 1
-    """The time of the worker's step after them, if there is one."""
+    """Time of the worker's step after the gap; the default stands for no such step."""
 
 
 class TurnReader:
-    """Collects turns by session. It keeps ended turns in a file; open turns and some tokens are in memory."""
+    """Collects turns by session; ended turns are kept in a file, and open turns in memory."""
 
     def __init__(self, label: str = "", name: SessionName | None = None) -> None:
-        """Make a reader of all sessions, of those with a label, or of one."""
+        """Create a reader of all sessions, of the sessions with a label, or of one session."""
         self._label, self._name = label, name
         self._file = tempfile.TemporaryFile(prefix="tokenbus-sessions-")  # noqa: SIM115 - closed in __exit__
         self._stored: dict[SessionName, list[tuple[int, int]]] = {}
-        """The offset and the size of each turn in the file."""
+        """Offset and size of each stored turn in the file, by session."""
         self.session_of: dict[int, SessionName] = {}
-        """The sessions of all requests, by the ids of their turns."""
+        """Session names of all requests, by turn id."""
         self._open: dict[tuple[_Life, int], Turn] = {}
         self._ended: dict[_Life, dict[int, Turn]] = defaultdict(dict)
-        """Turns whose last tokens are still in the buffer, by their ids."""
+        """Turns whose last tokens are still in the buffer, by incarnation and turn id."""
         self._buffers: dict[_Life, TokenBuffer] = defaultdict(TokenBuffer)
         self._times: dict[_Life, int] = defaultdict(int)
-        """The time of the last step of each life."""
+        """Time of the last step, by worker incarnation."""
         self._sequences: dict[_Life, int] = {}
-        """The sequence of the last item of each life."""
+        """Sequence of the last item, by worker incarnation."""
         self.gaps: list[Gap] = []
         self._last_gaps: dict[_Life, list[Gap]] = defaultdict(list)
-        """The gaps after the last step of each life."""
+        """Gaps after the last step, by worker incarnation."""
         self.items = 0
         self.refused_items = 0
-        """The number of invalid items."""
+        """Number of invalid items."""
 
     def __enter__(self) -> "TurnReader":
         return self
@@ -181,11 +181,11 @@ class TurnReader:
 
     @property
     def stored_bytes(self) -> int:
-        """The size of the turns in the file."""
+        """Size of the file with ended turns."""
         return self._file.seek(0, os.SEEK_END)
 
     def add(self, item: StreamItem) -> None:
-        """Add an item, unless it is a repeated one; the items of each life of a worker must come in order."""
+        """Add an item unless it is repeated; the items of each worker incarnation must be added in order."""
         life = item.worker_id, item.epoch
         last = self._sequences.get(life, item.sequence - item.missing_items - 1)
         if item.sequence <= last:
@@ -204,7 +204,7 @@ class TurnReader:
             self._add_gap(life, 1)
 
     def turns(self) -> Iterator[tuple[SessionName, list[Turn]]]:
-        """Yield the sessions, sorted by the end of their first turns, and their turns. No items may follow."""
+        """Yield session names and turns, ordered by the end of the first turn in a session; no items may follow."""
         for life in list(self._buffers):
             self._flush(life)
         for (life, _), turn in self._open.items():
@@ -264,7 +264,7 @@ class TurnReader:
             self._ended[life][request_id] = turn
 
     def _flush(self, life: _Life) -> None:
-        """Give the buffered tokens of a life to its turns, and store the ended ones."""
+        """Assign the buffered tokens of an incarnation to its turns, and store the ended turns."""
         ended = self._ended.pop(life, {})
         turns = {request_id: turn for (of, request_id), turn in self._open.items() if of == life and turn.name} | ended
         columns = self._buffers[life].take()

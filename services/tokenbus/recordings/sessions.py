@@ -1,4 +1,4 @@
-"""read_sessions: the exact tokens of sessions, from recordings or a durable log. Format: docs/training.md."""
+"""read_sessions: the exact tokens of sessions from recordings or logs, as docs/training.md explains."""
 
 import asyncio
 import hashlib
@@ -29,16 +29,16 @@ from tokenbus.recordings.session_turns import (
 from tokenbus_contracts import RowStatus
 
 _SHOWN_IDS = 16
-"""The number of ids on each side of a divergence."""
+"""Maximum number of ids on each side of a divergence."""
 _COMPLETE = frozenset({"FINISHED_STOP", "FINISHED_LENGTH"})
 _END_OF = {"ACTIVE": "its end is not recorded", "ABORTED": "it was aborted"}
 
 
 class Span(NamedTuple):
-    """Consecutive tokens of a branch with the same value."""
+    """The start of a run of tokens in a branch that have the same value."""
 
     begin: int
-    """The position of its first token in the branch."""
+    """Position of the first token in the branch."""
     value: Any
 
 
@@ -47,58 +47,58 @@ class SessionRequest:
     """A request of a session."""
 
     request_id: int
-    """The id of its first turn."""
+    """Id of the request's first turn."""
     parent: int
-    """The id of the request that it follows; 0: not given."""
+    """Id of the preceding request, or 0 if unknown."""
     prompt_tokens: int
     cached_tokens: int | None
     output_tokens: int
     status: str
-    """The status of its last row, such as FINISHED_STOP; ERROR; or ACTIVE if its end was not recorded."""
+    """Status of the last row, such as FINISHED_STOP, ERROR after an error, or ACTIVE without a recorded end."""
     error: str
     attempts: list[Attempt]
     branch: int = -1
-    """The index of the branch that has its output; -1: it has none, because its prompt is not complete."""
+    """Index of the branch with the output, or -1 if there is none because the prompt is incomplete."""
     begin: int = 0
-    """The position of its first output token in the branch."""
+    """Position of the first output token in the branch."""
 
 
 @dataclass(slots=True)
 class Divergence:
-    """The place at which a branch leaves an earlier one."""
+    """The position at which a branch departs from an earlier branch."""
 
     branch: int
     position: int
-    """The number of tokens that both branches share."""
+    """Number of tokens that both branches share."""
     before: list[int]
-    """The ids of the other branch from there on, at most 16."""
+    """Next ids of the earlier branch, at most 16."""
     after: list[int]
-    """The ids of this branch from there on, at most 16."""
+    """Next ids of the new branch, at most 16."""
 
 
 @dataclass(slots=True)
 class Branch:
-    """One sequence of tokens, with a value per token in each array."""
+    """A sequence of tokens; each array has one value per token."""
 
     token_ids: Ids
     is_output: npt.NDArray[np.bool_]
-    """Whether the model wrote the token."""
+    """Whether the model generated the token."""
     logprobs: npt.NDArray[np.float32]
-    """NaN: the model did not write the token, or its request did not ask."""
+    """Logprobs, with NaN for tokens without a requested logprob and for tokens of prompts."""
     ranks: Ids
-    """From 1; 0: as for a logprob."""
+    """Ranks from 1, with 0 for tokens without a logprob."""
     other_logprobs: npt.NDArray[np.float32]
     entropies: npt.NDArray[np.float32]
     mask_sizes: Ids
-    """The number of ids that sampling could choose; 0: not known."""
+    """Number of ids that sampling could choose from, or 0 if unknown."""
     masks: list[Ids]
-    """These ids, for each token; empty: not known, or above the request's bound."""
+    """Ids that sampling could choose from, or empty if unknown or above the request's bound."""
     weight_versions: list[Span]
     workers: list[Span]
     requests: list[int]
-    """The ids of the requests whose outputs it has, in order."""
+    """Ids of the requests whose outputs the branch has, in order."""
     divergence: Divergence | None = None
-    """None: it shares no token with an earlier branch."""
+    """Divergence from an earlier branch, or None if the branch shares no token with an earlier one."""
 
     @classmethod
     def without_tokens(cls) -> "Branch":
@@ -106,7 +106,7 @@ class Branch:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the ids as little-endian uint32, followed by the logprobs as little-endian float32."""
+        """SHA-256 of the ids as little-endian uint32, followed by the logprobs as little-endian float32."""
         data = self.token_ids.astype("<u4").tobytes() + self.logprobs.astype("<f4").tobytes()
         return hashlib.sha256(data).hexdigest()
 
@@ -124,25 +124,24 @@ class Session:
     requests: list[SessionRequest]
     branches: list[Branch]
     missing: list[str]
-    """Everything that is missing or that does not fit, one sentence each; empty: the session is complete."""
+    """Sentences about missing or inconsistent data; a complete session has none."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether no data is missing."""
         return not self.missing
 
 
 def read_sessions(*sources: str | os.PathLike[str], label: str = "") -> Iterator[Session]:
     """Iterate over the sessions in recordings or durable logs.
 
-    The recordings of all workers that computed a session belong together, in any order; they may overlap. The
-    tokens of one session, and of the requests that are open at once, are in memory; those of ended requests wait in a
-    temporary file.
+    Pass the recordings of all workers of a session together, in any order; they may overlap. The tokens of one session
+    and of all open requests are in memory. Ended requests are kept in a temporary file.
 
     Args:
-        sources: recordings, or addresses of logs (`nats://127.0.0.1:4222/log`), which are read to their ends; in a
+        sources: recordings, or addresses of logs (`nats://127.0.0.1:4222/log`), which are read to their ends. In a
             running event loop, read a log in another thread.
-        label: only the sessions with this label; default: all.
+        label: the label of the sessions to return; default: all sessions.
 
     Raises:
         OSError: a file cannot be read.
@@ -169,12 +168,12 @@ def is_log(source: str | os.PathLike[str]) -> bool:
 
 
 def items_of(sources: Sequence[str | os.PathLike[str]], faults: list[RecordingError]) -> Iterator[StreamItem]:
-    """Yield the items of recordings and durable logs; the items of each life of a worker come in order.
+    """Yield the items of recordings and durable logs; the items of each worker incarnation are in order.
 
-    Broken recordings end at their faults, which are added to `faults`. Otherwise raises as `read_sessions`.
+    A broken recording ends at its fault, which is added to `faults`. Raises the other errors of `read_sessions`.
     """
     recordings = [source for source in sources if not is_log(source)]
-    if len(recordings) == 1:  # it may be a pipe, which can be read only once
+    if len(recordings) == 1:  # a single source may be a pipe, which can be read only once
         yield from _up_to_fault(recordings[0], faults)
     else:
         yield from _merged_recordings(recordings, faults)
@@ -213,7 +212,7 @@ async def _next(items: AsyncIterator[StreamItem]) -> StreamItem | None:
 
 
 def sessions_of(reader: TurnReader, faults: Sequence[str] = ()) -> Iterator[Session]:
-    """Yield the sessions of all items that a reader was given; each is also incomplete by the given faults."""
+    """Yield the sessions of a reader's items, and add the given faults to the missing data of each session."""
     for name, turns in reader.turns():
         session = _assembled(name, turns, reader.session_of, reader.gaps)
         session.missing += faults
@@ -222,7 +221,7 @@ def sessions_of(reader: TurnReader, faults: Sequence[str] = ()) -> Iterator[Sess
 
 @dataclass(slots=True)
 class _Output:
-    """Output tokens of one turn in a branch, with a value per token in each column."""
+    """Output tokens of one turn in a branch; each column has one value per token."""
 
     begin: int
     worker_id: str
@@ -233,7 +232,7 @@ class _Output:
 
 
 class _Path:
-    """The tokens of a branch while requests are added to it."""
+    """The tokens of a branch that is being assembled from requests."""
 
     def __init__(self) -> None:
         self.ids = np.zeros(0, np.uint32)
@@ -242,20 +241,20 @@ class _Path:
         self.divergence: Divergence | None = None
 
     def shared_with(self, prompt: Ids) -> int:
-        """Return the number of leading ids that a prompt has in common with the branch."""
+        """Return the number of leading ids that a prompt and the branch have in common."""
         size = min(prompt.size, self.ids.size)
         differing = np.flatnonzero(prompt[:size] != self.ids[:size])
         return int(differing[0]) if differing.size else size
 
     def fork(self, size: int) -> "_Path":
-        """Return a new branch with the first `size` tokens of this one."""
+        """Return a new branch with the first `size` tokens of this branch."""
         path = _Path()
         path.ids = self.ids[:size]
         path.outputs = [each.first(size - each.begin) for each in self.outputs if each.begin < size]
         return path
 
     def add(self, request: SessionRequest, prompt: Ids, outputs: Sequence[tuple[Turn, Columns]]) -> None:
-        """Add the part of a prompt that is new here, and the output of its request."""
+        """Replace the ids by a prompt that continues this branch, and append the output of the prompt's request."""
         self.requests.append(request.request_id)
         request.begin = begin = prompt.size
         for turn, columns in outputs:
@@ -296,7 +295,7 @@ class _Path:
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """Leave out each span with the value of the span before it."""
+    """Remove each span that has the same value as the previous span."""
     return [span for index, span in enumerate(spans) if not index or span.value != spans[index - 1].value]
 
 
@@ -329,7 +328,7 @@ def _assembled(
 
 
 def _by_request(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Return the turns of each request, in the order of their times. Several requests may have used one id."""
+    """Return the turns of each request, ordered by time; several requests may have used the same id."""
     requests: list[list[Turn]] = []
     of_id: dict[int, list[list[Turn]]] = {}
     for turn in sorted(turns, key=attrgetter("started_at")):
@@ -345,7 +344,7 @@ def _by_request(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _are_of_one_request(one: Turn, other: Turn) -> bool:
-    """Tell whether two turns with the same first id can belong to one request: only prefill and decode share a turn."""
+    """Return whether two turns with the same first id can belong to one request."""
     if one.attempt.turn != other.attempt.turn:
         return True
     prefill, decode = sorted((one, other), key=_is_decode)
@@ -354,12 +353,12 @@ def _are_of_one_request(one: Turn, other: Turn) -> bool:
 
 
 def _is_decode(turn: Turn) -> bool:
-    """Return False for the part of a prefill worker."""
+    """Return whether the turn's worker decoded, so that it is not a separate prefill worker."""
     return turn.attempt.status != RowStatus.HANDED_OFF.name
 
 
 def _parents_first(requests: Sequence[list[Turn]]) -> list[list[Turn]]:
-    """Order requests by their times, but none before its parent: clocks of different hosts may differ."""
+    """Order requests by time, but parents before children, because the clocks of hosts may differ."""
     first_use: dict[int, int] = {}
     for index, turns in enumerate(requests):
         first_use.setdefault(turns[0].first_id, index)
@@ -375,7 +374,7 @@ def _parents_first(requests: Sequence[list[Turn]]) -> list[list[Turn]]:
 
 
 def _in_order(turns: list[Turn]) -> list[Turn]:
-    """Sort the turns of a request. A decode worker's part begins where its prefill worker's ends."""
+    """Sort a request's turns; the decode worker's part begins at the end of the prefill worker's part."""
     turns.sort(key=lambda turn: (turn.attempt.turn, _is_decode(turn)))
     for before, after in pairwise(turns):
         if before.attempt.turn == after.attempt.turn:
@@ -384,7 +383,7 @@ def _in_order(turns: list[Turn]) -> list[Turn]:
 
 
 def _outputs_of(turns: Sequence[Turn]) -> list[tuple[Turn, Columns]]:
-    """Return the output of each turn: a position belongs to the latest turn that begins at or before it."""
+    """Return the output of each turn; each position belongs to the latest turn that begins at or before it."""
     found, end = [], 2**32
     for turn in reversed(turns):
         columns = turn.columns()
@@ -397,7 +396,7 @@ def _outputs_of(turns: Sequence[Turn]) -> list[tuple[Turn, Columns]]:
 def _request_of(
     first_id: int, turns: Sequence[Turn], outputs: Sequence[tuple[Turn, Columns]]
 ) -> tuple[SessionRequest, Ids | None, list[str]]:
-    """Return a request, its prompt if it is known, and its missing parts."""
+    """Return a request, its prompt or None if the prompt is incomplete, and its missing data."""
     faults = []
     prompts = [np.frombuffer(b"".join(turn.prompt), "<u4") for turn in turns]
     longest = max(prompts, key=len)
@@ -425,10 +424,10 @@ def _request_of(
 
 
 def _place(paths: list[_Path], prompt: Ids, parent: int) -> int:
-    """Return the index of the branch that a prompt continues; make a new branch if it continues none.
+    """Return the index of the branch that a prompt continues, or of a new branch.
 
-    A prompt follows the branch with which it shares the most tokens. Among equals, such as samples that wrote the same,
-    it follows its parent's branch, then one that it continues, then the latest one.
+    A prompt continues the branch with which it shares the most tokens. Among equals,
+    the parent's branch comes first, next a branch that the prompt contains as a whole, and then the latest branch.
     """
 
     def rank(index: int) -> tuple[int, bool, bool, int]:

@@ -1,4 +1,4 @@
-"""TokenBuffer: the tokens of a stream as numpy columns, one value per token."""
+"""TokenBuffer: the tokens of a stream as numpy columns with one value per token."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -17,32 +17,32 @@ Array = npt.NDArray[Any]
 
 
 class TokenKind(IntEnum):
-    """The kind of a token."""
+    """Kind of a token."""
 
     TARGET = BatchKind.TARGET
     DRAFT = BatchKind.DRAFT
     PROMPT = 3
-    """A scored token of the prompt."""
+    """A token of the prompt that has been scored."""
 
 
 class Lists(NamedTuple):
-    """One list per token."""
+    """A column with one list per token."""
 
     offsets: npt.NDArray[np.int64]
-    """The start of each list in `values`, and at the end the number of values."""
+    """Offset of each list in `values`, followed by the number of values."""
     values: Array
 
 
 Columns = dict[str, Any]
-"""The columns of docs/recording.md by name: arrays, or `Lists`. Unknown floats are NaN, and unknown integers 0."""
+"""Columns of docs/recording.md by name, as arrays or `Lists`; unknown floats are NaN, and unknown integers are 0."""
 _Head = tuple[int, ...]
-"""The values of `_HEAD` for one item."""
+"""Values of the attributes in `_HEAD` for one item."""
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
 _EMPTY = (0,) * 6, LogprobBatch(BatchHeader("", 1, 1, 1, 0))
 
 
 class TokenBuffer:
-    """Buffers the tokens of items; `tokens` and `payload_bytes` are the fill level."""
+    """A buffer for the tokens of items, whose fill level is in `tokens` and `payload_bytes`."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[_Head, LogprobBatch]] = []
@@ -50,7 +50,7 @@ class TokenBuffer:
         self.payload_bytes = 0
 
     def add(self, item: StreamItem) -> None:
-        """Add the tokens of an item, if it has any; raises ContractError for an invalid item."""
+        """Add the tokens of an item, if any; raises ContractError for an invalid item."""
         if item.batch is not None:
             part = _HEAD(item.batch.header), item.batch
         elif item.event is not None and item.event.HasField("prompt_scores"):
@@ -70,7 +70,7 @@ class TokenBuffer:
 
 
 def _of_prompt(scores: PromptScores, sequence: int) -> tuple[_Head, LogprobBatch]:
-    """Return a prompt's scores as a batch with one row per token."""
+    """Return prompt scores as a batch with one row per token."""
     count = scores.token_ids.size
     ones, zeros = np.ones(count, np.uint8), np.zeros(count, np.uint8)
     columns: dict[str, Array] = {
@@ -150,7 +150,7 @@ def _extras_of(rows: LogprobBatch) -> Columns:
 
 
 def _scattered(values: Array, where: npt.NDArray[np.bool_], fill: float) -> Array:
-    """Return a column with the values, in order, where the mask is set, and `fill` elsewhere."""
+    """Return a column that has the next value wherever the mask is set, and `fill` elsewhere."""
     if values.size == where.size:
         return values
     column = np.full(where.size, fill, values.dtype)
@@ -159,7 +159,7 @@ def _scattered(values: Array, where: npt.NDArray[np.bool_], fill: float) -> Arra
 
 
 def _lists_of(counts: Array, values: Array) -> Lists:
-    """Split the values into consecutive lists of the given sizes."""
+    """Split values into consecutive lists of the given sizes."""
     offsets = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return Lists(offsets, values)

@@ -1,4 +1,4 @@
-"""The durable log: all workers' streams in one JetStream stream, for any number of readers."""
+"""The durable log: the streams of all workers in one JetStream stream, for any number of readers."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""ItemLog: writes a processor's items to the durable log."""
+"""ItemLog: writes the items of a processor to the durable log."""
 
 import asyncio
 import http.client
@@ -20,11 +20,11 @@ _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
 class ItemLog:
-    """Writes each item of a processor to the log.
+    """Writes each item of a processor to the durable log.
 
-    With `durable_log.durable` the processor acks an item only once the log has it: until then its worker retains the
-    item and gets no more credit. Otherwise nothing waits for the log's servers, not even the start of the processor.
-    Then an item is left out if the writer's buffer is full, and the log records it as missing.
+    With `durable_log.durable`, the processor acknowledges an item only after the log has stored it. Until then, the
+    worker retains the item and gets no more credit. Without `durable`, nothing waits for the log's servers, not even
+    the start of the processor. An item is omitted if the writer's buffer is full, and the log records it as missing.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -32,18 +32,18 @@ class ItemLog:
         self._is_durable = settings.durable_log.durable
         self._stream = LogStream(settings)
         self._drain_seconds = settings.processor.drain_timeout_ms / 1000
-        # Time to wait for items that the worker's last processor still holds; with `durable` the worker sends them
-        # again.
+        # Time to wait for items that the worker's previous processor may still write.
+        # With `durable`, no waiting is needed, because the worker sends such items again.
         wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
         self.monitors = Monitors(settings.durable_log.monitors)
         self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)
         self.left_out = 0
-        """Items that were left out because the buffer was full."""
+        """Number of items that were omitted because the buffer was full."""
 
     async def open(self) -> Self:
-        """Begin to connect; with `durable` wait until the log can be written.
+        """Begin to connect; with `durable`, wait until the log can be written.
 
-        Raises a PromiseError if the servers answer and cannot keep the promise of `durable`.
+        Raises PromiseError if the servers are configured so that they cannot keep the promise of `durable`.
         """
         if self._is_durable:
             await self.writer.open(PromiseError)
@@ -53,20 +53,20 @@ class ItemLog:
 
     @property
     def problem(self) -> str:
-        """The reason why items are not written to the log; empty while they are."""
+        """Reason why items are not written to the log, or empty while they are written."""
         return f"the durable log is not written: {self.writer.problem}" if self.writer.problem else ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the processor may take new requests; without `durable`, always true."""
+        """Whether the processor may accept new requests; always true without `durable`."""
         return not (self._is_durable and self.writer.problem)
 
     async def close(self) -> None:
-        """Write the waiting items, for at most as long as a processor drains, and disconnect."""
+        """Write the waiting items within the processor's drain timeout, and disconnect."""
         await self.writer.close(self._drain_seconds)
 
     def take(self, item: StreamItem, pending_ack: PendingAck) -> None:
-        """Queue an item for the log; with `durable` the item's ack waits for the ack of the log."""
+        """Queue an item for the log; with `durable`, the item's ack waits until the log has stored the item."""
         if self._is_durable:
             pending_ack.keep()
             pending_ack.unlogged += 1
@@ -78,7 +78,7 @@ class ItemLog:
             self.writer.skip(item)
 
     async def _check(self) -> None:
-        """Raise a LogError if the servers could lose an acknowledged item, or refuse the largest one."""
+        """Raise LogError if the servers could lose an acknowledged item, or would refuse the largest item."""
         await self.monitors.ask()
         if not self._is_durable:
             return
@@ -92,7 +92,7 @@ class ItemLog:
         self._check_syncs()
 
     def _check_syncs(self) -> None:
-        """Raise a LogError if a server does not sync always, or if half of the servers did not answer."""
+        """Raise LogError if a server does not sync every write, or if half of the servers gave no answer."""
         syncs = self.monitors.syncs
         others = [monitor for monitor in syncs if syncs[monitor] != "always"]
         answered = [monitor for monitor in others if not syncs[monitor].startswith("unknown")]
@@ -108,16 +108,16 @@ def _logged(pending_ack: PendingAck) -> None:
 
 
 class Monitors:
-    """The last answers of the servers at `durable_log.monitors`: HTTP shows settings that NATS clients cannot see."""
+    """The last answers of the servers at `durable_log.monitors`, over HTTP, which shows more settings than NATS."""
 
     def __init__(self, addresses: str) -> None:
         self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
         if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
             raise SettingsError("durable_log.monitors", "HOST:PORT, separated by commas", addresses)
         self.syncs: dict[str, str] = {}
-        """For each address, the server's `sync_interval`, or the reason why it is unknown."""
+        """The server's `sync_interval`, or the reason why it is unknown, by address."""
         self.storage_ratios: dict[str, float] = {}
-        """For each address, the used share of JetStream's storage, from 0 to 1."""
+        """Used fraction of JetStream's storage, from 0 to 1, by address."""
 
     async def ask(self) -> None:
         await asyncio.gather(*(asyncio.to_thread(self._ask, each) for each in self._addresses))

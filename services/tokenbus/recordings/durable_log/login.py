@@ -1,4 +1,4 @@
-"""Login: the credentials of this process at a NATS server."""
+"""Login: the credentials of this process for a NATS server."""
 
 import base64
 import binascii
@@ -18,25 +18,25 @@ _FORMS = "a .creds file, or one line: USER:PASSWORD, a token, or an NKEY's seed"
 _MOST_BYTES = 65_536
 _JWT, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
 _USER_SEED, _USER = b"\x95\x00", b"\xa0"
-"""The first bytes of an NKEY user seed and of its public key.
+"""First bytes of an NKEY user seed, and first byte of its public key.
 
-Only five bits of the seed's second byte belong to them.
+Only the upper five bits of the seed's second byte are fixed.
 """
 _SEED_BYTES = 36
 
 
 class Login:
-    """Credentials and TLS settings from files, which are read again when they change."""
+    """Credentials and TLS settings from files, which are reloaded when they change."""
 
     def __init__(self, settings: DurableLogSettings, *, is_tls: bool) -> None:
-        """Read the files; raises SettingsError."""
+        """Read the files; raises SettingsError for an invalid file."""
         self.is_tls = is_tls
         self._settings = settings
         names = settings.credentials, settings.ca_file, settings.certificate
         self._files = WatchedFiles([Path(name) for name in names if name])
         self._repeated_log = DeduplicatedLog()
         self.options: dict[str, Any] = {}
-        """Arguments of nats-py's `connect`."""
+        """Arguments for `connect` of nats-py."""
         self.public_nkey: str | None = None
         if settings.credentials:
             self._take(settings.credentials, _read(settings.credentials))
@@ -50,7 +50,7 @@ class Login:
                 self._load_certificate(settings)
 
     def refresh(self) -> None:
-        """Read changed files again; if one is invalid, the previous credentials stay in use."""
+        """Reload changed files; if a file is invalid, the previous credentials stay in use."""
         try:
             self._files.refresh(self._read_again)
         except SettingsError as error:
@@ -66,9 +66,9 @@ class Login:
     def _load_certificate(self, settings: DurableLogSettings) -> None:
         check_private("durable_log.certificate", settings.certificate)
         try:
-            # Without this password Python would prompt for one on the terminal.
+            # Without a password callback, Python would prompt for a password on the terminal.
             self.options["tls"].load_cert_chain(settings.certificate, password=lambda: b"")
-        except OSError as error:  # including ssl.SSLError
+        except OSError as error:  # ssl.SSLError is a subclass
             reason = str(getattr(error, "reason", None) or error.strerror or error).lower().replace("_", " ")
             limit = f"a PEM certificate and its unencrypted key: {reason}"
             raise SettingsError("durable_log.certificate", limit, settings.certificate) from None
@@ -89,7 +89,7 @@ class Login:
             self.options["token"] = text
 
     def _sign_with(self, path: str, seed: str) -> str:
-        """Answer the server's challenge with this seed; return the public key."""
+        """Sign the server's challenges with a seed, and return the public key."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - only for NKEYs
 
         try:

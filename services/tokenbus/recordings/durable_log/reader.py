@@ -1,4 +1,4 @@
-"""read_log: iterates over the items of a durable log. The reader, not the server, keeps the position."""
+"""read_log: iterates over the items of a durable log; the position is kept by the reader, not by the server."""
 
 import asyncio
 import json
@@ -21,21 +21,21 @@ from tokenbus.settings import Settings
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})\.([0-9]{1,19})")
 _MOST_FETCHED = 64
 _IDLE_SECONDS = 2.0
-"""The time without a message after which the reader asks again."""
+"""Seconds without a message after which the reader asks the server again."""
 _FORGET_SECONDS = 60.0
-"""The time without a reader after which the server removes a consumer."""
+"""Seconds without a reader after which the server removes a consumer."""
 _RETRY_SECONDS = 0.2
 _STORED = "$JS.ACK."
-"""The prefix of the reply subject of stored messages; status messages of the server have another prefix."""
+"""Prefix of the reply subject of stored messages, which status messages of the server do not have."""
 _ROUNDING = timedelta(microseconds=1)
-"""The precision of `logged_at`: the server's time has nanoseconds."""
+"""Precision of `logged_at`, which is lower than the server's precision of nanoseconds."""
 _log = logger("log")
 
 
 class _Position(NamedTuple):
     """The number of a message, the number of an item in it (from 1), and the message's time in microseconds.
 
-    The time distinguishes the message from one with the same number in a recreated log.
+    The time distinguishes the message from a message with the same number in a recreated log.
     """
 
     message: int
@@ -44,7 +44,7 @@ class _Position(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> "_Position":
-        """Parse a position; raises ValueError."""
+        """Parse a position; raises ValueError for an invalid text."""
         if (match := _POSITION.fullmatch(text)) is None:
             raise ValueError(f"after: expected the position of an item of a log, got {text[:80]!r}")
         return cls(*map(int, match.groups()))
@@ -63,29 +63,29 @@ async def read_log(  # noqa: PLR0913 - keyword-only
     follow: bool = False,
     settings: Settings | None = None,
 ) -> AsyncGenerator[StreamItem, None]:
-    """Iterate over the items of a durable log, each once; the items of each life of a worker come in order.
+    """Iterate over the items of a durable log, each once; the items of each worker incarnation are in order.
 
-    Any number of readers may read a log, each at its own position; they delay neither the writers nor each other.
-    Repeated items are skipped. A damaged message, or one with a wrong subject, is logged and skipped; the next item of
-    its life has the number of missing items. The reader buffers at most 64 MiB, or one message. It waits for a server
-    that is away.
+    Any number of readers may read a log at their own positions without delaying writers or other readers. Repeated
+    items are skipped. A damaged message or a message with a wrong subject is logged and skipped, and the next item of
+    the same incarnation has the number of missing items. The reader buffers at most 64 MiB, or one message. Once
+    reading has begun, the reader waits for an absent server.
 
     Args:
-        address: the log, as `nats://127.0.0.1:4222/log`; default: `durable_log.address`.
-        worker_id: read only this worker's items; empty: all workers' items.
-        after: the `position` of an item, to continue after it; default: the beginning.
-        since: begin at this time of the server's clock, exact to one message.
-        request_id: return only the items of this request.
-        follow: wait for further items at the end of the log, instead of ending.
-        settings: all settings; default: those of the environment and its settings file.
+        address: the log, such as `nats://127.0.0.1:4222/log`; default: `durable_log.address`.
+        worker_id: the worker whose items are read; empty: all workers.
+        after: the `position` of an item, after which reading continues; default: the beginning.
+        since: the time of the server's clock at which reading begins, exact to one message.
+        request_id: the request whose items are returned; default: all items.
+        follow: whether to wait for further items at the end of the log.
+        settings: all settings; default: the settings from the environment and the settings file.
 
     Returns:
-        an async generator of `StreamItem`; close it, for example with `contextlib.aclosing`, if you leave it early.
+        an async generator of `StreamItem`; close it, for example with `contextlib.aclosing`, if you stop early.
 
     Raises:
-        AddressError: the address cannot be used, or no server answers.
-        LogError: the log does not exist, or lacks the item at `after`: the position is beyond the end, or the log was
-            deleted or restored from a backup, and written again.
+        AddressError: the address cannot be used, or no server answers at first.
+        LogError: the log does not exist, or the item at `after` is not in it: the position is beyond the end, or the
+            log was deleted or restored from a backup, and written again.
         ValueError: `after` is not a position.
 
     Example:
@@ -119,7 +119,7 @@ async def read_log(  # noqa: PLR0913 - keyword-only
 
 
 class _Reader:
-    """Fetches messages in order, through a consumer in the server's memory."""
+    """Fetches messages in order through a consumer, which the server keeps in memory."""
 
     def __init__(
         self, stream: LogStream, settings: Settings, worker_id: str, position: _Position, since: datetime | None
@@ -135,7 +135,7 @@ class _Reader:
         self._repeated_log = DeduplicatedLog()
 
     async def connect(self) -> ServerConnection:
-        """Connect to a server; raises AddressError if none answers the first time."""
+        """Connect to a server; on the first call, raises AddressError if no server answers."""
         seconds = 2 * self._settings.bus.heartbeat_timeout_ms / 1000
 
         def give_up(error: AddressError) -> None:
@@ -144,7 +144,7 @@ class _Reader:
         return await (self._stream.connect() if self._has_begun else self._stream.connect(seconds, give_up))
 
     async def begin(self, server: ServerConnection) -> StreamState:
-        """Return the stream's state, and log if retention has removed unread messages.
+        """Return the stream's state, and log whether retention has removed unread messages.
 
         Raises LogError if the position is beyond the end of the log.
         """
@@ -159,14 +159,14 @@ class _Reader:
         return state
 
     def failed(self, error: BaseException) -> None:
-        """Log that the reader reconnects and continues after its position."""
+        """Log an error after which the reader reconnects and continues at its position."""
         reason = reason_of(error)
         self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(self._position))
 
     async def new_items(self, server: ServerConnection, message: Msg, request_id: int | None) -> list[StreamItem]:
-        """Return the message's items after the current position, without repeats; only those of `request_id` if given.
+        """Return the message's new items after the current position, or only the new items of `request_id`.
 
-        Raises LogError if the position is in another message of this number, or beyond the message's last item.
+        Raises LogError if the position names another message with this number, or an item beyond the last one.
         """
         number, logged_at = message.metadata.sequence.stream, message.metadata.timestamp
         taken_at = int(logged_at.timestamp() * 1e6)
@@ -205,13 +205,13 @@ class _Reader:
                 number, _log.error, "damaged message", message=number, subject=subject, reason=reason
             )
             if life is not None and life not in self._sequences and self._from_beginning:
-                self._sequences.set(life, 0)  # the items of this message count as missing
+                self._sequences.set(life, 0)  # all items of this message count as missing
             return []
 
     async def messages(self, server: ServerConnection, last: int | None) -> AsyncGenerator[Msg, None]:
-        """Yield the messages from the position on, up to number `last` if given.
+        """Yield the messages from the position on, up to message number `last` if `last` is given.
 
-        Raises one of FAILURES if the caller has to reconnect.
+        Raises one of FAILURES if the caller must reconnect.
         """
         consumer = await server.ask(server.jetstream.add_consumer(self._stream.name, self._config()))
         if last is not None and not consumer.num_pending:
@@ -227,7 +227,7 @@ class _Reader:
                 await server.client.publish(ask, wanted, reply=inbox)
                 asked = most
             message = await server.ask(subscription.next_msg(timeout=_IDLE_SECONDS + ASK_SECONDS))
-            if not message.reply.startswith(_STORED):  # a status message of the server
+            if not message.reply.startswith(_STORED):  # this is a status message of the server
                 status = (message.headers or {}).get("Status", "")
                 if status not in {"404", "408"}:
                     raise ServerError(f"the server ended the reader: status {status}")
@@ -260,7 +260,7 @@ class _Reader:
         return config
 
     async def _is_over(self, server: ServerConnection, consumer: ConsumerInfo, delivered: int) -> bool:
-        """Return whether no message is left, for example because retention or a purge removed the last ones."""
+        """Return whether no message is left, for example because retention has removed the remaining messages."""
         found = await server.ask(server.jetstream.consumer_info(self._stream.name, consumer.name))
         if found.delivered is None or found.delivered.consumer_seq != delivered:
             raise ServerError(f"message {delivered + 1} of the reader is missing")

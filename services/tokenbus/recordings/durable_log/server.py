@@ -1,6 +1,6 @@
-"""ServerConnection: one connection to a NATS server. Servers: the list of servers to try in turn.
+"""ServerConnection: a connection to one NATS server. Servers: the list of servers, which are tried in turn.
 
-nats-py's reconnect is off: it would publish pending messages before the writer has read the end of the log.
+The reconnect of nats-py is off, because it would publish pending messages before the writer has read the log's end.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ from tokenbus.settings import BusSettings, Settings
 _ADDRESS = re.compile(r"(?P<scheme>nats|tls)://(?P<servers>[^/]+)/(?P<name>[A-Za-z0-9][A-Za-z0-9_-]{0,63})")
 _MOST_SERVERS = 16
 _CLOSE_SECONDS = 0.2
-"""The time limit of a close that flushes nothing."""
+"""Time limit for closing a connection without a flush."""
 _CANCEL_SECONDS = 0.1
 T = TypeVar("T")
 ASK_SECONDS = 2.0
-"""The timeout of a request to JetStream: no server answers for a stream without a leader."""
+"""Timeout of a JetStream request, which gets no answer while its stream has no leader."""
 _log = logger("log")
 
 
 class LogAddress(NamedTuple):
-    """The servers of a cluster and the name of a log."""
+    """The servers of a cluster, and the name of a log."""
 
     servers: tuple[TcpEndpoint, ...]
     name: str
@@ -48,7 +48,7 @@ class LogAddress(NamedTuple):
 
 
 def parse(address: str, settings: Settings) -> LogAddress:
-    """Parse the address of a log; raises AddressError if it is invalid or not safe to use."""
+    """Parse the address of a log; raises AddressError if the address is invalid or insecure."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise AddressError(address, "expected nats://HOST:PORT/NAME or tls://..., NAME of letters, digits, _ and -")
@@ -73,27 +73,27 @@ def parse(address: str, settings: Settings) -> LogAddress:
 
 
 class ServerError(Exception):
-    """A server cannot be used."""
+    """A server cannot be used, for the reason in the message."""
 
 
 FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
-"""Errors after which a reader or writer connects again."""
+"""Errors after which a reader or writer reconnects."""
 
 
 class Servers:
-    """The servers of a log; a server that failed goes to the end of the list."""
+    """The servers of a log; a failed server moves to the end of the list."""
 
     def __init__(self, address: LogAddress, settings: Settings) -> None:
-        """Read the credentials; raises SettingsError. Changed files are read again before each attempt."""
+        """Read the credentials; raises SettingsError. Each later attempt reloads changed files."""
         self.reason = "no server has been tried yet"
-        """The reason of the last failed attempt or lost connection."""
+        """Reason of the last failed attempt or lost connection."""
         self._login = Login(settings.durable_log, is_tls=address.is_tls)
         self._settings = settings.bus
         self._order = deque(random.sample(address.servers, len(address.servers)))
-        """The servers, the next to try first."""
+        """Servers in the order in which they are tried."""
         self._repeated_log = DeduplicatedLog()
         self._connections_log = DeduplicatedLog()
-        """Logs errors of open connections, which the next connection may repeat."""
+        """Log for errors of open connections, which the next connection may repeat."""
         self._last: ServerConnection | None = None
         self._last_began = -inf
         self._seconds = 0.0
@@ -101,7 +101,7 @@ class Servers:
     async def connect(self) -> "ServerConnection":
         """Connect to the first usable server.
 
-        Waits while there is none, and after a connection that was lost soon after it began.
+        Waits until a server is usable, and also waits if the previous connection was lost soon after its begin.
         """
         loop = asyncio.get_running_loop()
         self._connections_log.expire()
@@ -133,7 +133,7 @@ class Servers:
 
 
 class _Client(Client):
-    """nats-py's client, with fixes for errors that would end or delay the connection."""
+    """A client of nats-py with fixes for errors that would end or delay the connection."""
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         try:
@@ -142,51 +142,51 @@ class _Client(Client):
             return {}
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
-        with contextlib.suppress(OSError):  # the last flush may fail, and with it nats-py's task
+        with contextlib.suppress(OSError):  # an error of the last flush would end nats-py's own task
             await super()._close(status, do_cbs)
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Report the error before closing, which may block on a server that does not read."""
+        """Report the error before closing, because closing may block on a server that does not read."""
         await self._error_cb(e)
         await super()._process_op_err(e)
 
     async def _process_err(self, err_msg: str) -> None:
-        """Report the error at once; nats-py reports it only after it has closed."""
+        """Report the error at once, because nats-py reports it only after closing."""
         await super()._process_err(err_msg)
         if PERMISSIONS_ERR not in err_msg and not self.is_connecting and self._err is not None:
             await self._error_cb(self._err)
 
 
 class _Transport(TcpTransport):
-    """nats-py's transport, which can be aborted."""
+    """A transport of nats-py that can be aborted."""
 
     def __bool__(self) -> bool:
-        return True  # nats-py would replace a transport that is falsy before it connects
+        return True  # nats-py would replace a falsy transport before connecting
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
         await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
-        if self._io_writer is not None:  # prevents asyncio's warning at the end of each connection
+        if self._io_writer is not None:  # this prevents a warning of asyncio at the end of each connection
             self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]  # noqa: SLF001
 
     def abort(self) -> None:
         if self._io_writer is not None:
             with contextlib.suppress(
                 AttributeError
-            ):  # before 3.11.3, Python raises it for a TLS connection that has ended
+            ):  # Python before 3.11.3 raises AttributeError for an ended TLS connection
                 self._io_writer.transport.abort()
 
 
 class ServerConnection:
-    """One connection to a server, from its handshake to its end."""
+    """A connection to one server, from its handshake to its end."""
 
     def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog) -> None:
         self.lost = asyncio.Event()
         self.reason = ""
         self.client: Client = _Client()
         self._denied = ""
-        """The last error about a missing permission."""
+        """Last error about a missing permission."""
         self._transport = _Transport()  # type: ignore[no-untyped-call]
         self.client._transport = self._transport  # noqa: SLF001 - nats-py has no option for it
         self._settings = settings
@@ -195,11 +195,11 @@ class ServerConnection:
 
     @property
     def jetstream(self) -> JetStreamContext:
-        """The JetStream API; await its calls through `ask`."""
+        """The JetStream API, whose calls must be awaited through `ask`."""
         return self.client.jetstream(timeout=ASK_SECONDS)
 
     async def ask(self, asking: Coroutine[None, None, T]) -> T:
-        """Await an answer of the server; raises ServerError when the connection is lost."""
+        """Await an answer of the server; raises ServerError if the connection is lost."""
         asked, lost = asyncio.ensure_future(asking), asyncio.ensure_future(self.lost.wait())
         try:
             await asyncio.wait({asked, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -212,7 +212,7 @@ class ServerConnection:
             lost.cancel()
 
     async def open(self, server: TcpEndpoint, login: Login) -> None:
-        """Connect to a server; raises ServerError."""
+        """Connect to a server; raises ServerError if the server cannot be used."""
         interval, timeout = self._settings.heartbeat_interval_ms / 1000, self._settings.heartbeat_timeout_ms / 1000
         options = dict(login.options)
         for secret in {"password", "token"} & options.keys():
@@ -227,7 +227,7 @@ class ServerConnection:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 connect_timeout=max(1, int(timeout)),
-                # At least two, so that a process that was suspended can still read the waiting answers.
+                # A process that was suspended must still be able to read the waiting answers, so the minimum is two.
                 ping_interval=interval,  # type: ignore[arg-type]  # used only for a sleep
                 max_outstanding_pings=max(2, int(timeout / interval)),
                 name="tokenbus",
@@ -248,13 +248,13 @@ class ServerConnection:
         self._is_open = True
 
     def _if_private(self, secret: str, *, is_tls: bool) -> str:
-        """Return a secret, unless nats-py would send it unencrypted although the address is tls://."""
+        """Return a secret; raises ServerError if nats-py would send it unencrypted to a tls:// address."""
         if is_tls and not self.client._server_info.get("tls_required"):  # noqa: SLF001 - no public attribute
             raise ServerError("it offers no TLS, which a tls:// address needs")
         return secret
 
     async def close(self) -> None:
-        """Close without a flush."""
+        """Close the connection without a flush."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -263,7 +263,7 @@ class ServerConnection:
         try:
             await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         finally:
-            self._transport.abort()  # nats-py would wait forever for a server that does not read
+            self._transport.abort()  # nats-py itself would wait forever for a server that does not read
             await end_tasks(closing)
 
     def _lose(self, reason: str) -> None:
@@ -274,7 +274,7 @@ class ServerConnection:
                 self._repeated_log.begin(reason, _log.warning, "nats server lost", reason=reason)
 
     def _server_reason(self) -> str:
-        """Return the server's own reason for closing the connection; empty if it gave none."""
+        """Return the server's own reason for closing the connection, or an empty text without one."""
         error = self.client.last_error
         is_ours = isinstance(error, (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError))
         reason = "" if error is None or is_ours else _reason(error)
@@ -305,7 +305,7 @@ async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None
 
 
 async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks until they have ended: nats-py sometimes swallows a cancellation."""
+    """Cancel tasks until they have ended, because nats-py sometimes suppresses a cancellation."""
     while left := [task for task in tasks if task is not None and not task.done()]:
         for task in left:
             task.cancel()
@@ -314,7 +314,7 @@ async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 def _drop(asked: asyncio.Future[T]) -> None:
-    """Retrieve the error that nats-py raises when it is cancelled; otherwise asyncio logs it."""
+    """Retrieve an error that nats-py raises after its cancellation, because asyncio logs unretrieved errors."""
     if not asked.cancelled():
         asked.exception()
 

@@ -1,4 +1,4 @@
-"""LogStream: the JetStream stream of a log: its limits, state and messages. The format: docs/log.md."""
+"""LogStream: the limits, state and messages of a log's JetStream stream; docs/log.md describes the format."""
 
 import asyncio
 import math
@@ -19,32 +19,32 @@ from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus.settings import Settings
 
 _ELECTION_SECONDS = 30.0
-"""The time limit for the election of a cluster's leader (up to nine seconds) and of the stream's leader."""
+"""Time limit for the elections of the cluster's leader, which takes up to nine seconds, and of the stream's leader."""
 _RETRY_SECONDS = 0.2
 _NOT_CLUSTERED = 10074
 _NOT_READY = {10008, 10009, 10004, 10058}
 """Error codes of a cluster without a leader, and of a stream that another writer has just created."""
 _HOUR_SECONDS = 3600
 _SILENT_NS = 4_000_000_000
-"""The silence after which a replica counts as missing; a live one sends every second."""
+"""Silence after which a replica counts as missing, in nanoseconds; a live replica sends once a second."""
 _HEADER_BYTES = 1024
-"""The part of `max_payload` reserved for headers."""
+"""Part of `max_payload` that is reserved for headers, in bytes."""
 _log = logger("log")
 
 
 class LogError(AddressError):
-    """A server has no such log, or cannot keep it as the settings demand."""
+    """A server does not have the log, or cannot keep it as the settings require."""
 
 
 class PromiseError(LogError):
-    """The configuration of the servers cannot keep the guarantees of the settings; waiting does not help."""
+    """The servers' configuration cannot keep the guarantees in the settings, so waiting does not help."""
 
 
 class LogStream:
-    """The stream of one log."""
+    """The JetStream stream of one log."""
 
     def __init__(self, settings: Settings, address: str | None = None) -> None:
-        """Parse the address (default: `durable_log.address`); raises AddressError."""
+        """Parse an address (default: `durable_log.address`); raises AddressError for an invalid address."""
         address = address or settings.durable_log.address
         scheme, _, rest = address.partition("://")
         self.address = address if "/" in rest else f"{scheme}://{rest}/log"
@@ -59,12 +59,12 @@ class LogStream:
         return self._servers.reason
 
     def subject(self, worker_id: str, epoch: int | None = None) -> str:
-        """Return the subject of one life of a worker, of all its lives, or of all workers."""
+        """Return the subject of one worker incarnation, of all incarnations of a worker, or of all workers."""
         token = quote(worker_id, safe="").replace(".", "%2E") if worker_id else "*"
         return f"{self.subjects}.{token}.{'*' if epoch is None else epoch}"
 
     def life(self, subject: str) -> tuple[str, int] | None:
-        """Return the worker and epoch of a subject; None if it is not the subject of a life."""
+        """Return the worker id and epoch of a subject, or None if the subject names no worker incarnation."""
         *_, token, epoch = subject.split(".")
         worker_id = unquote(token)
         is_own = epoch.isdecimal() and subject == self.subject(worker_id, int(epoch))
@@ -73,9 +73,9 @@ class LogStream:
     async def connect(
         self, seconds: float | None = None, tell: Callable[[AddressError], object] = lambda _: None
     ) -> ServerConnection:
-        """Connect to a server; calls `tell` with the reason after each `seconds` without one."""
+        """Connect to a server; calls `tell` with the reason after every `seconds` without a connection."""
         connecting = asyncio.create_task(self._servers.connect())
-        try:  # not asyncio.timeout: nats-py may swallow its cancellation
+        try:  # asyncio.timeout is not used, because nats-py may suppress its cancellation
             while not (await asyncio.wait({connecting}, timeout=seconds))[0]:
                 tell(AddressError(self.address, self.reason))
             return connecting.result()
@@ -85,10 +85,10 @@ class LogStream:
     async def info(
         self, server: ServerConnection, *, make: bool, tell: Callable[[AddressError], object] = lambda _: None
     ) -> StreamInfo:
-        """Return the stream's state; with `make`, create a missing stream. An existing stream is not changed.
+        """Return the stream's state; with `make`, a missing stream is created. An existing stream is not changed.
 
-        Waits for the election of a leader, and with `make` for a quorum; calls `tell` with the reason of the wait.
-        Raises LogError; also if, with `make`, an existing stream keeps less than the durable log's settings demand.
+        Waits for the election of a leader, and with `make` also for a quorum; calls `tell` with the reason for the
+        wait. Raises LogError, with `make` also if an existing stream keeps less than the settings require.
         """
         reason = reason_of(TimeoutError())
         try:
@@ -115,13 +115,13 @@ class LogStream:
             raise kind(self.address, reason_of(found)) from None
 
     def check_quorum(self, info: StreamInfo) -> None:
-        """Raise LogError if the stream has no quorum of replicas, and so accepts no messages."""
+        """Raise LogError if the stream lacks a quorum of replicas, so that it accepts no messages."""
         missing, replicas = missing_replicas(info), info.config.num_replicas or 1
         if 2 * missing >= replicas:
             raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are missing")
 
     async def look(self, server: ServerConnection) -> StreamInfo:
-        """Return the stream's state, after one retry; raises one of FAILURES."""
+        """Return the stream's state, with one retry after a timeout; raises one of FAILURES."""
         try:
             return await server.ask(server.jetstream.stream_info(self.name))
         except nats.errors.TimeoutError:
@@ -166,10 +166,10 @@ class LogStream:
     def largest_message(self, server: ServerConnection, info: StreamInfo) -> int:
         return int(min(server.client.max_payload, _limit(info.config.max_msg_size))) - _HEADER_BYTES
 
-    # Each message is a recording of consecutive items of one life, under the subject of that life.
+    # Each message is a recording of consecutive items of one worker incarnation, which has its own subject.
 
     def items(self, subject: str, data: bytes) -> list[StreamItem]:
-        """Return the items of a message, at least one; raises RecordingError for damage or a wrong subject."""
+        """Return the items of a message, at least one; raises RecordingError for damage or for a wrong subject."""
         items = list(read_items(BytesIO(data)))
         if not items:
             raise RecordingError(0, "expected at least one item, got none")
@@ -179,9 +179,9 @@ class LogStream:
         return items
 
     async def last_sequence(self, server: ServerConnection, subject: str, message: RawStreamMsg | None) -> int:
-        """Return the last sequence of a life in the log, up to a message of its subject; 0 if there is none.
+        """Return the last sequence of an incarnation in the log, up to a message of its subject, or 0 for none.
 
-        Messages of other programs may be damaged or repeat items, so this goes back to a message of a LogWriter.
+        Messages of other programs may be damaged or repeat items, so the search goes back to a LogWriter's message.
         """
         farthest = 0
         while message is not None:
@@ -193,7 +193,7 @@ class LogStream:
         return farthest
 
     async def message_before(self, server: ServerConnection, subject: str, number: int) -> RawStreamMsg | None:
-        """Return a subject's last message before a number, by bisection, because the server only searches forwards."""
+        """Return a subject's last message before a number by bisection, because the server only searches forwards."""
         found, low, high = None, 1, number
         while low < high:
             middle = (low + high) // 2
@@ -206,14 +206,14 @@ class LogStream:
 
 
 def is_writers(headers: Mapping[str, str] | None) -> bool:
-    """Return whether a LogWriter wrote the message; then the server has checked that it repeats no item."""
+    """Return whether a LogWriter wrote the message, so that the server has checked it for repeated items."""
     return Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (headers or {})
 
 
 def missing_replicas(info: StreamInfo) -> int:
-    """Return the number of replicas that do not answer the leader; all of them if there is no leader.
+    """Return the number of replicas that do not answer the leader, or of all replicas without a leader.
 
-    Without a quorum the leader steps down only after 20 s, and answers normally until then.
+    Without a quorum, the leader still answers normally for 20 s before it steps down.
     """
     replicas = info.config.num_replicas or 1
     if info.cluster is None:
@@ -225,14 +225,14 @@ def missing_replicas(info: StreamInfo) -> int:
 
 
 def _is_temporary(error: Exception) -> bool:
-    """Return whether the error ends when the cluster has a leader and a quorum."""
+    """Return whether the error ends once the cluster has a leader and a quorum."""
     if isinstance(error, APIError):
         return error.err_code in _NOT_READY
     return not isinstance(error, PromiseError)
 
 
 def _limit(value: float | None) -> float:
-    """Return a limit of a stream; None, 0 and -1 mean no limit."""
+    """Return a limit of a stream as a number; None, 0 and -1 mean no limit."""
     return value if value is not None and value > 0 else math.inf
 
 

@@ -1,4 +1,4 @@
-"""LogWriter: writes items to a log, each once and in order, with any number of writers."""
+"""LogWriter: writes items to a log, each once and in order, even with several writers."""
 
 import asyncio
 import time
@@ -22,32 +22,32 @@ _WRONG_LAST_SEQUENCE, _NO_STREAM = 10071, 10059
 _RETRY_SECONDS = 0.1
 _MOST_QUEUES = 4096
 _ENTRY_BYTES = 64
-"""The largest overhead of an item in a message."""
+"""Maximum overhead of an item in a message, in bytes."""
 _log = logger("log")
 
 
 @dataclass(slots=True)
 class LogCounts:
-    """Counts of written items and faults."""
+    """Counts of written items and of failures."""
 
     items: int = 0
     payload_bytes: int = 0
     messages: int = 0
     already_there: int = 0
-    """Items that the log already had, from another writer or an earlier run."""
+    """Number of items that another writer or an earlier run had written to the log."""
     missing_items: int = 0
-    """Items that this writer did not get; the log has a gap in their place."""
+    """Number of items that this writer did not receive; the log has gaps in their place."""
     refused_items: int = 0
-    """Items that are too large for the server; they are missing in the log, too."""
+    """Number of items that are too large for the server, and that are therefore also missing in the log."""
     failed_writes: int = 0
-    """Messages without an ack, and requests without an answer; the writer retries."""
+    """Number of messages without an ack and of requests without an answer, which the writer retries."""
 
 
 @dataclass(slots=True)
 class _Pending:
     item: StreamItem
     skipped: int
-    """The number of skipped items directly before this one."""
+    """Number of skipped items directly before this item."""
     on_logged: Callable[[], None]
     queued_at: float = field(default_factory=time.monotonic)
 
@@ -58,29 +58,29 @@ class _Pending:
 
 @dataclass(slots=True)
 class _SubjectQueue:
-    """The unwritten items of one life of a worker, which has its own subject."""
+    """Unwritten items of one worker incarnation, which has its own subject."""
 
     subject: str
     items: deque[_Pending] = field(default_factory=deque)
     last: int = 0
-    """The sequence of the last item that is known to be in the log."""
+    """Sequence of the last item that is known to be in the log."""
     revision: int | None = None
-    """The number of the subject's last message; None: unknown, so the writer has to ask."""
+    """Number of the subject's last message, or None if the writer must ask the server."""
     skipped: range = range(0)
-    """The latest run of skipped items."""
+    """Sequences of the latest skipped items."""
     hole_since: tuple[int, float] | None = None
-    """`last` and the time when the writer began to wait for another writer's items."""
+    """Value of `last`, and the time since which the writer has been waiting for another writer's items."""
     task: asyncio.Task[None] | None = None
 
 
 class LogWriter:
     """Writes items to one log.
 
-    Call `open`, which waits for a server and creates the stream, or `start`, which does not wait: until a server is
-    there, the writer buffers items and `problem` has the reason. At the end call `close`.
+    Call `open`, which waits for a server and creates the stream, or `start`, which does not wait. Without a server, the
+    writer buffers items, and `problem` has the reason. Call `close` at the end.
 
-    Each life of a worker has its own subject, with one message in flight. A message has consecutive items, and the
-    expected number of the subject's last message. If another writer was faster, the server refuses the message; this
+    Each worker incarnation has its own subject, with one message in flight. A message has consecutive items and the
+    expected number of the subject's last message. If another writer was faster, the server refuses the message. This
     writer then reads the last message and continues after it.
     """
 
@@ -92,23 +92,23 @@ class LogWriter:
         wait_seconds: float = 0,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Create a writer. It waits `wait_seconds` for another writer's items before it writes a gap.
+        """Create a writer, which waits `wait_seconds` for another writer's items before it writes a gap.
 
-        It awaits `check` after each connect and in each heartbeat interval, and does not write while `check` raises
-        LogError.
+        The writer awaits `check` after each connect and in each heartbeat interval, and writes nothing while `check`
+        raises LogError.
         """
         self.counts = LogCounts()
         self._check = check
         self._error: AddressError | None = LogError(stream.address, stream.reason)
         self._news = asyncio.Event()
-        """Set when the log becomes writable, and at each error."""
+        """Event that is set when the log becomes writable, and at each error."""
         self.missing_replicas = settings.durable_log.replicas
         self._stream = stream
         self._settings = settings
         self._wait_seconds = wait_seconds
         self._queues: dict[tuple[str, int], _SubjectQueue] = {}
         self.buffered_bytes = 0
-        """The size of the unwritten items."""
+        """Size of the unwritten items in bytes."""
         self._room = asyncio.Event()
         self._connected = asyncio.Event()
         self._server: ServerConnection | None = None
@@ -116,7 +116,7 @@ class LogWriter:
         self._running: asyncio.Task[None] | None = None
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self.largest_message = 0
-        """The server's size limit of a message."""
+        """Maximum message size of the server, in bytes."""
         self._repeated_log = DeduplicatedLog()
 
     def start(self) -> None:
@@ -125,7 +125,7 @@ class LogWriter:
     async def open(self, fatal: type[AddressError], seconds: float | None = None) -> None:
         """Connect, and wait until the log can be written.
 
-        Raises an error of the type `fatal` at once, and AddressError after `seconds`.
+        Raises an error of the type `fatal` at once, and any other AddressError only after `seconds`.
         """
         self.start()
         try:
@@ -143,7 +143,7 @@ class LogWriter:
             raise
 
     async def close(self, drain_seconds: float = 0) -> None:
-        """Write the buffered items, for at most `drain_seconds`, and disconnect."""
+        """Write the buffered items within `drain_seconds`, and disconnect."""
         writing = {queue.task for queue in self._queues.values() if queue.task is not None}
         if writing and drain_seconds:
             await asyncio.wait(writing, timeout=drain_seconds)
@@ -160,15 +160,15 @@ class LogWriter:
 
     @property
     def problem(self) -> str:
-        """Why the writer cannot write now; empty if it can."""
+        """Reason why the writer cannot write now, or empty if it can."""
         return "" if self._error is None else self._error.reason
 
     @property
     def lag_seconds(self) -> float:
-        """The age of the oldest unwritten item."""
+        """Age of the oldest unwritten item."""
         now = oldest = time.monotonic()
         for queue in tuple(self._queues.values()):
-            with suppress(IndexError):  # the thread of the metrics may read while this thread empties the queue
+            with suppress(IndexError):  # the metrics thread may call this while the event loop empties the queue
                 oldest = min(oldest, queue.items[0].queued_at)
         return max(0.0, now - oldest)
 
@@ -177,7 +177,7 @@ class LogWriter:
         return self.buffered_bytes < self._settings.durable_log.buffer_bytes
 
     async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:
-        """Enqueue an item when there is room, or when `stop` is set."""
+        """Wait for room or for `stop`, and then enqueue an item."""
         stop = stop or asyncio.Event()
         while not (self.has_room or stop.is_set()):
             self._room.clear()
@@ -185,7 +185,7 @@ class LogWriter:
         self.enqueue(item)
 
     def enqueue(self, item: StreamItem, on_logged: Callable[[], None] = lambda: None) -> None:
-        """Enqueue an item, even without room; `on_logged` is called when it is logged, or refused for its size."""
+        """Enqueue an item even without room; `on_logged` runs once the item is logged or refused for its size."""
         queue = self._queue(item)
         skipped = len(queue.skipped) if queue.skipped.stop == item.sequence else 0
         pending = _Pending(item, skipped, on_logged)
@@ -195,7 +195,7 @@ class LogWriter:
             queue.task = asyncio.create_task(self._write(queue))
 
     def skip(self, item: StreamItem) -> None:
-        """Drop an item; the writer then does not wait for another writer to write it."""
+        """Skip an item, so that the writer does not wait for another writer to write it."""
         queue = self._queue(item)
         begin = queue.skipped.start if queue.skipped.stop == item.sequence else item.sequence
         queue.skipped = range(begin, item.sequence + 1)
@@ -204,13 +204,13 @@ class LogWriter:
         key = worker_id, epoch = item.worker_id, item.epoch
         queue = self._queues.get(key)
         if queue is None:
-            if len(self._queues) >= _MOST_QUEUES:  # the log still has the state of idle queues
+            if len(self._queues) >= _MOST_QUEUES:  # idle queues can be dropped, because the log has their state
                 self._queues = {name: each for name, each in self._queues.items() if each.task is not None}
             queue = self._queues[key] = _SubjectQueue(self._stream.subject(worker_id, epoch))
         return queue
 
     async def _run(self) -> None:
-        """Keep a connection; reconnect after any failure."""
+        """Keep a connection open, and reconnect after any failure."""
         while True:
             try:
                 server = await self._stream.connect(self._interval, self._fault)
@@ -229,9 +229,9 @@ class LogWriter:
         info = await self._stream.info(server, make=True, tell=self._fault)
         self.largest_message = self._stream.largest_message(server, info)
         while not server.lost.is_set():
-            if self._created not in {None, info.created}:  # deleted, or restored from a backup
+            if self._created not in {None, info.created}:  # the log was deleted or restored from a backup
                 _log.error("log was made anew", log=self._stream.address, messages=info.state.messages)
-                for queue in self._queues.values():  # the lost items become a gap
+                for queue in self._queues.values():  # a gap will replace the lost items
                     queue.last, queue.revision = 0, None
             self._created = info.created
             self.missing_replicas = missing_replicas(info)
@@ -277,14 +277,14 @@ class LogWriter:
                 queue.revision = None
                 if getattr(error, "err_code", 0) != _WRONG_LAST_SEQUENCE:
                     self.counts.failed_writes += 1
-                    if not server.lost.is_set():  # the next connection logs why this one was lost
+                    if not server.lost.is_set():  # otherwise the next connection logs the reason of the loss
                         self._fault(error)
                     await asyncio.sleep(_RETRY_SECONDS)
         queue.task = None
         self._recovered()
 
     async def _read_last(self, queue: _SubjectQueue, server: ServerConnection) -> None:
-        """Read the last message of the subject, to set `last` and `revision`."""
+        """Read the last message of the subject, and set `last` and `revision`."""
         try:
             message = await server.ask(server.jetstream.get_last_msg(self._stream.name, queue.subject))
         except NotFoundError as error:
@@ -296,7 +296,7 @@ class LogWriter:
         queue.revision = message.seq
 
     async def _is_waiting(self, queue: _SubjectQueue) -> bool:
-        """Pause and return True if another writer may still write the items missing before the first one."""
+        """Pause and return True if another writer may still write the items before the first queued item."""
         first, loop = queue.items[0], asyncio.get_running_loop()
         if first.item.sequence - first.skipped <= queue.last + 1:
             queue.hole_since = None
