@@ -87,30 +87,30 @@ class Intake:
         heartbeat or a timeout may have unblocked them. With `at_end`, incomplete steps are delivered too. Raises
         RefusedError if the worker exceeds its credit.
         """
-        # 1. Check the item against the worker's credit and its checksum; decode and validate the item's batch.
+        # 1. Check the item's credit and checksum, then decode and validate its batch.
         if item is not None:
             self._receive(worker, item, payload)
 
-        # 2. Restore the order of the stream: items after a missing item wait until the worker has resent it.
+        # 2. Restore the order of the stream: items wait until the worker has resent all missing earlier items.
         for entry in self._in_order(worker, now, at_end=at_end):
             if worker.reconcile is not None and entry.sequence > worker.reconcile:
                 self._reconcile(worker)  # all items that the worker sent before its hello have been processed
             if isinstance(entry, LostItems):
                 self._on_lost(worker, entry)
                 continue
-            # 3. Add the batch to its step, which joins parts and pairs the target with its draft.
+            # 3. Join the parts of a step, and pair its target batch with its draft batch.
             self._add_item(worker, entry, now)
 
-        # 4. Release the complete steps in the order of their numbers.
+        # 4. Release complete steps in the order of their numbers.
         for step in worker.assembler.ready(now, at_end=at_end):
             received = step.rows
             self._check_drafts(worker, step)
             try:
-                # 5. Compare each row with the next position of its request; drop the rows that are not new.
+                # 5. Compare each row with the next position of its request, and drop duplicate rows.
                 slots, parts = self.router.settle(step, worker.source, now)
-                # 6. Put each client's rows into its send queue, as one frame; unclaimed rows wait for a client.
+                # 6. Put each client's rows into its send queue as one frame; unclaimed rows wait for a client.
                 self.router.deliver(step, slots, parts)
-                # 7. Close the requests that got their last row; prefilled requests continue at a decode worker.
+                # 7. Close the requests that got their last row, and send prefilled requests to a decode worker.
                 self.router.close_finished(step, worker.source)
             except Exception:  # noqa: BLE001 - a defect of the processor fails only the requests of this step
                 stream = worker.stream
@@ -119,10 +119,10 @@ class Intake:
                 self._fail(worker, _ids(received), reason, ErrorCode.ERROR_CODE_INTERNAL)
             if not step.is_explained and not at_end:
                 self._fail_others(worker, _ids(received), f"step {step.number} never arrived completely")
-            # 8. Hand the whole step to `Processor.steps()` and to the observers.
+            # 8. Pass the whole step to `Processor.steps()` and to the observers.
             self._publish(worker, step)
 
-        # 9. Evict clients that hold the stream back; acknowledge the items that no consumer needs; grant credit.
+        # 9. Evict clients that hold the stream back, acknowledge items that no consumer needs, and grant credit.
         if not at_end:
             self._reconcile_if_caught_up(worker)
             self._evict_if_held_back(worker, now)
