@@ -91,7 +91,7 @@ class AcceptedConnection:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (received,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
         held = int(received) - self.delivered
-        if held > _MUCH:  # a part may still be in the kernel's buffer, outside this process's memory
+        if held > _MUCH:  # a part of `held` may still be in the kernel, outside this process's memory
             held -= self._in_kernel()
         return max(0, held)
 

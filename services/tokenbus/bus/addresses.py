@@ -66,7 +66,7 @@ def parse(address: str) -> TcpEndpoint | IpcEndpoint:
 
 
 def parse_remote(address: str) -> TcpEndpoint | IpcEndpoint:
-    """Parse an address to connect to; raises AddressError for an invalid one."""
+    """Parse an address to connect to; raises AddressError if the address is invalid."""
     endpoint = parse(address)
     if isinstance(endpoint, TcpEndpoint) and (endpoint.host == "*" or not endpoint.port):
         raise AddressError(address, "a host and a port are needed to connect")

@@ -56,7 +56,7 @@ class Identity:
 
 
 ANONYMOUS = Identity("", frozenset(Role))
-"""Identity of a peer without a key, which has every role and name.
+"""Identity with every role and name, for a peer without a key.
 
 Such peers connect on loopback, through a private folder, in this process, or with `bus.insecure`.
 """
