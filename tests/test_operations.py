@@ -36,8 +36,8 @@ def section(title: str) -> str:
 
 
 def rows(title: str) -> list[list[str]]:
-    lines = [line for line in section(title).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    lines = [line for line in section(title).splitlines() if " | " in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
 
 
 def quoted(text: str) -> list[str]:

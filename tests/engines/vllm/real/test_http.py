@@ -73,30 +73,32 @@ main()
 """
 """The command vllm, of which a test runs the benchmark: on a CPU the package has another name."""
 DIFFERING = {
-    "the seed is refused in other words": ("test_chat.py::test_long_seed",),
-    "`kv_transfer_params` are refused": (
+    "the gateway refuses the seed with another message": ("test_chat.py::test_long_seed",),
+    "the gateway refuses `kv_transfer_params`": (
         "test_chat_completion.py::test_kv_transfer_prompt_token_ids_round_trip",
         "test_chat_completion.py::test_kv_transfer_prompt_token_ids_streaming",
     ),
-    "beam search is refused": ("test_completion.py::test_batch_completions",),
-    "-1, the whole vocabulary, is more alternatives than `limits.max_top_k`": (
+    "the gateway refuses beam search": ("test_completion.py::test_batch_completions",),
+    "-1 alternatives, the whole vocabulary, exceed `limits.max_top_k`": (
         "test_chat_echo.py::test_prompt_logprobs",
         "test_chat_echo.py::test_top_logprobs",
     ),
-    "with `required` the tiny model writes JSON's spaces without end": (
+    "with `required` the tiny model writes JSON whitespace without end": (
         "test_completion_with_function_calling.py::test_function_tool_use",
     ),
-    "there a reasoning parser takes the one token": (
+    "vLLM's reasoning parser removes the only token": (
         "test_completion_with_function_calling.py::test_max_tokens_with_tool_choice_required",
     ),
-    "paths have no prefix": ("test_root_path.py::test_chat_session_root_path_with_api_key",),
-    "`thinking_token_budget` is refused": ("test_thinking_token_budget.py::test_thinking_token_budget_mixed_requests",),
-    "tokens that a prompt added to the cache are not counted": (
+    "the gateway's paths have no prefix": ("test_root_path.py::test_chat_session_root_path_with_api_key",),
+    "the gateway refuses `thinking_token_budget`": (
+        "test_thinking_token_budget.py::test_thinking_token_budget_mixed_requests",
+    ),
+    "the gateway does not count the tokens that a prompt adds to the cache": (
         "test_messages.py::test_anthropic_streaming_cache_usage",
     ),
-    "a missing prompt is refused in other words": ("test_prompt_validation.py::test_empty_prompt",),
-    "responses have no `input_messages`": ("test_simple.py::test_enable_response_messages",),
-    "there is no reasoning parser": (
+    "the gateway refuses a missing prompt with another message": ("test_prompt_validation.py::test_empty_prompt",),
+    "the gateway's responses have no `input_messages`": ("test_simple.py::test_enable_response_messages",),
+    "the gateway has no reasoning parser": (
         "test_simple.py::test_non_streaming_reasoning_tokens_e2e",
         "test_simple.py::test_streaming_reasoning_tokens_e2e",
     ),
@@ -104,12 +106,12 @@ DIFFERING = {
         "test_serving_tokens.py::test_stop_strings_rejected_when_tokens_only",
         "test_serving_tokens.py::test_text_mode_rejected_when_tokens_only",
     ),
-    "`/abort_requests` is a route of the gateway's": (
+    "the gateway has a route `/abort_requests`": (
         "test_serving_tokens.py::test_abort_requests_is_served_without_tokens_only",
     ),
-    "`/version` names the gateway's version": ("test_basic.py::test_show_version",),
-    "`usage` has `cached_tokens` without an option": ("test_orca_metrics.py::test_single_completion",),
-    "there are no embeddings": ("test_optional_middleware.py::test_v2_endpoint_accepts_valid_api_token",),
+    "`/version` returns the gateway's version": ("test_basic.py::test_show_version",),
+    "the gateway's `usage` always has `cached_tokens`": ("test_orca_metrics.py::test_single_completion",),
+    "the gateway has no embeddings": ("test_optional_middleware.py::test_v2_endpoint_accepts_valid_api_token",),
 }
 """Their tests that the gateway does not pass, by the reason."""
 AT_ONCE = 5
@@ -211,7 +213,7 @@ def test_gateway_passes_their_tests(sources: Path, hub: Path, first: int) -> Non
     assert [file for file in files if count[file] < FILES[file]] == []
     names = {Path(file).name for file in files}
     listed = {test for tests in DIFFERING.values() for test in tests if test.partition("::")[0] in names}
-    page = (ROOT / "docs" / "gateway.md").read_text()
+    page = (ROOT / "docs" / "benchmarks" / "gateway.md").read_text()
     assert [reason for reason, tests in DIFFERING.items() if f"| {reason} | {len(tests)} |" not in page] == []
     differing, passing = ({Path(test.partition("[")[0]).name for test in tests} for tests in (theirs - ours, theirs))
     assert differing == passing & listed
