@@ -28,7 +28,7 @@ class BaseEngine(BatchEngine[_SampledBlock]):
 
     The base class runs requests in continuous batches, samples tokens (temperature, top-k, top-p, seed), ends requests
     (length, end token, stop strings, abort), scores tokens and prompts, and continues requests of lost workers.
-    Requests with other parameters are refused.
+    Requests with unsupported parameters are refused.
 
     Example:
         import numpy as np

@@ -10,7 +10,7 @@ from tokenbus.settings import Settings
 from tokenbus.worker import Engine, EngineKind
 
 MOST_RANKS = 65_536
-"""Maximum number of data-parallel ranks that the contract can number."""
+"""Maximum number of data-parallel ranks, because the contract's largest rank is 65,535."""
 _MOST_PARTS = 64
 _MOST_TOP_LOGPROBS = 20
 _OPTIONS: dict[str, tuple[Callable[[str], object], str | None, str]] = {

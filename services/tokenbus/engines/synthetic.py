@@ -29,7 +29,7 @@ _MOST_SCORES = 2**18
 """Number of prompt alternatives per step, above which further prompts wait."""
 _UNLIMITED = 2**31 - 1
 _OF_PROMPTS = 0x9E3779B97F4A7C15
-"""Mixed into a request's id, so that prompt scores differ from output scores."""
+"""Number that is mixed into a request's id, so that prompt scores differ from output scores."""
 
 
 class TrueTokens(NamedTuple):

@@ -329,7 +329,7 @@ class CommandRunner:
 
 
 def _raised_by(call: Callable[..., object], *arguments: object, **named: object) -> Exception | None:
-    """Return the exception of a call, or None, but let an EngineBrokenError pass."""
+    """Return the exception of a call, or None without an exception, but raise an EngineBrokenError."""
     try:
         call(*arguments, **named)
     except EngineBrokenError:

@@ -172,7 +172,7 @@ class FullEngine(Engine, Protocol):
         """Free memory of the device. Called only while the engine has no work."""
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Reallocate the tagged parts of the memory, or all parts without tags. Return whether no part is missing."""
+        """Reallocate the tagged parts of the memory, or all parts without tags. Return whether all parts exist."""
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
         """Clear the prefix cache. If `also_running` is set, running requests compute their prefixes again."""

@@ -53,7 +53,7 @@ class EnginePublisher(EngineOutput):
         return self.publisher.is_running
 
     def take_aborts(self) -> list[int]:
-        """Return the requests whose rows could not be published since the last call. Any thread may call this."""
+        """Return the requests with unpublished rows since the last call. Any thread may call this method."""
         aborts = []
         while self._aborts:
             aborts.append(self._aborts.popleft())

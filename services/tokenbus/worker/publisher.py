@@ -54,7 +54,7 @@ class WorkerCounts:
     failed_steps: int = 0
     """Number of steps that raised an exception."""
     engine_errors: int = 0
-    """Number of calls of `admit` and `abort` that failed, except for a ValueError of `admit`."""
+    """Number of failed calls of `admit` and `abort`, without the ValueErrors of `admit`."""
 
 
 class Publisher:
@@ -260,7 +260,7 @@ class Publisher:
     def admitted(self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> int:
         """Publish that the engine admitted a request. Returns and raises as `publish` does.
 
-        An engine that learns the number of cached tokens later publishes the admission again before the first row.
+        If an engine learns the number of cached tokens later, the engine repeats the admission before the first row.
         """
         return self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
 
@@ -292,7 +292,7 @@ class Publisher:
             )
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
-        """Return the batch with this worker's id and epoch and the next sequence, or shed its alternatives as well.
+        """Return the batch with this worker's id and epoch and the next sequence. The policy may shed alternatives.
 
         Raises ContractError if the step is so old that a processor would discard it as a duplicate.
         """

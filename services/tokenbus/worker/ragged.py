@@ -12,7 +12,7 @@ Host = npt.NDArray[Any]
 
 
 def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-    """Convert to a numpy array. Of arrays, only arrays on a device are copied."""
+    """Return a numpy array. An array on the host is not copied."""
     if type(array) is np.ndarray:
         return array
     if hasattr(array, "detach"):  # torch and paddle cannot convert an array that tracks gradients
@@ -66,7 +66,7 @@ class Ragged:
     __slots__ = ("_scored", "counts", "given", "kept", "tokens")
 
     def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
-        """Select by each row's number of tokens, number of kept tokens and scored flag. None selects all."""
+        """Select by each row's number of tokens, number of kept tokens and scored flag. None selects every token."""
         self.given = counts
         """Number of tokens that the engine returned for each row."""
         self.tokens = int(counts.sum(dtype=np.intp))

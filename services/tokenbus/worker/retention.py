@@ -64,7 +64,7 @@ class Retention:
         return self._entries[0].sequence if self._entries else self.next_sequence
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Return whether items of a total size fit. One entry is reserved for a `Dropped`, to report a loss."""
+        """Return whether `items` items of `size` bytes in total fit. One entry is reserved for a `Dropped`."""
         return len(self._entries) + items < self._max_items and self.bytes + size <= self._max_bytes
 
     def share_used(self) -> float:

@@ -55,7 +55,7 @@ def run_engine(
             supply the settings.
         name: The engine's name in the log.
         steps_per_second: Maximum number of steps that begin in a second, or 0 for no limit.
-        stop: Event that stops the worker. With an event, signals are not handled, and any thread may be the caller.
+        stop: Event that stops the worker. With an event, `run_engine` handles no signals and may run in any thread.
 
     Raises:
         EngineBrokenError: The engine's loop failed with `__cause__`, and all requests ended with an error.

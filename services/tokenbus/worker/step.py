@@ -46,7 +46,7 @@ class StepArrays:
     Ids, logprobs, ranks and alternatives of the other tokens are cut off together.
     """
     logprobs: Array | None = None
-    """Logprob of each token, or flat for the tokens of scored rows, or None if no row is scored."""
+    """Logprobs of all tokens, or a flat array for only the scored rows, or None without scored rows."""
     ranks: Array | None = None
     """Rank of each token, laid out as `logprobs`."""
     alternative_token_ids: Array | None = None
@@ -60,7 +60,7 @@ class StepArrays:
     extras: Array | None = None
     """Sum of `Extra` values for each row whose request wants `other_logprobs` or `entropies`."""
     other_logprobs: Array | None = None
-    """Value of each token in the other distribution, or flat for the tokens of rows that want the value."""
+    """Values of all tokens in the other distribution, or a flat array for only the rows that want values."""
     entropies: Array | None = None
     """Entropy of the distribution of each token's logprobs, laid out as `other_logprobs`."""
     given_counts: Array | None = None
@@ -68,7 +68,7 @@ class StepArrays:
     given_token_ids: Array | None = None
     """Flat array of each row's requested token ids."""
     given_logprobs: Array | None = None
-    """Flat array of the values of `given_token_ids` for each token."""
+    """Flat array of the values of the row's `given_token_ids` for each token."""
     mask_bounds: Array | None = None
     """Size of the largest mask whose ids each row's request wants, or 0 for no masks."""
     mask_sizes: Array | None = None
@@ -91,7 +91,7 @@ class StepArrays:
     step: int = 0
     """The engine's number of the step, or 0 for an automatic number.
 
-    Automatically, a target batch gets the next number, and a draft batch gets the number of the last target batch.
+    The automatic number is the next number for a target batch, and the last target's number for a draft batch.
     """
     draft_follows: bool = False
     """Whether a draft batch of this step follows, perhaps some steps later."""
@@ -105,7 +105,7 @@ class StepArrays:
     With a transfer state, a decode worker need not compute the tokens again.
     """
     prompt_scores: Sequence[PromptScores] = ()
-    """Requested prompt scores, which are published before this batch with the requests' first rows."""
+    """Prompt scores for requests whose first rows are in this batch, published before the batch."""
     cached_prompts: Sequence[tuple[int, int, int]] = ()
     """Request id, prompt length and number of cached tokens of the requests whose first tokens are in this batch.
 

@@ -53,7 +53,7 @@ def configure(options: Options) -> None:
 
 
 def assign(slot: int, request_id: int, *, rank_id: int = 0) -> None:
-    """Set a slot's request id on the bus from the slot's next step on. FastDeploy's queue has no request ids."""
+    """Set a slot's request id on the bus, beginning with its next step. FastDeploy's queue has no request ids."""
     if not 0 <= slot < SLOTS:
         raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
     if not 1 <= request_id <= _MOST_KEY:

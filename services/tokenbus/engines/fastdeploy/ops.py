@@ -15,7 +15,7 @@ from tokenbus_contracts import ContractError, Rule
 
 _OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
 _COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}
-"""Names of the argument for requested columns, and of the form's field that says whether columns are packed."""
+"""Name of the argument for requested columns, and name of the form's field for packed columns, by kind."""
 
 
 class _SaveOp:

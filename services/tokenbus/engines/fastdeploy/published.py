@@ -41,7 +41,7 @@ class PublishedCounts:
     unpaired_drafts: int = 0
     dropped: int = 0
     ended_requests: int = 0
-    """Requests that the bus ended because some of their rows could not be published."""
+    """Number of requests that the bus ended because some of their rows could not be published."""
 
 
 class _Step(NamedTuple):

@@ -86,7 +86,7 @@ class Signature:
         make, outcome, identity = native.library().pack, native.Outcome(), message_id()
         try:
             data: bytes = make(self.native, outcome, given, socket, identity, sequence, lost)
-        except (TypeError, ValueError, OverflowError):  # an argument that is no tensor is not a number
+        except (TypeError, ValueError, OverflowError):  # a scalar argument is not a number
             if self.native.flag_at >= 0:
                 tensors.whole_number(f"{self.op}.message_flag", given[self.native.flag_at])
             raise

@@ -31,7 +31,7 @@ def host(name: str, tensor: Tensor) -> Host:
 
 
 def check_writable(name: str, tensor: Tensor) -> None:
-    """Raise a ContractError if `store` and `clear` cannot write to exactly this tensor's elements."""
+    """Raise a ContractError if a write to the tensor is impossible or would change other elements."""
     if isinstance(tensor, np.ndarray):
         got = "" if tensor.flags.writeable else "one that is read-only"
     elif not hasattr(tensor, "set_value"):

@@ -50,7 +50,7 @@ def state() -> str:
 
 
 def fault_of(folders: "Iterable[str] | None") -> str:
-    """Return an error if the installed FastDeploy lacks its ops, or an empty string, without importing FastDeploy."""
+    """Return an error if the installed FastDeploy lacks its ops, or an empty string. FastDeploy is not imported."""
     if folders is None:
         return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
     looked_at = [os.path.join(folder, "model_executor", "ops") for folder in dict.fromkeys(folders)]  # noqa: PTH118 - pathlib costs

@@ -142,7 +142,7 @@ def _switched(program: str, command: Sequence[str], environment: dict[str, str])
 
 
 def _probe(start: _Start, environment: Mapping[str, str]) -> str:
-    """Start the Python, and return its report: `on`, `off`, or an error."""
+    """Start the command's Python, and return its report: `on`, `off`, or an error."""
     script, folder = start.script, []
     if script is not None:  # Python's first path is the script's folder, or the script itself if it is a folder
         folder = [script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))]  # noqa: PTH112, PTH120

@@ -57,8 +57,8 @@ class Model:
         self.chances /= self.chances.sum(axis=1, keepdims=True)
         self.ranks = _ranks(tables.logprobs)
         self.drafts = self._shortened(DRAFT_LENGTH)
-        """Context that the draft model uses for each context."""
-        longer = (self.drafts != np.arange(count)).nonzero()[0]  # the draft model keeps shorter contexts
+        """Context of the draft model for each context of the full model."""
+        longer = (self.drafts != np.arange(count)).nonzero()[0]  # shorter contexts stay unchanged in the draft model
         drafted = tables.ids[self.drafts]
         self.columns_in_draft = np.tile(np.arange(WIDTH + 1), (count, 1))
         """Column of each token in the draft model's context, by context and column."""

@@ -1,4 +1,4 @@
-"""The paddle engine: a small transformer over bytes with draft heads. Paddle is imported late."""
+"""The paddle engine: a small transformer over bytes with draft heads. Creating the engine imports Paddle."""
 
 from tokenbus.engines.paddle.engine import PaddleEngine, PaddleOptions
 from tokenbus.engines.paddle.runner import DeviceError

@@ -1,6 +1,6 @@
 """Network: a small transformer over bytes, with ALiBi positions and one draft head per draft token.
 
-This module imports paddle, so `Runner` imports this module late.
+This module imports paddle, so this module is imported only when a `Runner` is created.
 """
 
 from collections.abc import Callable

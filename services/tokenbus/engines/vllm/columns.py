@@ -40,7 +40,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 Logprobs = Any
-"""vLLM's LogprobsLists or our TokenScores, which has the same fields."""
+"""vLLM's LogprobsLists, or our TokenScores with the same fields and extra scores."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def _score(made: StepArrays, rows: Rows, scored: npt.NDArray[np.bool_], logprobs
     made.logprobs = logprobs.logprobs[lines, 0]
     made.ranks = logprobs.sampled_token_ranks[lines]
     if width:
-        wanted = slice(1, 1 + width)  # cut columns first, because vLLM may have thousands
+        wanted = slice(1, 1 + width)  # cut columns first, because vLLM may have thousands of columns
         ids, values = logprobs.logprob_token_ids[:, wanted][lines], logprobs.logprobs[:, wanted][lines]
         made.alternative_token_ids, made.alternative_logprobs = in_order(ids, values, np.repeat(top_ks, counts))
     if getattr(logprobs, "extras", None) is not None:

@@ -159,7 +159,7 @@ def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
 
 
 def check(version: str, used: Sequence[Call | Members] = OF_ENGINE) -> None:
-    """Raise VersionError, with the first changed call, if a call has changed or the version is out of range."""
+    """Raise VersionError if a call has changed or the version is out of range. The error names the first change."""
     change = next(filter(None, map(_change, used)), None)
     numbers = version.split(".")[:2]
     is_supported = all(map(str.isdecimal, numbers)) and OLDEST <= tuple(map(int, numbers)) <= NEWEST

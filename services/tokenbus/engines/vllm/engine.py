@@ -40,7 +40,7 @@ class VllmEngine(ControlledCore):
     """
 
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
-        """Start vLLM. Raise ValueError for an option or version, RuntimeError or ImportError for other failures."""
+        """Start vLLM. Raise ValueError for a bad option or version, RuntimeError or ImportError for other failures."""
         settings = settings or Settings()
         model = check_model(model)
         # Set before vLLM is imported, because standard output belongs to the command.

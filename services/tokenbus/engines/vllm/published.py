@@ -1,7 +1,7 @@
 """Published: a scheduler plugin that publishes all requests of an existing vLLM on the bus.
 
 vLLM creates the plugin in its core process (`--scheduler-cls tokenbus.engines.vllm.scheduler`). vLLM's front end gets
-the same answers as without the plugin. A fault of the plugin or a missing processor never delays a step of vLLM.
+the same answers as without the plugin. No fault of the plugin delays or fails a step of vLLM.
 """
 
 import atexit
@@ -76,7 +76,7 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     here: dict[str, object] = {
         "worker.id": "vllm-0",
         "worker.model": str(model.served_model_name),
-        "worker.drain_timeout_ms": 2000,  # vLLM soon kills a core process that it asked to end
+        "worker.drain_timeout_ms": 2000,  # vLLM allows its core process only some seconds to end
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
     found = Settings.load(overrides=overrides)

@@ -1,4 +1,4 @@
-"""Request ids on the bus for the requests of an existing vLLM, which has its own names."""
+"""Request ids on the bus for the requests of an existing vLLM, which chooses its own ids."""
 
 import re
 from collections import OrderedDict
@@ -23,7 +23,8 @@ def request_id(vllm_id: str) -> int:
     """Return a request's id on the bus, from the id in vLLM's API server.
 
     vLLM's id is `ID` for the chat answer `ID`, and `ID-PROMPT` for a completion, where PROMPT counts from 0. If `n` is
-    above 1, the prefix is `ANSWER_`. The result is a big-endian number: the first 8 bytes of the SHA-256 of vLLM's id.
+    above 1, the id begins with the answer's number and `_`. The result is the first 8 bytes of the id's SHA-256, as a
+    big-endian number.
 
     Example:
         assert request_id("chatcmpl-42") != request_id("cmpl-42-0") != request_id("1_cmpl-42-0")

@@ -31,7 +31,7 @@ class Sessions:
     def of(
         self, request_id: int, name: str, arguments: Mapping[str, Any] | None, prompt: Sequence[int] | None
     ) -> Generate | None:
-        """Return a new request's session, or None for a request without a label or a prompt of token ids.
+        """Return a new request's session, or None for a request without a label or without token ids.
 
         An argument for the session takes precedence over a label in `name`, the request's id in vLLM's core.
         """

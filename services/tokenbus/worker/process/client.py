@@ -71,7 +71,7 @@ class PublisherProcess(SharedMemoryPublisher):
         self._next_bell: socket.socket | None = None
         self._keeper: socket.socket | None = None  # receives a duplicate of each of the publisher's connections
         self._held_connection = -1
-        """Last duplicate, which keeps the connection open while a new publisher starts, or -1."""
+        """Last duplicate of a connection, which stays open while a new publisher starts, or -1."""
         self._hold_until = inf
         self._given_up = threading.Event()  # set when dead publishers are no longer replaced
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)

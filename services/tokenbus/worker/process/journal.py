@@ -66,7 +66,7 @@ class JournaledRetention(Retention):
         self._known = made if record and record == number else 0
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Return whether items of a total size fit or are already retained."""
+        """Return whether `items` items of `size` bytes in total fit or are already retained."""
         return self._is_known or super().has_room(size, items)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:

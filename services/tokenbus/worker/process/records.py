@@ -40,7 +40,7 @@ class EngineRecord(IntEnum):
     REFUSED = 3
     """Requests of a step with invalid arrays, and the reason."""
     LOST = 4
-    """Requests of steps that found no room, or no ids if all requests must end."""
+    """Requests of steps that found no room. An empty record ends all requests."""
     NO_MORE = 5
     """Notice that the worker takes no new requests."""
     LEAVE = 6

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 _HEAD, _TAIL, _TAKEN, _FREED, _WRITTEN = range(5)
 PAGE_BYTES = 4096
-"""Bytes before the records. They hold the words of the writer's position, the reader's position, the number of records
+"""Bytes before the records. The first words are the writer's position, the reader's position, the number of records
 taken, the position up to which the memory is free, and the number of records written."""
 _RECORD = struct.Struct("<QII")  # the head of a record has its number (from 1 on), length and kind
 RECORD_BYTES = _RECORD.size

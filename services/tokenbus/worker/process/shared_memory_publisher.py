@@ -65,7 +65,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._controls: list[Control] = []
         self._aborts: list[int] = []
         self._lost: set[int] = set()  # requests that lost rows and are not yet named in a record
-        self._has_lost_all = False  # whether all requests end, because too many lost rows to be named
+        self._has_lost_all = False  # whether so many requests lost rows that all requests end
         self._engine_state = ""
         self._takes_no_more = self._leaves = False
         self._owes_no_more = False  # whether the record NO_MORE still waits for room
