@@ -1,4 +1,4 @@
-"""Settings: one frozen object, loaded from overrides, environment variables, a file and defaults."""
+"""Settings: a frozen object, loaded from overrides, environment variables, a file and defaults."""
 
 import difflib
 import os
@@ -31,12 +31,12 @@ _FILE_VARIABLE = "TOKENBUS_SETTINGS"
 _FASTDEPLOY_VARIABLES = {"TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS", "TOKENBUS_FASTDEPLOY_FORM"}
 _OTHER_VARIABLES = {_FILE_VARIABLE, "TOKENBUS_CACHE_DIR", "TOKENBUS_PURE_PYTHON", *_FASTDEPLOY_VARIABLES}
 _LARGEST_FILE = 2**20
-_SIMILARITY = 0.8  # the required similarity; high, because all variables share a prefix
+_SIMILARITY = 0.8  # required similarity, high because all variables share a prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings, by section. A value that is out of range, or contradicts another one, is a SettingsError.
+    """All settings by section. A value that is out of range or contradicts another value raises a SettingsError.
 
     Example:
         settings = tokenbus.Settings.load(overrides={"client.name": "evaluation", "bus.clients_address": address})
@@ -55,7 +55,7 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot hold one message."""
+        """Raise a SettingsError for sizes that cannot hold one message."""
         most = self.limits.max_message_bytes
         for key in _HOLD_A_MESSAGE:
             value = ENTRIES[key].value_in(self)
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def most_connections(self) -> int:
-        """The limit of a processor's connections: enough for all its clients and workers."""
+        """The limit of a processor's connections, which is enough for all clients and workers."""
         return max(self.bus.max_connections, self.clients.max_clients + self.processor.max_workers)
 
     @classmethod
@@ -78,9 +78,9 @@ class Settings:
 
         Overrides take precedence over environment variables, which take precedence over the file and then the defaults.
 
-        Variables are TOKENBUS_<SECTION>_<FIELD>. The file is TOML with a table for each section; its default is the
-        value of TOKENBUS_SETTINGS. Keys of overrides are ``section.field``; a value may be text, as in an environment
-        variable.
+        Variables are named TOKENBUS_<SECTION>_<FIELD>. The file is TOML with a table for each section. By default, the
+        variable TOKENBUS_SETTINGS names the file. Keys of overrides have the form ``section.field``. A value may be a
+        text, as in an environment variable.
         """
         found = _collect(file, environment, overrides or {})
         sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
@@ -95,7 +95,7 @@ class Settings:
             raise SettingsError(error.key, error.limit, error.actual, where=where) from None
 
     def describe(self) -> dict[str, object]:
-        """Return the values of all settings, by key."""
+        """Return the values of all settings by key."""
         return {key: entry.value_in(self) for key, entry in ENTRIES.items()}
 
 
@@ -105,7 +105,7 @@ ENTRIES: dict[str, Entry] = {
     for section in SECTIONS.values()
     for entry in (LIMITS if section is Limits else entries_of(section))
 }
-"""The settings by key, in the order of the documentation."""
+"""All settings by key, in the order of the documentation."""
 _VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
 _FIXED = {
     name
@@ -114,13 +114,13 @@ _FIXED = {
     if not item.startswith("_")
     for name in (f"{section}.{item}", f"{_PREFIX}{section}_{item}".upper())
 }
-"""The keys and environment variables of constants, which cannot be set."""
+"""The keys and environment variables of constants, which users cannot set."""
 _Found = dict[str, tuple[object, str]]
-"""Valid values by key, each with its source."""
+"""The valid values by key, each with its source."""
 
 
 def _collect(file: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, object]) -> _Found:
-    """Check and merge the values of the file, the environment and the overrides; the last one wins."""
+    """Check and merge the values of the file, the environment and the overrides, in increasing precedence."""
     found: _Found = {}
     file = file or environment.get(_FILE_VARIABLE)
     if file:
@@ -130,7 +130,7 @@ def _collect(file: str | Path | None, environment: Mapping[str, str], overrides:
         found[entry.key] = entry.convert(environment[variable], variable, is_text=True), variable
     for key, value in overrides.items():
         entry = _known(key, key, ENTRIES)
-        if value is not None:  # None: a command-line option that was not given
+        if value is not None:  # a missing command-line option is None
             found[key] = entry.convert(value, is_text=isinstance(value, str)), key
     return found
 
@@ -150,7 +150,7 @@ def _from_file(path: Path) -> _Found:
 
 
 def _known(key: str, where: str, known: Mapping[str, _T]) -> _T:
-    """Return the entry of a key; raises SettingsError with a similar key."""
+    """Return the entry of a key. For an unknown key, raises a SettingsError with a similar key."""
     if key in known:
         return known[key]
     if key in _FIXED:
@@ -164,7 +164,7 @@ def _tables(path: Path, name: str) -> dict[str, object]:
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise SettingsError(name, f"a settings file that is readable: {reason}", Shown(""), where=name) from None
     if len(data) > _LARGEST_FILE:

@@ -9,10 +9,11 @@ _INTRODUCTION = """\
 
 Generated from the code by `python -m tokenbus.settings`.
 
-A command-line option overrides an environment variable, which overrides the settings file, which overrides the default.
-The setting `worker.id` is the variable `TOKENBUS_WORKER_ID`, and `id` in the table `[worker]` of the TOML file that
-`TOKENBUS_SETTINGS` names. An unknown key, a value out of range, or two values that contradict each other end the start
-with one line: the key, its source, the limit and the value. The default and the limits are in parentheses.
+Command-line options override environment variables, which override the settings file, which overrides the defaults.
+The variable of the setting `worker.id` is `TOKENBUS_WORKER_ID`.
+In the TOML file that `TOKENBUS_SETTINGS` names, it is `id` in the table `[worker]`.
+An invalid value or an unknown key ends the start with one line: the key, its source, the limit and the value.
+Defaults and limits are in parentheses. Port 0 means any free port.
 """
 _OF_LIMITS = "The size limits of a batch: the schema's bounds, or tighter."
 

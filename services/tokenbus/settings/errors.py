@@ -1,4 +1,4 @@
-"""SettingsError, in a module that every other one can import."""
+"""SettingsError, in a module that all other modules can import."""
 
 import reprlib
 
@@ -11,8 +11,8 @@ _SHORT.maxstring = _SHORT.maxother = 100
 class SettingsError(UsageError, ValueError):
     """A setting is unknown or out of range.
 
-    `key` is its name (``worker.id``); `where` is its source: a variable, a file and a key in it, or the key alone;
-    `limit` says which values are valid; `actual` is the value, shortened and printable.
+    `key` is the name of the setting, such as ``worker.id``. `where` is the source of the value: a variable, a file with
+    a key, or a key. `limit` says which values are valid. `actual` is the value, shortened and printable.
     """
 
     def __init__(self, key: str, limit: str, actual: object, where: str = "") -> None:
@@ -20,21 +20,21 @@ class SettingsError(UsageError, ValueError):
         self.limit = limit
         self.actual = actual if isinstance(actual, Shown) else Shown(shown(actual))
         self.where = where or key
-        super().__init__(key, limit, self.actual, self.where)  # makes the error picklable
+        super().__init__(key, limit, self.actual, self.where)  # pickle needs all arguments
 
     def __str__(self) -> str:
         return f"{self.where}: {self.limit}" + (f", got {self.actual}" if self.actual else "")
 
 
 class Shown(str):
-    """A value in its displayed form, already quoted or redacted."""
+    """A value that is already quoted or redacted for display."""
 
     __slots__ = ()
 
 
 def shown(value: object) -> str:
-    """Return the repr of a value, shortened."""
+    """Return the shortened repr of a value."""
     try:
         return _SHORT.repr(value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         return "a number with too many digits to print"

@@ -1,4 +1,4 @@
-"""Declarations of settings: dataclass fields with a type and a `Meta`, which msgspec enforces."""
+"""Declarations of settings as dataclass fields with a type and a `Meta`, which msgspec enforces."""
 
 import contextlib
 import functools
@@ -18,12 +18,12 @@ HOUR_MS = 3_600_000
 _MANY = 2**31 - 1
 _MOST_BYTES = 2**40
 _BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
-"""The separator between two addresses; a comma within a path does not separate."""
+"""The separator between two addresses, unlike a comma within a path."""
 _MOST_ADDRESSES = 64
 _BETWEEN_WORDS = re.compile("(?<=[a-z])(?=[A-Z])")
 
 
-# Each of the following functions returns the dataclass field of a setting.
+# Each function below returns the dataclass field of a setting.
 
 
 def count(default: int, unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Any:  # noqa: ANN401
@@ -44,7 +44,7 @@ def choice(meaning: str, *, default: str | bool) -> Any:  # noqa: ANN401
 
 
 def text(default: str, low: int, high: int, meaning: str) -> Any:  # noqa: ANN401
-    """Return a text field; `low` and `high` bound its length in bytes of UTF-8."""
+    """Return a text field. `low` and `high` bound the number of UTF-8 bytes."""
     return _text(default, f"text of {low} to {high} bytes", lambda value: low <= len(value.encode()) <= high, meaning)
 
 
@@ -53,7 +53,7 @@ def path(meaning: str) -> Any:  # noqa: ANN401
 
 
 def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return a field for one transport address, or a comma-separated list of them."""
+    """Return a field for a transport address or a comma-separated list of addresses."""
 
     def check(value: str) -> bool:
         found = listed_addresses(value)
@@ -88,18 +88,18 @@ def listed_addresses(value: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting."""
+    """One setting, with its type, its limits and its default."""
 
     section: str
     name: str
     type: Any
-    """`int`, `bool`, `str` or a `Literal`."""
+    """The type: `int`, `bool`, `str` or a `Literal`."""
     meta: Meta
     default: object
 
     @property
     def key(self) -> str:
-        """The name in files and on the command line."""
+        """The name of the setting in files and on the command line."""
         return f"{self.section}.{self.name}"
 
     @property
@@ -121,9 +121,9 @@ class Entry:
         return getattr(getattr(settings, self.section), self.name)
 
     def convert(self, value: object, where: str = "", *, is_text: bool = False) -> object:
-        """Convert a value to the type of the setting, from text if `is_text`; raises SettingsError."""
+        """Convert a value to the type of the setting. The value is a text if `is_text`. Raises SettingsError."""
         check = (self.meta.extra or {}).get("check")
-        with contextlib.suppress(ValueError):  # also raised for invalid UTF-8 and numbers of thousands of digits
+        with contextlib.suppress(ValueError):  # also raised for invalid UTF-8 and overlong numbers
             if is_text:
                 with contextlib.suppress(ValueError):
                     value = msgspec.convert(value, self.type, strict=False)
@@ -134,9 +134,9 @@ class Entry:
 
 
 class Section:
-    """The base of a section: a frozen dataclass that checks its values.
+    """The base class of a section, a frozen dataclass that checks its values.
 
-    The class's name is the section's: DurableLogSettings has the keys `durable_log.*`.
+    The name of the class determines the keys. DurableLogSettings has the keys `durable_log.*`.
     """
 
     __slots__ = ()
@@ -147,12 +147,12 @@ class Section:
         self._check_rules()
 
     def _check_rules(self) -> None:
-        """Raise SettingsError if values contradict each other."""
+        """Raise a SettingsError if values contradict each other."""
 
 
 @functools.cache
 def entries_of(section: type[Section]) -> tuple[Entry, ...]:
-    """Return the settings of a section: the fields with a `Meta`; other fields are constants."""
+    """Return the settings of a section, which are the fields with a `Meta`. Other fields are constants."""
     types = get_type_hints(section)
     name = _BETWEEN_WORDS.sub("_", section.__name__.removesuffix("Settings")).lower()
     return tuple(
