@@ -27,31 +27,32 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     Family(
         "tokenbus_gateway_connected_processors",
         "Processors to which the gateway is connected.",
-        "Fewer than in bus.clients_address: the log says why. At 0 requests end with deadline.",
+        "If fewer than in bus.clients_address, the log says why. At 0, requests end with `deadline`.",
         lambda view: sum(each.state is SessionState.OPEN for each in view.client.sessions),
     ),
     Family(
         "tokenbus_gateway_answers_total{route, status}",
-        "Requests over HTTP; malformed HTTP counts as the route other.",
-        "429, 503: the gateway or the workers are overloaded; other 5xx: see the log.",
+        "HTTP requests by route and status. Malformed requests have the route `other`.",
+        "For 429 and 503, the gateway or the workers are overloaded. For other 5xx, see the log.",
         lambda view: view.counts.requests,
     ),
     Family(
         "tokenbus_gateway_broken_answers_total{code}",
         "Answers with status 200 that ended with an error event.",
-        "slow_client: clients read too slowly; worker_lost, gap: check the workers.",
+        "For `slow_client`, clients read too slowly. For `worker_lost` and `gap`, check the workers.",
         lambda view: view.counts.broken_answers,
     ),
     Family(
         "tokenbus_gateway_tokens_total",
         "Tokens of this gateway's requests.",
-        "Low: few requests, or slow workers.",
+        "If low, requests are few or workers are slow.",
         lambda view: view.dispatcher.tokens,
     ),
     Family(
         "tokenbus_gateway_lost_clients_total{why}",
-        "Clients that left early, read nothing (cut_off), sent too slowly (late), or found no free place (refused).",
-        "cut_off, late: slow networks, or an attack; refused: raise gateway.max_requests.",
+        "Clients that left early, read nothing (cut_off), sent too slowly (late), or exceeded the connection limit "
+        "(refused).",
+        "`cut_off` and `late` mean slow networks or an attack. For `refused`, raise gateway.max_requests.",
         lambda view: {
             "left": view.counts.left_clients,
             "cut_off": view.counts.cut_clients,
@@ -61,15 +62,15 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_refusals_total{why}",
-        "Requests refused for their key, host or origin.",
-        "no_key, unknown_key: a wrong key, or a guess; the log names the peer. host, origin: gateway.hosts, "
-        "gateway.origins. rate, concurrency: the key's limits.",
+        "Requests refused because of the key, host or origin.",
+        "For `no_key` and `unknown_key`, the log names the peer. For `host` and `origin`, see gateway.hosts and "
+        "gateway.origins. `rate` and `concurrency` are the key's limits.",
         lambda view: view.counts.refusals,
     ),
     Family(
         "tokenbus_gateway_ignored_fields_total{field}",
-        "Bodies with an unknown field, which was ignored, by its path; (others) beyond 256 of them.",
-        "If a client relies on such a field: it has no effect. Routers and SDKs add some that are harmless.",
+        "Bodies with an unknown, ignored field, by the field's path, or (others) beyond 256 fields.",
+        "The field has no effect, even if a client relies on it.",
         lambda view: view.counts.ignored_fields,
     ),
     Family(
@@ -80,29 +81,29 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_evicted_answers_total",
-        "Answers ended because they held the most while all together exceeded gateway.buffer_bytes.",
-        "Clients do not read (set limits for their keys), or request more than this gateway can write.",
+        "Largest answers, ended because all answers together exceeded gateway.buffer_bytes.",
+        "Clients do not read, or request more than this gateway can write.",
         lambda view: view.buffers.evicted,
     ),
     Family(
         "tokenbus_gateway_ended_encoders_total{lane, why}",
         "Encoders that ended before their text was encoded.",
-        "killed: its request got 503; often because memory ran out. time, memory in the slow lane: costly texts, or "
-        "an attack.",
+        "For `killed`, the request got 503, often for lack of memory. `time` and `memory` in the slow lane mean costly "
+        "texts or an attack.",
         lambda view: {
             (name, why): count for name, lane in view.encoders.lanes.items() for why, count in lane.ended.copy().items()
         },
     ),
     Family(
         "tokenbus_gateway_unread_files",
-        "Files of keys or certificates that cannot be read; the last good contents stay in use.",
-        "Above 0: the log names the file; revoked keys may still be accepted.",
+        "Unreadable files of keys or certificates, whose earlier contents stay in use.",
+        "Above 0, revoked keys may still be accepted. The log names the file.",
         lambda view: view.unread_files,
     ),
     Family(
         "tokenbus_gateway_socket_latency_seconds",
-        "From a row's publication to its write to the client's socket.",
-        "High: the event loop, or clocks that differ; fewer alternatives, or columns, cost less.",
+        "Time from a row's publication to its write to the client's socket.",
+        "If high, check the event loop and the clocks. Fewer alternatives or columns cost less.",
         lambda view: view.counts.to_socket,
         is_histogram=True,
     ),
@@ -110,7 +111,7 @@ GATEWAY: tuple[Family[Gateway], ...] = (
 
 
 def _of_models(name: str, says: str, read: Callable[[ModelCounts], float | Histogram]) -> Family[Gateway]:
-    """Return a family with a value, or a histogram, for each model."""
+    """Return a metric family with a value or a histogram for each model."""
 
     def values(view: Gateway) -> Mapping[str, Any]:
         return {model: read(counts) for model, counts in view.counts.models.copy().items()}
@@ -131,48 +132,46 @@ def _finished(view: Gateway) -> Samples:
 VLLM: tuple[Family[Gateway], ...] = (
     Family(
         "vllm:num_requests_running{model_name}",
-        "This gateway's open requests that had a token.",
+        "Open requests of this gateway with at least one token.",
         "",
         lambda view: _open(view, 0),
     ),
     Family(
         "vllm:num_requests_waiting{model_name}",
-        "This gateway's open requests that had no token yet: queued, or their prompt is computed.",
+        "Open requests of this gateway without a token, which are queued or in prefill.",
         "",
         lambda view: _open(view, 1),
     ),
     Family(
         "vllm:kv_cache_usage_perc{engine, model_name}",
-        "Used share of a worker's KV cache, from 0 to 1, if its engine reports it.",
+        "Usage of a worker's KV cache, from 0 to 1, if the engine reports it.",
         "",
         lambda view: view.cache_usage,
     ),
-    _of_models("prompt_tokens_total", "Tokens of the prompts of requests that ended.", lambda of: of.prompt_tokens.sum),
-    _of_models(
-        "generation_tokens_total", "Tokens of the answers of requests that ended.", lambda of: of.generation_tokens.sum
-    ),
+    _of_models("prompt_tokens_total", "Prompt tokens of ended requests.", lambda of: of.prompt_tokens.sum),
+    _of_models("generation_tokens_total", "Answer tokens of ended requests.", lambda of: of.generation_tokens.sum),
     Family(
         "vllm:request_success_total{finished_reason, model_name}",
-        "Requests that ended, by reason: stop, length, abort, error.",
+        "Ended requests by reason: stop, length, abort, error.",
         "",
         _finished,
     ),
-    _of_models("request_prompt_tokens", "Number of tokens in a request's prompt.", lambda of: of.prompt_tokens),
-    _of_models("request_generation_tokens", "Number of tokens in a request's answer.", lambda of: of.generation_tokens),
+    _of_models("request_prompt_tokens", "Number of prompt tokens of a request.", lambda of: of.prompt_tokens),
+    _of_models("request_generation_tokens", "Number of answer tokens of a request.", lambda of: of.generation_tokens),
     _of_models("request_params_max_tokens", "The max_tokens of requests that set it.", lambda of: of.most_tokens),
     _of_models(
         "request_time_per_output_token_seconds",
-        "A request's time from its first token to its end, divided by the tokens after the first.",
+        "Time from the first token of a request to the end, divided by the number of tokens after the first.",
         lambda of: of.token_time,
     ),
     _of_models(
-        "time_to_first_token_seconds", "From a request's arrival to its first token.", lambda of: of.first_token
+        "time_to_first_token_seconds", "Time from a request's arrival to its first token.", lambda of: of.first_token
     ),
     _of_models(
-        "e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", lambda of: of.latency
+        "e2e_request_latency_seconds", "Time from a request's arrival to the end of its answer.", lambda of: of.latency
     ),
 )
-"""Metrics with vLLM's names and meanings, for dashboards and autoscalers that know them."""
+"""Metrics with vLLM's names and meanings, for existing dashboards and autoscalers."""
 
 
 def gateway_collector(gateway: Gateway) -> FamilyCollector[Gateway]:

@@ -1,1 +1,1 @@
-"""Metrics and health over HTTP; a process imports only the module for its kind of service."""
+"""Metrics and health over HTTP. A process imports only the module for its kind of service."""

@@ -1,4 +1,4 @@
-"""Family: the name, labels and help text of a metric, and a function that reads it."""
+"""Family: the name, the labels and the help text of a metric, and a function that reads the values."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from prometheus_client.registry import Collector
 
 Subject = TypeVar("Subject")
 Samples = Mapping[Any, float]
-"""Values by label value, or by a tuple of label values."""
+"""Values by the value of the label, or by a tuple of the labels' values."""
 
 SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0075, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds in seconds, dense around the duration of a step."""
+"""Upper bounds of buckets in seconds, dense around the duration of a step."""
 
 
 class Histogram:
-    """Counts values per bucket. One thread counts; any thread may read."""
+    """Counts values per bucket. Only one thread may count, and any thread may read."""
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self._bounds = tuple(bounds)
@@ -60,19 +60,19 @@ class Family(Generic[Subject]):
     """One metric of a subject."""
 
     title: str
-    """The name, then the labels in braces. Labels have few values: never a request, a client or an error text.
+    """The name of the metric, then the labels in braces. Labels must have few values, so requests cannot be labels.
 
-    The unit is the last word of the name, or the word before `total`.
+    The last word of the name, or the last before `total`, is the unit.
     """
     help: str
     advice: str
-    """The advice to the operator; empty for vLLM's own metrics. docs/metrics.md shows it."""
+    """The advice to the operator in docs/metrics.md, or empty for vLLM's own metrics."""
     read: Callable[[Subject], "float | Samples | Histogram | Mapping[str, Histogram]"]
     is_histogram: bool = False
 
     @property
     def name(self) -> str:
-        """The name without labels."""
+        """The name of the metric without labels."""
         return self.title.partition("{")[0]
 
     @property
@@ -81,14 +81,14 @@ class Family(Generic[Subject]):
 
     @property
     def kind(self) -> Literal["counter", "gauge", "histogram"]:
-        """Prometheus's type: a name with `_total` is a counter."""
+        """The Prometheus type. A name with `_total` is a counter."""
         if self.is_histogram:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
     def collect(self, subject: Subject) -> Metric:
         found: Any = self.read(subject)
-        # Copy atomically: the service may change the mapping in another thread.
+        # Copy the mapping atomically, because the service may change it in another thread.
         samples = dict(found).items() if isinstance(found, Mapping) else [((), found)]
         family: Any = _MAKERS[self.kind](self.name, self.help, labels=self.labels)
         for label, value in samples:
@@ -108,10 +108,10 @@ _MAKERS: dict[str, Any] = {
 def fill_ratio(read: Callable[[Subject], Samples]) -> Family[Subject]:
     return Family(
         "tokenbus_fill_ratio{of}",
-        "Fill level of each bounded buffer or table, from 0 to 1; for several of one kind, of the fullest.",
-        "Near 1: find the slow consumer. send_queue, buffers: clients do not read. pending, step_queue: a client or "
-        "an iterator is slow. unread_bytes: the event loop is late. retention: no processor, or slow consumers. "
-        "log_buffer: the log is slow. Others: add processors or gateways.",
+        "Fill level of the fullest buffer or table of each kind, from 0 to 1.",
+        "If near 1, find the slow consumer. For `send_queue` and `buffers`, clients do not read. For `pending` and "
+        "`step_queue`, a client or an iterator is slow. For `unread_bytes`, the event loop is slow. For `retention`, "
+        "the processor is absent or its clients are slow. For `log_buffer`, the log is slow.",
         read,
     )
 
@@ -120,14 +120,14 @@ def event_loop_lag(read: Callable[[Subject], Histogram]) -> Family[Subject]:
     return Family(
         "tokenbus_event_loop_lag_seconds",
         "Delay of the event loop.",
-        "High: give the process a core. Processor, gateway: add one. Worker: use `with Publisher`.",
+        "If high, give the process a core, add a processor or gateway, or use `with Publisher` in a worker.",
         read,
         is_histogram=True,
     )
 
 
 class FamilyCollector(Collector, Generic[Subject]):
-    """Reads a service's counters at each scrape, on the scraping thread."""
+    """Reads the counters of a service at each scrape, on the thread of the scrape."""
 
     def __init__(self, service: str, families: Sequence[Family[Subject]], subject: Callable[[], Subject]) -> None:
         self._service = service
@@ -135,7 +135,7 @@ class FamilyCollector(Collector, Generic[Subject]):
         self._subject = subject
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the service's metrics, the version, and prometheus_client's process metrics."""
+        """Yield the metrics of the service, the version, and the process metrics of prometheus_client."""
         subject = self._subject()
         for family in self._families:
             yield family.collect(subject)

@@ -29,7 +29,7 @@ _STATES = {state.name.lower(): state for state in State if state is not State.CL
 
 
 class StepTimes:
-    """Measures steps at delivery, in a microsecond or two per step."""
+    """Measures the latencies of steps at delivery, which takes about 2 us per step."""
 
     def __init__(self, now: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._now = now
@@ -40,14 +40,14 @@ class StepTimes:
     def observe(self, step: Step) -> None:
         self.assembly.observe(self._now() - step.first_arrival)
         if produced := step.rows.header.produced_at_ns:
-            # A worker's clock may be ahead of this one; the latency is then 0.
+            # If the worker's clock is ahead of this clock, count a latency of 0.
             self.delivery.observe(max(0, self._wall_ns() - produced) / _NS)
 
 
 class ProcessorView:
-    """A processor's counters during one scrape, on the scraping thread.
+    """The counters of a processor during one scrape, on the thread of the scrape.
 
-    Mutable collections are copied atomically instead of under a lock, so two numbers may be a moment apart.
+    Collections are copied atomically and without a lock, so two values may be from different moments.
     """
 
     def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch) -> None:
@@ -59,7 +59,7 @@ class ProcessorView:
         self.sessions: list[Session] = list(processor.clients.sessions.values())
 
     def lags(self) -> dict[str, float]:
-        """Return the age of each worker's last step."""
+        """Return the age of each worker's last step in seconds."""
         made = {worker.stream.worker_id: worker.stream.produced_at_ns for worker in self.workers}
         return {name: max(0.0, self.now - at / _NS) for name, at in made.items() if at}
 
@@ -74,7 +74,7 @@ class ProcessorView:
         return self.processor.usage()
 
     def bounded(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the name, the usage and the limit of each bounded buffer or table."""
+        """Yield the name, the fill level and the limit of each bounded buffer or table."""
         settings, clients = self.processor.settings.processor, self.processor.settings.clients
         acks = [worker.stream.acks for worker in self.workers]
         queues = [session.send_queue for session in self.sessions]
@@ -97,7 +97,7 @@ def _most(values: Iterable[int]) -> int:
     return max(values, default=0)
 
 
-# Each of the following functions returns a family of metrics that are read from one kind of object.
+# Each function below returns a metric family that reads one kind of object.
 
 
 def _of_counts(title: str, meaning: str, advice: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
@@ -107,7 +107,7 @@ def _of_counts(title: str, meaning: str, advice: str, read: Callable[[StreamCoun
 def _of_outcomes(
     title: str, meaning: str, advice: str, read: Callable[[StreamCounts], Samples]
 ) -> Family[ProcessorView]:
-    """Return a family of each worker's counts, with a second label."""
+    """Return a family with the label `worker` and a second label."""
 
     def of_all(view: ProcessorView) -> Samples:
         return {(worker, label): value for worker, of in view.counts.items() for label, value in read(of).items()}
@@ -118,7 +118,7 @@ def _of_outcomes(
 def _of_log(
     title: str, meaning: str, advice: str, read: "Callable[[ItemLog], float | Samples]"
 ) -> Family[ProcessorView]:
-    """Return a family without values if there is no durable log."""
+    """Return a family that has values only with a durable log."""
     return Family(title, meaning, advice, lambda view: {} if (log := view.processor.item_log) is None else read(log))
 
 
@@ -182,10 +182,10 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     event_loop_lag(lambda view: view.watch.lag),
     _of_outcomes(
         "tokenbus_stream_items_total{worker, outcome}",
-        "Received items, and repeated parts of steps, by outcome.",
-        "lost: raise worker.retention_bytes, unless refused moves too. divergent: ranks disagree, or something "
-        "rewrites messages. damaged: hardware or a middlebox changes bytes. refused: `item refused` in the log "
-        "says why. duplicate without replays: let only rank 0 publish.",
+        "Received items and repeated parts of steps, by outcome.",
+        "If `lost` moves without `refused`, raise worker.retention_bytes. If `divergent` moves, ranks disagree or "
+        "something rewrites messages. If `damaged` moves, hardware or a middlebox changes bytes. If `refused` moves, "
+        "`item refused` in the log says why. If `duplicate` moves without replays, let only rank 0 publish.",
         lambda of: {
             "taken": of.taken,
             "duplicate": of.duplicates,
@@ -197,9 +197,9 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     _of_outcomes(
         "tokenbus_stream_steps_total{worker, outcome}",
-        "Delivered steps.",
-        "incomplete: their requests ended with gap; look at the ranks that send parts. missing_draft: drafts arrive "
-        "more than 2 s late; tokens are not affected.",
+        "Delivered steps by outcome.",
+        "If `incomplete` moves, requests ended with `gap`, so check the ranks that send parts. If `missing_draft` "
+        "moves, drafts arrive more than 2 s late.",
         lambda of: {
             "complete": of.steps - of.incomplete_steps - of.missing_drafts,
             "incomplete": of.incomplete_steps,
@@ -208,93 +208,95 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     _of_counts(
         "tokenbus_stream_bytes_total{worker}",
-        "Received payload bytes, including repeated ones.",
-        "High compared to its tokens: lower limits.max_top_k.",
+        "Received payload bytes, including repeated items.",
+        "If high compared to the tokens, lower limits.max_top_k.",
         lambda of: of.bytes,
     ),
     _of_counts(
         "tokenbus_stream_tokens_total{worker}",
         "Tokens that a worker sent for requests.",
-        "Low with busy clients: see lag and credit.",
+        "If low with busy clients, check lag and credit.",
         lambda of: of.tokens,
     ),
     _of_counts(
         "tokenbus_stream_gaps_total{worker}",
-        "Runs of lost items.",
-        "Moves: requests ended with gap; see the lost items.",
+        "Gaps, which are runs of lost items.",
+        "A gap ends requests with the error `gap`.",
         lambda of: of.gaps,
     ),
     _of_counts(
         "tokenbus_stream_replays_total{worker}",
-        "Requests for missing items.",
-        "Moves steadily: check the network to this worker.",
+        "Requests to the worker for missing items.",
+        "If steadily rising, check the network to this worker.",
         lambda of: of.replays,
     ),
     Family(
         "tokenbus_stream_lag_seconds{worker}",
         "Age of the last delivered step.",
-        "High while it has requests: its engine is stuck, or clocks differ.",
+        "If high with open requests, the engine is stuck or clocks differ.",
         lambda view: view.lags(),
     ),
     Family(
         "tokenbus_stream_lag_items{worker}",
         "Sent items that are not yet received in order.",
-        "High for long: with replays, the network loses items; otherwise the worker is away.",
+        "If high for long, the network loses items or, without replays, the worker is absent.",
         lambda view: {of.stream.worker_id: of.stream.lag for of in view.workers},
     ),
     Family(
         "tokenbus_stream_credit_items{worker}",
         "Items that the worker may still send.",
-        "0 for long: its items are not consumed; fill_ratio shows where they wait.",
+        "If 0 for long, `tokenbus_fill_ratio` shows where items wait for consumers.",
         lambda view: {of.stream.worker_id: of.stream.credit_left for of in view.workers},
     ),
     _of_counts(
         "tokenbus_speculative_rows_total{worker}",
-        "Rows that verified drafts.",
-        "Shows the load; nothing to do.",
+        "Rows in which drafts were verified.",
+        "No action is needed.",
         lambda of: of.speculation.rows,
     ),
     _of_outcomes(
         "tokenbus_speculative_draft_tokens_total{worker, head}",
-        "Verified draft tokens by head: 1 is the token after the last known one.",
-        "High while few are accepted: draft fewer.",
+        "Verified draft tokens by head; head 1 drafts the next token.",
+        "If few are accepted, draft fewer tokens.",
         lambda of: {str(head): drafted for head, drafted, _ in of.speculation.heads()},
     ),
     _of_outcomes(
         "tokenbus_speculative_accepted_tokens_total{worker, head}",
         "Accepted draft tokens by head.",
-        "Low: the draft model does not match the model. Low for late heads: draft fewer.",
+        "If low, the draft model does not match the model. If low for late heads, draft fewer tokens.",
         lambda of: {str(head): accepted for head, _, accepted in of.speculation.heads()},
     ),
     Family(
         "tokenbus_open_requests{state}",
-        "Open requests.",
-        "ended, resumed: clients went away, or processors restart.",
+        "Open requests by state.",
+        "If `ended` or `resumed` rises, clients leave or processors restart.",
         _by_state,
     ),
     Family(
         "tokenbus_undispatched_requests",
         "Requests that wait for a worker to connect.",
-        "High: workers are slow to come back; then the requests end with no_worker.",
+        "If high, workers are absent, and requests will end with `no_worker`.",
         lambda view: view.processor.dispatch.waiting,
     ),
     Family(
         "tokenbus_requests_total{outcome, code}",
         "Requests by outcome.",
-        "failed: operations.md has each code. refused: overloaded, no_worker: add workers. finished falls behind "
-        "opened: requests pile up. unclaimed: clients die, or cannot reach this processor.",
+        "For `failed`, operations.md explains each code. For `refused` with `overloaded` or `no_worker`, add workers. "
+        "If `finished` falls behind `opened`, requests pile up. If `unclaimed` moves, clients die or cannot reach this "
+        "processor.",
         _requests,
     ),
     Family(
         "tokenbus_settled_rows_total{outcome}",
         "Rows by outcome.",
-        "late, unknown: workers continue ended requests; foreign: two workers have the same request.",
+        "If `late` or `unknown` moves, workers continue ended requests. If `foreign` moves, two workers have the same "
+        "request.",
         _settled,
     ),
     Family(
         "tokenbus_buffered_rows",
         "Rows that wait for a client to resume their request.",
-        "High: clients do not resume their requests.",
+        "If high, clients do not resume requests.",
         lambda view: view.processor.registry.table.buffered_rows,
     ),
     Family(
@@ -306,7 +308,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     Family(
         "tokenbus_refusals_total{side}",
         "Refused workers, steps and clients, and connections that the transport refused.",
-        "The log names the peer and the reason. client, transport on an open network: a probe.",
+        "The log names the peer and the reason.",
         lambda view: {
             "worker": view.processor.worker_connections.refused + view.processor.intake.refused_items,
             "step": view.processor.intake.refused_parts,
@@ -317,58 +319,58 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     Family(
         "tokenbus_step_assembly_seconds",
         "Time from the first part of a step to its delivery.",
-        "High: other parts or drafts arrive late.",
+        "If high, other parts or drafts arrive late.",
         lambda view: view.times.assembly,
         is_histogram=True,
     ),
     Family(
         "tokenbus_delivery_latency_seconds",
         "Time from the production of a step to its delivery to requests.",
-        "High: credit, network, this event loop, or clocks that differ.",
+        "If high, check credit, the network, this event loop and the clocks.",
         lambda view: view.times.delivery,
         is_histogram=True,
     ),
     Family(
         "tokenbus_peers{side, state}",
         "Workers and clients by state: connected, stalled (no progress), or away (may reconnect).",
-        "stalled: its engine hangs, or a step is long. No connected worker: does its log say `refused by "
-        "processor`? away for long: its network, or clients crash.",
+        "If a worker is stalled, the engine hangs or computes a long step. If no worker is connected, look for "
+        "`refused by processor` in its log. If a peer stays away, the peer crashed or lost the network.",
         lambda view: {**_by_presence("worker", view.workers), **_by_presence("client", view.sessions)},
     ),
     Family(
         "tokenbus_worker_assigned_requests{worker, role, model, epoch, state}",
         "Open requests of each worker.",
-        "Uneven: a worker is slow, or has a lower worker.max_requests.",
+        "If uneven, a worker is slow or has a lower worker.max_requests.",
         _assigned,
     ),
     Family(
         "tokenbus_worker_paused_since_seconds{worker, client}",
         "Unix time at which a client paused the engine.",
-        "Requests wait: has this client died? `POST /resume`. With `lease_s` a pause ends by itself.",
+        "If this client died, send `POST /resume`. A pause with `lease_s` ends by itself.",
         _paused,
     ),
     Family(
         "tokenbus_gone_workers_total",
         "Workers that left or were lost.",
-        "Without a deployment: `worker gone` in the log has the reason.",
+        "`worker gone` in the log has the reason.",
         lambda view: view.processor.workers.lost,
     ),
     Family(
         "tokenbus_refused_peers_total{side, reason}",
-        "Refused workers and clients.",
-        "Its key lacks the role or the name, or a live peer has the same id; the log names the peer.",
+        "Refused workers and clients, by reason.",
+        "A key lacks the role or the name, or a connected peer has the same id. The log names the peer.",
         _refused_peers,
     ),
     Family(
         "tokenbus_refused_resumes_total",
         "Attempts to resume another client's request.",
-        "Two programs use one request id, or an attack; `resume refused` in the log names the client.",
+        "Two programs use one request id, or a client attacks. `resume refused` in the log names the client.",
         lambda view: view.processor.registry.counts.refused_resumes,
     ),
     Family(
         "tokenbus_evicted_clients_total",
         "Clients that lost their requests because too much data waited for them.",
-        "The client reads too slowly, or acknowledges nothing; `slow client` in the log names it.",
+        "The client reads too slowly or acknowledges nothing. `slow client` in the log names the client.",
         lambda view: view.processor.clients.evicted,
     ),
     Family(
@@ -379,46 +381,46 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     Family(
         "tokenbus_commands_total{command, outcome}",
-        "Operator commands: done, refused, or lost with their worker.",
-        "refused, lost: the worker's `command refused` has the reason.",
+        "Operator commands by outcome: done, refused, or lost with the worker.",
+        "`command refused` in the worker's log has the reason.",
         lambda view: view.processor.clients.commands.answers,
     ),
     Family(
         "tokenbus_open_commands",
         "Operator commands without an answer.",
-        "Stays up: an engine waits for its requests to end, or loads weights.",
+        "If high for long, an engine drains or loads weights.",
         lambda view: len(view.processor.clients.commands),
     ),
     Family(
         "tokenbus_failed_ticks_total",
-        "Failed periodic checks of a peer or request; each is a defect.",
-        "Report it, with the traceback of `tick failed`.",
+        "Failed periodic checks of a peer or request, which are defects.",
+        "Report the defect with the traceback of `tick failed`.",
         lambda view: view.processor.failed_ticks,
     ),
     Family(
         "tokenbus_unreachable_addresses",
-        "Addresses where nothing new can connect.",
-        "Not 0: a socket's file was removed; restart the processor.",
+        "Addresses that accept no new connections.",
+        "Above 0, a socket's file was removed. Restart the processor.",
         lambda view: len(view.processor.unreachable),
     ),
     Family(
         "tokenbus_bus_connections{state}",
-        "Connections by state: admitted after a hello, or unadmitted.",
-        "unadmitted near 4096: something connects and says nothing.",
+        "Connections by state: `admitted` after the hello, `unadmitted` before.",
+        "If `unadmitted` is near 4096, something connects without a hello.",
         lambda view: {"admitted": view.usage.admitted, "unadmitted": view.usage.unadmitted},
     ),
     Family(
         "tokenbus_cut_connections_total{bound}",
         "Connections that were closed because they exceeded a limit.",
-        "bytes: endless messages. silent: no introduction. id, key: a foreign peer. connections, accept: too "
-        "many. `connection refused` in the log says from where.",
+        "`bytes` means endless messages, `silent` no introduction, `id` and `key` a foreign peer, `connections` and "
+        "`accept` too many connections. `connection refused` in the log names the address.",
         lambda view: view.usage.cut_off,
     ),
     _of_log(
         "tokenbus_log_items_total{outcome}",
-        "Items by outcome; missing: the log has gaps.",
-        "missing: a buffer was full, or a processor was killed. refused: raise the servers' max_payload. "
-        "left_out: the log is too slow.",
+        "Items for the log by outcome.",
+        "If `missing` moves, the log has gaps, because a buffer was full or a processor was killed. If `refused` "
+        "moves, raise the servers' max_payload. If `left_out` moves, the log is too slow.",
         lambda of: {
             "written": of.writer.counts.items,
             "already_there": of.writer.counts.already_there,
@@ -429,38 +431,38 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     _of_log(
         "tokenbus_log_failed_messages_total",
-        "Writes that failed and are retried.",
-        "Moves steadily: `not written to the log yet` has the reason.",
+        "Failed writes, which are retried.",
+        "The message `not written to the log yet` has the reason.",
         lambda of: of.writer.counts.failed_writes,
     ),
     _of_log(
         "tokenbus_log_waiting_items",
         "Items that are not yet in the log.",
-        "High: the servers are slow or away.",
+        "If high, the servers are slow or absent.",
         lambda of: of.writer.unwritten_items,
     ),
     _of_log(
         "tokenbus_log_lag_seconds",
         "Age of the oldest item that is not yet in the log.",
-        "High: if log_writable_servers is 1, check the servers' disks.",
+        "If high while `tokenbus_log_writable_servers` is 1, check the servers' disks.",
         lambda of: of.writer.lag_seconds,
     ),
     _of_log(
         "tokenbus_log_writable_servers",
         "1 while a server accepts writes to the log, else 0.",
-        "0 for long: /healthz has the reason, operations.md the remedy.",
+        "If 0 for long, /healthz has the reason, and operations.md has the remedy.",
         lambda of: not of.writer.problem,
     ),
     _of_log(
         "tokenbus_log_missing_replicas",
         "Missing replicas of the log.",
-        "Above 0 for long: start them; without a quorum nothing is written.",
+        "If above 0 for long, start the missing servers. Without a quorum, nothing is written.",
         lambda of: of.writer.missing_replicas,
     ),
     _of_log(
         "tokenbus_log_storage_ratio{server}",
         "Used share of JetStream's storage at each server of durable_log.monitors.",
-        "Near 1: delete streams, give it room, or lower durable_log.max_bytes.",
+        "Near 1, delete streams, add storage, or lower durable_log.max_bytes.",
         lambda of: of.monitors.storage_ratios,
     ),
 )
@@ -491,9 +493,9 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
 
 @contextlib.asynccontextmanager
 async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
-    """Serve a processor's metrics at `processor.metrics_address`, if that is set.
+    """Serve the metrics of a processor at `processor.metrics_address`, if set.
 
-    Call it on the processor's event loop. Raises AddressError if the address cannot be used.
+    The caller must be on the processor's event loop. Raises AddressError if the address cannot be used.
     """
     loop = asyncio.get_running_loop()
     times = StepTimes(processor.clock.now)

@@ -12,7 +12,7 @@ from tokenbus.worker import Publisher
 
 
 class PublisherView(NamedTuple):
-    """A publisher during one scrape; two numbers may be a moment apart."""
+    """A publisher during one scrape. Two values may be from different moments."""
 
     publisher: Publisher
     watch: LoopWatch
@@ -28,20 +28,20 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     _of_publisher(
         "tokenbus_worker_connected_processors{worker}",
         "1 while a processor answers, else 0.",
-        "0 for long: is a processor running at bus.workers_address? Its log says `refused by processor` "
-        "or `handshake failed`.",
+        "If 0 for long, check that a processor runs at bus.workers_address. The log says `refused by processor` or "
+        "`handshake failed`.",
         lambda of: of.session.state is SessionState.OPEN,
     ),
     _of_publisher(
         "tokenbus_worker_handshakes_total{worker}",
         "Hellos that a processor answered.",
-        "Without a deployment: the processor restarts, or idle connections are cut.",
+        "If rising, the processor restarts or idle connections are closed.",
         lambda of: of.session.handshakes,
     ),
     Family(
         "tokenbus_worker_items_total{worker, outcome}",
-        "Published items, and items that were sent again.",
-        "published low: few steps. replayed moves steadily: the network loses messages.",
+        "Published items and replayed items.",
+        "If `published` is low, steps are few. If `replayed` rises steadily, the network loses messages.",
         lambda view: {
             (view.publisher.worker_id, "published"): view.publisher.retention.next_sequence - 1,
             (view.publisher.worker_id, "replayed"): view.publisher.session.replayed,
@@ -49,8 +49,8 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     ),
     Family(
         "tokenbus_worker_policy_batches_total{worker, action}",
-        "Batches: gated (another rank publishes them), shed (without alternatives), blocked (had to wait).",
-        "shed, blocked: retention is filling up; see the processor. gated is normal on ranks other than 0.",
+        "Batches that were gated (published by another rank), shed (without alternatives) or blocked (had to wait).",
+        "If `shed` or `blocked` moves, retention fills up, so check the processor.",
         lambda view: {
             (view.publisher.worker_id, action): getattr(view.publisher, action)
             for action in ("gated", "shed", "blocked")
@@ -59,37 +59,37 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
     _of_publisher(
         "tokenbus_worker_blocked_seconds_total{worker}",
         "Time that the engine waited for room in retention.",
-        "The engine was idle during this time; worker.policy = shed does not wait.",
+        "With worker.policy = shed, the engine does not wait.",
         lambda of: of.blocked_seconds,
     ),
     _of_publisher(
         "tokenbus_worker_unpublished_rows_total{worker}",
-        "Rows without room in retention: their requests end with an error.",
-        "Find out why nothing is acknowledged; then raise the retention.",
+        "Rows without room in retention, whose requests end with an error.",
+        "Find out why nothing is acknowledged, then raise worker.retention_bytes.",
         lambda of: of.failed,
     ),
     _of_publisher(
         "tokenbus_worker_waiting_requests{worker}",
         "Requests and aborts that wait for the engine's next step.",
-        "High: the engine's steps take long.",
+        "If high, the engine's steps take long.",
         lambda of: len(of.incoming),
     ),
     _of_publisher(
         "tokenbus_worker_handed_over_items{worker}",
         "Steps and events of the engine's process that are not yet published.",
-        "Rises: retention is full, or the publisher lacks a core.",
+        "If rising, retention is full or the publisher lacks a core.",
         lambda of: of.waiting_records,
     ),
     _of_publisher(
         "tokenbus_worker_publisher_processes_total{worker}",
-        "Publishers that this worker has started.",
-        "Rises: its publisher's process dies; the log says why.",
+        "Publisher processes that this worker has started.",
+        "If rising, the process dies, and the log says why.",
         lambda of: of.starts,
     ),
     Family(
         "tokenbus_worker_engine_failures_total{worker, of}",
-        "Exceptions of the engine: in a step, or when it admitted or aborted a request.",
-        "step: `step failed` in its log has the traceback. request: see `engine error`.",
+        "Exceptions of the engine in a step, or when admitting or aborting a request.",
+        "For `step`, `step failed` in the log has the traceback. For `request`, see `engine error`.",
         lambda view: {
             (view.publisher.worker_id, "step"): view.publisher.counts.failed_steps,
             (view.publisher.worker_id, "request"): view.publisher.counts.engine_errors,
@@ -109,7 +109,7 @@ def publisher_collector(publisher: Publisher, watch: LoopWatch) -> FamilyCollect
 
 
 def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
-    """Return the health of a publisher. A processor that is away does not make it unhealthy."""
+    """Return the health of a publisher. The absence of a processor does not count as unhealthy."""
     problems = stalled(watch, publisher.settings.bus.stall_timeout_ms)
     session, refusal = publisher.session, publisher.session.refusal
     if not publisher.is_running:
@@ -129,7 +129,7 @@ def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
 
 @contextlib.contextmanager
 def serve_publisher(publisher: Publisher) -> Iterator[MetricsServer]:
-    """Serve a publisher's metrics at `worker.metrics_address`, if that is set, from any thread.
+    """Serve the metrics of a publisher at `worker.metrics_address`, if set. Any thread may call this.
 
     Raises AddressError if the address cannot be used.
     """

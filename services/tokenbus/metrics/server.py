@@ -1,7 +1,7 @@
-"""MetricsServer: serves /metrics, /healthz and /readyz in its own thread.
+"""MetricsServer: serves /metrics, /healthz and /readyz in a separate thread.
 
-prometheus_client's server starts a thread per connection, without a limit or timeouts. This server implements
-the few lines of HTTP that a scrape needs: one request per connection, with limits of size, time and number.
+The server of prometheus_client starts a thread per connection, without a limit or timeouts. This server implements only
+the HTTP that a scrape needs, one request per connection, with limits on size, time and number.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _log = logger("metrics")
 _SCHEME = "tcp://"
 _ASK_SECONDS = 0.25
 _PAUSE_SECONDS = 0.0002
-"""A pause between two metrics, so that other threads can run: a page with many workers takes milliseconds."""
+"""Pause after each metric, so that other threads can run. A page with many workers takes milliseconds."""
 MOST_HEADER_BYTES = 8192
 _MOST_CONNECTIONS = 16
 _MOST_SECONDS = 10.0
@@ -40,10 +40,10 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 async def listen(key: str, address: str, *, reuse_port: bool = False) -> tuple[socket.socket, str]:
-    """Return a socket that listens at HOST:PORT, and the address with the actual port.
+    """Return a socket that is bound to HOST:PORT and listens, and the address with the actual port.
 
-    With `reuse_port` several processes share the port, and the caller makes the socket listen. Raises AddressError,
-    which names the setting.
+    If `reuse_port`, several processes share the port, and the caller must make the socket listen. Raises an
+    AddressError that names the setting.
     """
     try:
         binding = await bind(_SCHEME + address, reuse_port=reuse_port)
@@ -55,7 +55,7 @@ async def listen(key: str, address: str, *, reuse_port: bool = False) -> tuple[s
 
 
 class LoopWatch:
-    """Measures from another thread how long an event loop takes to answer."""
+    """Measures from another thread how long an event loop takes to run a callback."""
 
     def __init__(self, loop: Callable[[], asyncio.AbstractEventLoop | None], now: Callable[[], float]) -> None:
         self._loop = loop
@@ -64,14 +64,14 @@ class LoopWatch:
         self.lag = Histogram()
 
     def ask(self) -> None:
-        """Schedule a callback in the loop, unless the last one is still pending."""
+        """Schedule a callback in the loop, unless the last callback is still pending."""
         loop = self._loop()
         if loop is None or self._asked_at is not None:
             return
         self._asked_at = self._now()
         try:
             loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # the loop is closed, which its service's health shows
+        except RuntimeError:  # the loop is closed, which the health shows
             self._asked_at = None
 
     def _answer(self) -> None:
@@ -81,7 +81,7 @@ class LoopWatch:
 
     @property
     def stalled_seconds(self) -> float:
-        """The age of the pending callback, in seconds."""
+        """The age of the pending callback in seconds."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else max(0.0, self._now() - asked_at)
 
@@ -94,20 +94,20 @@ class Health:
     """Problems of the process, which a restart may solve."""
     facts: dict[str, object]
     outside: tuple[str, ...] = ()
-    """Problems of other systems, which a restart cannot solve."""
+    """Problems of other systems, which a restart of this process cannot solve."""
     is_ready: bool = True
-    """Whether the process accepts new work despite problems of other systems."""
+    """Whether the process accepts new work, possibly despite problems of other systems."""
 
     @property
     def body(self) -> bytes:
-        """The body of /healthz and /readyz, as JSON."""
+        """The body of /healthz and /readyz as JSON."""
         state = "failing" if self.problems else "degraded" if self.outside else "ok"
         problems = *self.problems, *self.outside
         return (json.dumps({"status": state, "problems": problems, **self.facts}) + "\n").encode()
 
 
 def stalled(watch: LoopWatch, most_ms: int) -> list[str]:
-    """Return a problem if the event loop has not answered for more than `most_ms`."""
+    """Return a problem in a list if the event loop has not answered for more than `most_ms`."""
     seconds = watch.stalled_seconds
     return [f"its event loop has not answered for {seconds:.1f} s"] if seconds * 1000 > most_ms else []
 
@@ -140,7 +140,7 @@ class MetricsServer:
     def __init__(
         self, key: str, address: str, collector: Collector, health: Callable[[], Health], watch: LoopWatch
     ) -> None:
-        """Create a server for `address`, the value of the setting `key`; an empty address serves nothing."""
+        """Create a server for `address`, the value of the setting `key`. Without an address, nothing is served."""
         self._key = key
         self._given = address
         self._collector = collector
@@ -152,15 +152,15 @@ class MetricsServer:
         self._connections = 0
         self._repeated_log = DeduplicatedLog()
         self.address = ""
-        """The address with the actual port; empty while the server does not listen."""
+        """The address with the actual port, or empty while the server does not listen."""
 
     @property
     def url(self) -> str:
-        """The URL without a path; empty while the server does not listen."""
+        """The URL without a path, or empty while the server does not listen."""
         return f"http://{self.address}" if self.address else ""
 
     def start(self) -> None:
-        """Listen; raises AddressError."""
+        """Begin to listen. Raises AddressError."""
         if not self._given:
             return
         self._thread, self.address = start_loop_thread("tokenbus-metrics", self._serve, daemon=True)
@@ -176,7 +176,7 @@ class MetricsServer:
             await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
-        """Stop; the address is free on return."""
+        """Stop the server. The address is free when this function returns."""
         if self._thread is not None:
             self._stopping()
             self._thread.join()
@@ -200,7 +200,7 @@ class MetricsServer:
             server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the one request of a connection; slow and silent clients are disconnected."""
+        """Answer the only request of a connection. Slow and silent clients are disconnected."""
         if self._connections >= _MOST_CONNECTIONS:
             writer.transport.abort()
             return
@@ -208,7 +208,7 @@ class MetricsServer:
         try:
             with contextlib.suppress(
                 TimeoutError, ConnectionError, asyncio.IncompleteReadError
-            ):  # not worth a log line
+            ):  # ignore broken connections
                 async with timeout(_MOST_SECONDS):
                     method, answer = await self._answer_to(reader)
                     writer.write(_written(method, answer))
@@ -264,7 +264,7 @@ def _answer_of(health: Health, *, is_good: bool) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class _One(Collector):
-    """A collector of one metric, as prometheus_client needs it."""
+    """A collector of one metric, in the form that prometheus_client requires."""
 
     metric: Metric
 
