@@ -10,7 +10,7 @@ from tokenbus.logs import logger
 
 _log = logger("gateway")
 _AT_ONCE = 16
-"""Connections accepted in one go; a refused connection frees its file descriptor only afterwards."""
+"""Maximum number of connections accepted per event, because refused connections stay open until the event ends."""
 _RETRY_SECONDS = 0.1
 BACKLOG = 4096
 
@@ -35,7 +35,7 @@ class Acceptor:
         self._is_accepting = False
         self._repeated_log = gateway.repeated_log
         self._beginning: dict[asyncio.Task[None], socket.socket | None] = {}
-        """Connections without a protocol, the oldest first; each with its socket until its handshake begins."""
+        """The tasks of unfinished handshakes, oldest first, with the socket if the handshake has not begun."""
 
     def __len__(self) -> int:
         return len(self._connections) + len(self._beginning)
@@ -46,7 +46,7 @@ class Acceptor:
         self._loop.add_reader(self._listening, self._accept)
 
     def stop_listening(self) -> None:
-        """Accept the waiting connections and close the listening socket: the kernel refuses the next ones."""
+        """Accept the waiting connections and close the listening socket, so that the kernel refuses new connections."""
         if self._is_accepting:
             self._accept(BACKLOG)
             self._is_accepting = False
@@ -62,9 +62,8 @@ class Acceptor:
     def begin(self, connection: socket.socket) -> None:
         """Serve a connection.
 
-        With TLS, if there is no room, close the oldest unfinished handshake, or this connection. A live handshake ends
-        soon, and a stalled one makes room. Without TLS the protocol refuses a connection above the limit, with an
-        error.
+        Above the limit of connections with TLS, close the oldest unfinished handshake, which is probably stalled, or
+        else this connection. Without TLS, the HTTP protocol refuses the connection with an error.
         """
         while self._context is not None and len(self) > self._settings.most_connections:
             self._counts.refused_connections += 1
@@ -94,7 +93,7 @@ class Acceptor:
             self._loop.add_reader(self._listening, self._accept)
 
     def _cut_off(self, task: "asyncio.Task[None]") -> None:
-        """Cancel a handshake; if it has not begun, free its file descriptor at once."""
+        """Cancel a handshake. If the handshake has not begun, close the socket too."""
         connection = self._beginning.pop(task)
         task.cancel()
         if connection is not None:
@@ -105,7 +104,7 @@ class Acceptor:
             self._beginning[task] = None
         connection.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         seconds = self._settings.request_timeout_ms / 1000 if self._context else None
-        with suppress(OSError):  # the client left, or TLS failed: not worth a log line
+        with suppress(OSError):  # ignored: the client left, or TLS failed
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=seconds
             )

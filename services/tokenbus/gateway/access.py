@@ -1,4 +1,4 @@
-"""Access: middleware that counts requests, and admits them by their Host, Origin, API key and its limits."""
+"""Access: middleware that counts requests, and checks the Host, the Origin, the API key and the key's limits."""
 
 import ipaddress
 import re
@@ -25,13 +25,13 @@ _EXTENSION = "tokenbus.visitor"
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz", "/health", "/ping", "/version"})
 _OPEN_FOLDER = "/page/"
 _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
-"""Paths that need a key or a peer on this machine, even if the gateway has no keys."""
+"""Paths that only clients with a key or on this machine may use, even if the gateway has no keys."""
 _SESSIONS = "/sessions/"
-"""Paths that need a key or, if the gateway has none, a peer on this machine."""
+"""Prefix of the paths that need a key or, if the gateway has no keys, a client on this machine."""
 _ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
-"""Headers set by proxies: behind a proxy the peer is not the client."""
+"""Headers that proxies set. A request with such a header may come from a client on another machine."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9 ,_-]*")
 _PREFLIGHT_SECONDS = 600
 _EXPOSED = "retry-after, retry-after-ms, x-request-id, " + ", ".join(
@@ -45,7 +45,7 @@ class Visitor:
 
     caller: Caller
     is_known: bool
-    """Whether it has a key or is a peer on this machine; other clients see no details."""
+    """Whether the client has a key or is on this machine. Other clients see no details."""
 
 
 def visitor_of(scope: Scope) -> Visitor:
@@ -54,19 +54,19 @@ def visitor_of(scope: Scope) -> Visitor:
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the owner of a request's turn: its key, or its machine."""
+    """Return the client to which a request's turn is charged: the name of its key, or else its machine."""
     return visitor_of(scope).caller.name or _peer(scope)
 
 
 class Access:
-    """Middleware before the application; refuses a request before its body is read."""
+    """Middleware that refuses a request before its body is read."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, paths: AbstractSet[str], token_routes: AbstractSet[str]) -> None:
         settings = gateway.settings.gateway
         self._paths = paths
-        """Paths that are counted under their own name, which bounds the number of label values."""
+        """Paths with a separate count of requests. All other paths share a label, because clients may send any path."""
         self._token_routes = token_routes
-        """Paths whose requests count for a key's rate."""
+        """Paths whose requests count towards a key's rate limit."""
         self._app = app
         self._callers = gateway.callers
         self._counts = gateway.counts
@@ -92,7 +92,7 @@ class Access:
                     answered.setdefault("x-request-id", headers.get("x-request-id") or uuid.uuid4().hex)
             await send(message)
 
-        # Chunks of answers bypass the middleware, which ignores them.
+        # The chunks of an answer bypass this middleware, which needs only the start of a response.
         extensions = scope.setdefault("extensions", {})
         extensions[RAW_SEND] = send
         try:
@@ -102,10 +102,10 @@ class Access:
         try:
             await answer(scope, receive, sending)
         finally:
-            del extensions[RAW_SEND]  # `send` refers to the scope: only the garbage collector would free them
+            del extensions[RAW_SEND]  # break the cycle: `send` refers to the scope
 
     def _admit(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
-        """Check a request; return the answer to a preflight, or None if the application answers. Raises an ApiError."""
+        """Check a request. Return the response to a CORS preflight, or None for other requests. Raises an ApiError."""
         host = headers.get("host", "")
         is_own = self._is_own(scope, host)
         if not (is_own or self._callers.are_asked):
@@ -134,7 +134,7 @@ class Access:
         return None
 
     def _is_own(self, scope: Scope, host: str) -> bool:
-        """Return whether a Host is the gateway's own; another name may be a page's attempt at DNS rebinding."""
+        """Return whether the Host header names this gateway. A web page that tries DNS rebinding sends another name."""
         local = str((scope.get("server") or ("",))[0])
         return not host or _ANY in self._hosts or host_of(host) in self._hosts | {local, f"[{local}]"}
 
@@ -145,7 +145,7 @@ class Access:
             raise self._refused(scope, "origin", ApiError(403, message, code="origin_not_allowed"))
 
     def _visitor(self, scope: Scope, headers: Headers, *, is_near: bool) -> Visitor:
-        """Return the client; raises an ApiError for a missing or unknown key."""
+        """Return the client. Raises an ApiError for a missing or unknown key."""
         path, callers = scope["path"], self._callers
         is_open = path in _OPEN_TO_ALL or path.startswith(_OPEN_FOLDER)
         if not callers.are_asked:
@@ -196,14 +196,14 @@ def _preflight(headers: Headers) -> Response:
     allowed = {
         "access-control-allow-methods": "GET, POST",
         "access-control-max-age": str(_PREFLIGHT_SECONDS),
-        # Any header may be sent, because requests are checked when they arrive.
+        # Browsers may send any header: the request itself is checked when it arrives.
         **({"access-control-allow-headers": requested} if requested and _HEADER_NAMES.fullmatch(requested) else {}),
     }
     return Response(status_code=204, headers=allowed)
 
 
 def _is_same(origin: str, host: str, scheme: str) -> bool:
-    """Return whether an origin is the server itself; a proxy may have terminated TLS."""
+    """Return whether an origin is this server. The schemes may differ, because a proxy may have terminated TLS."""
     schemes = ("https",) if scheme == "https" else ("http", "https")
     return bool(host) and origin.lower() in [f"{each}://{host.lower()}" for each in schemes]
 

@@ -1,4 +1,4 @@
-"""Answers over HTTP: choices, the common base of all answers, and whole answers, which are one JSON object."""
+"""Answers over HTTP: Choice, Answer as the base of all answers, and WholeAnswer for answers that are not streamed."""
 
 import asyncio
 import time
@@ -26,13 +26,13 @@ JSON = "application/json"
 _STOPPED, _UNRECOVERABLE = int(RowStatus.FINISHED_STOP), int(RowStatus.UNRECOVERABLE)
 _REASONS = {_STOPPED: "stop", int(RowStatus.FINISHED_LENGTH): "length", int(RowStatus.ABORTED): "abort"}
 _LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
-"""The least and the most memory charged to a choice in advance, so that few rows need counting."""
+"""The minimum and maximum number of bytes charged to a choice in advance, so that few rows need counting."""
 _TURN_BYTES = 2**18
-"""Bytes of an answer that are written between other tasks' turns."""
+"""Number of bytes of an answer that are written before other tasks run."""
 
 
 Beside = Sequence[tuple[bytes, Iterable[Written]]]
-"""The members of a choice besides its text: names, with values part by part."""
+"""The JSON members of a choice except its text: pairs of a name and the parts of its value."""
 
 
 class Outcome(NamedTuple):
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     prompt_tokens: int
     tokens: int
     first_at: float | None
-    """Monotonic time of its first tokens, if the answer is sent later; None: it is sent with them."""
+    """Monotonic time of the first tokens in an answer that is sent whole, or None in a stream."""
     most_tokens: int | None
 
 
@@ -56,29 +56,29 @@ class Format(Protocol):
 
     @property
     def held(self) -> int:
-        """Number of characters held back in a stream because they may begin a call."""
+        """Number of characters that a stream holds back because they may begin a tool call."""
         return 0 if self._calls is None else self._calls.held
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002
-        """Return the progress of a new choice; without a form, Python writes its rows."""
+        """Return the state of a new choice's stream. By default the stream has no form, so Python writes the rows."""
         return EventStream()
 
     def writers(self, progress: EventStream) -> Sequence[MemberWriter]:  # noqa: ARG002
-        """Return new writers of the members besides a choice's text."""
+        """Return new writers of a choice's JSON members, except its text."""
         return ()
 
     def scored(self, index: int, scores: PromptScores, vocabulary: Vocabulary) -> Iterable[int]:  # noqa: ARG002
-        """Write the scores of a choice's prompt if the answer shows them; yield each part's memory."""
+        """Write the scores of a choice's prompt if the answer shows them, and yield the size of each part in bytes."""
         return ()
 
     def drop(self) -> None:
-        """Free written scores of prompts that were not sent."""
+        """Free the prompts' scores that are written but not sent."""
 
     def beginnings(self) -> bytes:
-        """Return a stream's events before all rows."""
+        """Return the events that precede the first row of a stream."""
 
     def chunk(self, choice: "Choice", text: str, pieces: Sequence[Piece]) -> bytes:
-        """Return a row's events; may be empty."""
+        """Return the events of a row, which may be empty."""
 
     def last(self, tokens: int, cached: int | None) -> bytes:  # noqa: ARG002
         """Return the events that follow a stream's last row."""
@@ -88,26 +88,26 @@ class Format(Protocol):
         """Return the last event of a stream that fails."""
 
     def choice(self, index: int, text: str, beside: Beside, end: Ending | None) -> Iterator[Written]:
-        """Yield a choice of a whole answer."""
+        """Yield the JSON of one choice, in parts, for an answer that is not streamed."""
 
     def whole(self, choices: Iterable[Iterable[Written]], tokens: int, cached: int | None) -> Iterator[Written]:
-        """Yield a whole answer; `choices` are from `choice`, `cached` is the number of cached prompt tokens."""
+        """Yield the JSON of an answer, in parts, from the results of `choice` and the numbers of tokens."""
 
 
 class Answer(ABC):
-    """One response, in the format of an API: its choices, its queue, its error, and its size for a slow client.
+    """One HTTP response in the format of an API: its choices, its send queue and its error.
 
-    A subclass adds to the queue as rows come to the choices.
+    Subclasses add to the queue when the choices receive rows.
     """
 
     content_type: str
     is_streamed = False
     has_begun = False
-    """Whether the status 200 is decided: later errors are events of the stream."""
+    """Whether the response has status 200, so that later errors are sent as events of the stream."""
     recorder: TurnRecorder | None = None
-    """Collects the output of a session's turn, for the next one."""
+    """Records the output of a session's turn for the next turn, or None."""
     who: Hashable = ""
-    """Its client, a key or a machine: while rows wait, all clients get the same time."""
+    """The client, named by its key or machine, to which the time for writing rows is charged."""
 
     def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
         self.queue = SendQueue(settings.stream_buffer_bytes, self._overflow, buffers)
@@ -122,17 +122,17 @@ class Answer(ABC):
 
     @abstractmethod
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Write a prompt's scores: `parts` writes one part for each memory size that it yields."""
+        """Write a prompt's scores by iterating over `parts`, which yields the size of each written part in bytes."""
 
     @abstractmethod
     def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
-        """Begin a choice with its prompt's text and pieces, which are made when they are read."""
+        """Begin a choice with its prompt: the text, and the pieces of each row, computed when read."""
 
     @abstractmethod
     def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None: ...
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield the results of its requests; the inspector's does not count for a model."""
+        """Yield the result of each request, for the metrics. Answers for the inspector yield nothing."""
         request, unfinished = self._request, "abort" if self.error is None else "error"
         for choice in self.choices:
             prompt = len(request.prompts[choice.index // request.n])
@@ -140,30 +140,30 @@ class Answer(ABC):
             yield Outcome(request.model, reason, prompt, choice.tokens, choice.first_at, most)
 
     async def ready(self) -> None:
-        """Wait for its first bytes or its end."""
+        """Wait for the first bytes or the end of the answer."""
         await self.queue.ready()
 
     def begin(self, close: Callable[[], None]) -> None:
-        """Begin: its requests are open; `close` aborts the unfinished ones if it ends early."""
+        """Begin the answer. `close` aborts the open requests if the answer ends early."""
         self._close = close
 
     def evict(self, size: int) -> None:
-        """End because all answers together hold too much memory; this answer is the largest, with `size` bytes."""
+        """End this answer of `size` bytes, the largest one, because all answers together hold too much memory."""
         message = "too many bytes wait for all clients together (gateway.buffer_bytes)"
         code = "slow_client" if self.is_streamed else "overloaded"
         self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
 
     def put_events(self, data: bytes, produced_at_ns: int) -> None:
-        """Send the events of a row, which the event writer has written."""
+        """Send the events that the event writer has written for a row."""
         self.queue.put(data, produced_at_ns)
 
     def end(self, error: ApiError) -> None:
-        """End with an error, which names the field as the client sent it; ignored after the end.
+        """End with an error, whose field is named as in the client's body. Later calls have no effect.
 
-        It is the status if the answer has not begun, otherwise an event.
+        If the answer has not begun, the error becomes the HTTP response, or else an event.
         """
         self._format.drop()
-        for choice in self.choices:  # a cycle of references would keep the scores in memory for a while
+        for choice in self.choices:  # free the scores now; a cycle of references keeps the choices longer
             choice.drop()
         if self.queue.is_closed:
             return
@@ -177,7 +177,7 @@ class Answer(ABC):
         self.queue.drop()
 
     def release(self) -> None:
-        """Forget its choices, which refer to it: only the garbage collector would free them."""
+        """Break the cycles of references with the choices and the queue, so that memory is freed at once."""
         self.choices = []
         self.queue.release()
 
@@ -187,7 +187,7 @@ class Answer(ABC):
 
     @property
     def _cached(self) -> int | None:
-        """Number of cached tokens of all prompts, each counted once; None: not known for one."""
+        """Number of cached tokens of all prompts, or None if the number is unknown for any prompt."""
         found = [each.cached_tokens for each in self.choices[:: self._request.n]]
         return None if None in found else sum(filter(None, found))
 
@@ -197,26 +197,26 @@ class Answer(ABC):
 
     def _end_slow(self, error: ApiError) -> None:
         self.queue.drop()
-        self.queue.is_broken = self.queue.is_closed  # its last events are lost: only a closed connection says so
+        self.queue.is_broken = self.queue.is_closed  # the last events are lost
         self.end(error)
 
 
 class Choice:
-    """One choice of an answer: it receives one request's rows."""
+    """One choice of an answer, which receives the rows of one request."""
 
     def __init__(self, index: int, request: CompletionRequest, form: Format, answer: Answer) -> None:
         stopping = request.stopping
         self.index = index
-        # A row that the event writer sends does not come here, where its ids would be recorded.
+        # Without a form, all rows come to this choice, which records their ids.
         self.stream = EventStream() if request.conversation else form.stream(index)
-        """Its progress, which the event writer also keeps."""
+        """The state of the choice's stream, which the event writer shares."""
         self.writers = form.writers(self.stream)
         self.reason: str | None = None
         self.ending: Ending | None = None
         self.cached_tokens: int | None = None
-        """Number of cached tokens of its prompt, set before its first row; None: not known."""
+        """Number of cached tokens of the prompt, set before the first row, or None if unknown."""
         self.turns: Sequence[Turn] = ()
-        """Its turns, if it was continued."""
+        """The turns of a request that another worker continued, or else empty."""
         self.first_at: float | None = None
         self._stops = stopping.texts
         self._shows_special = stopping.shows_special
@@ -228,14 +228,14 @@ class Choice:
         self._echo = request.echoes[index // request.n] if request.echoes else None
         self._scores: PromptScores | None = None
         self.is_silent = all(writer.is_empty for writer in self.writers)
-        """Whether rows have only a text, so that rows without text are not emitted."""
+        """Whether rows have no members besides the text, so that rows without text are skipped."""
 
     @property
     def tokens(self) -> int:
         return self.stream.tokens
 
     def scored(self, scores: PromptScores, vocabulary: Vocabulary) -> None:
-        """Add the scores of its prompt, before its first row."""
+        """Add the scores of the prompt. Called before the first row."""
         if self._echo is not None and not self._request.is_chat:
             self._scores = scores
         if self._request.wants_prompt_logprobs:
@@ -245,9 +245,9 @@ class Choice:
         self._scores = None
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> str:
-        """Begin with an echo; return the text with which the first row begins."""
+        """Echo the prompt. Return the part of the echo that the first row's text must begin with."""
         self._echo = None
-        if self._request.is_chat:  # as in vLLM, a chat's echo has only text, no logprobs
+        if self._request.is_chat:  # as in vLLM, the echo of a chat has no logprobs
             return text
         self.stream.characters = len(text)
         prompt = self._request.prompts[self.index // self._request.n]
@@ -258,7 +258,7 @@ class Choice:
         return ""
 
     def take(self, step: RenderedStep, row: int) -> bool:
-        """Add a row of a step; return whether more rows are wanted."""
+        """Add a row of a step. Return False if the choice has ended."""
         text = "" if self._echo is None else self._begin_with_prompt(self._echo, step.vocabulary)
         count = step.counts[row]
         stop = step.stops.get(row, 0) if step.stops else 0
@@ -270,7 +270,7 @@ class Choice:
         self.stream.tokens += count
         if self._answer.recorder is not None:
             self._answer.recorder.add(step.row_ids(row))
-        if count and self.stream.form is not None:  # the bytes of a split character belong to the next row's text
+        if count and self.stream.form is not None:  # Python writes the next row after a split character
             self.stream.is_held = self._text.is_split
         status = step.statuses[row]
         if status == _UNRECOVERABLE:
@@ -295,11 +295,11 @@ class Choice:
     def _add_until_stop(self, step: RenderedStep, row: int, stop: int) -> tuple[str, int]:
         """Add a row's tokens up to a stop.
 
-        Stops are searched here too, because workers do not say where the text of a stop begins.
+        The gateway searches for stops too, because workers do not report where the text of a stop begins.
         """
         ids = step.row_ids(row)
         pieces = step.vocabulary.special_pieces if self._shows_special else step.vocabulary.pieces
-        # If no stop of the request ended it, its last token is the model's end token.
+        # If no stop of the request ended the choice, its last token is the model's end token.
         is_end = self._shows_special and not stop and step.statuses[row] == _STOPPED
         hides_last = (is_end or stop == STOP_TOKEN) and not self._text.includes_stop
         text, count = self._text.add_until_stop(pieces[token] for token in (ids[:-1] if hides_last else ids))
@@ -309,7 +309,7 @@ class Choice:
 
 
 class WholeAnswer(Answer):
-    """One JSON object, sent when all choices have ended."""
+    """An answer that is sent as one JSON object when all choices have ended."""
 
     content_type = JSON
 
@@ -318,20 +318,20 @@ class WholeAnswer(Answer):
         self._turns = buffers.turns
         self._kept = [_Kept(choice) for choice in self.choices]
         self._writing: list[Iterable[int]] = []
-        """Unwritten scores of prompts. They are written after all choices have ended; other tasks run in between."""
+        """Iterators that write the prompts' scores after all choices have ended."""
         self._have_ended = asyncio.Event()
         self._size = 0
         self._hold(sum(kept.size for kept in self._kept))
 
     async def ready(self) -> None:
-        """Wait for all choices, and write the answer; other tasks run between its parts."""
+        """Wait for all choices, then write the answer in parts, between which other tasks run."""
         await self._have_ended.wait()
         written = grown = 0
         for part in () if self.queue.is_closed else self._written():
-            if self.queue.is_closed:  # the answer is too large
+            if self.queue.is_closed:  # the answer was too large
                 return
             held = self.queue.append(part)
-            grown += held if isinstance(part, bytes) else 0  # the buffer is already counted
+            grown += held if isinstance(part, bytes) else 0  # buffers are already counted
             written += len(part)
             if not part or written > _TURN_BYTES:
                 self.queue.hold(grown)
@@ -345,11 +345,11 @@ class WholeAnswer(Answer):
             self.queue.close()
 
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Postpone writing a prompt's scores to the end."""
+        """Postpone writing a prompt's scores until all choices have ended."""
         self._writing.append(parts)
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
-        """Collect a prompt's text; its pieces are written at the end."""
+        """Collect the text of a prompt. The pieces of the prompt are written when all choices have ended."""
         kept = self._kept[choice.index]
         if self._hold(kept.add(text, ((),) * len(kept.lists))):
             kept.of_prompt = rows
@@ -366,7 +366,7 @@ class WholeAnswer(Answer):
                 self._have_ended.set()
 
     def _hold(self, size: int) -> bool:
-        """Count collected bytes; return False if this has ended the answer."""
+        """Count collected bytes. Return False if the answer has ended, for example because it is too large."""
         self._size += size
         self.queue.hold(size)
         if self._size > self._settings.answer_bytes:
@@ -382,10 +382,10 @@ class WholeAnswer(Answer):
             self._have_ended.set()
 
     def _overflow(self) -> None:
-        """Do nothing: `answer_bytes` bounds a whole answer."""
+        """Do nothing, because `answer_bytes` already bounds the answer."""
 
     def _written(self) -> Iterator[Written]:
-        """Yield the answer part by part; an empty part lets other tasks run."""
+        """Yield the answer in parts. After an empty part the caller lets other tasks run."""
         for size in chain.from_iterable(self._writing):
             self._hold(size)
             yield b""
@@ -400,7 +400,7 @@ class WholeAnswer(Answer):
                 yield b""
             for own, before in zip(chain(*kept.lists), chain(*of_prompt.lists), strict=True):
                 own.begin_with(before)
-        self.queue.hold(-kept.text.length)  # its written form is counted when it is queued
+        self.queue.hold(-kept.text.length)  # the queue counts the text again in its JSON form
         text = b"".join(kept.text.taken()).decode()
         beside = [(each.name, each.written(lists)) for each, lists in zip(choice.writers, kept.lists, strict=True)]
         yield from self._format.choice(choice.index, text, beside, choice.ending)
@@ -411,7 +411,7 @@ class WholeAnswer(Answer):
 
 
 class _Kept:
-    """The collected rows of a choice."""
+    """The collected text and pieces of a choice."""
 
     def __init__(self, choice: Choice) -> None:
         self.text = Collected(b"")
@@ -419,11 +419,11 @@ class _Kept:
         self.of_prompt: Iterable[list[Piece]] = ()
         self._all = [self.text, *chain(*self.lists)]
         self._added = self._room = 0
-        """Bytes added since the last count, and bytes counted in advance."""
+        """Number of bytes added since the last count, and number of bytes charged in advance."""
         self.size = len(self._all) * COLLECTED_BYTES
 
     def add(self, text: str, pieces: Iterable[Piece]) -> int:
-        """Add a row's text and pieces; return the growth of the counted memory, in bytes."""
+        """Add a row's text and pieces. Return the growth of the counted memory in bytes."""
         data = text.encode()
         self.text.last += data
         self._added += len(data)
@@ -433,7 +433,7 @@ class _Kept:
         return self.grown() if self._added > self._room else 0
 
     def grown(self) -> int:
-        """Count memory, and charge some in advance for later rows.
+        """Count the memory, and charge some in advance for later rows.
 
         Return the growth of the counted memory, in bytes.
         """

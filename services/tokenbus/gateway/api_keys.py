@@ -1,7 +1,7 @@
-"""API keys: the file of their hashes, and the callers with their rate and concurrency limits.
+"""API keys: the file of hashed keys, and the rate and concurrency limits of the callers.
 
-A key has 256 random bits, so SHA-256 is enough; a slow hash, as for passwords, would not add security. Hashes are
-compared in constant time, against every key, so that timing reveals nothing about a guess.
+SHA-256 is enough, because a key has 256 random bits and needs no slow hash as passwords do. A hash is compared with
+those of all keys in constant time, so that timing reveals nothing about a guess.
 """
 
 import json
@@ -38,21 +38,21 @@ _log = logger("gateway")
 
 
 class KeysError(Exception):
-    """A file of keys is invalid; one line names the key, the limit and the value."""
+    """A file of keys is invalid. The message is one line with the key, the limit and the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key as it is stored: its id, its hash and its limits."""
+    """A stored key: its id, its hash and its limits."""
 
     id: str
     sha256: str
     added: str
     requests_per_minute: int | None = None
     concurrent: int | None = None
-    """Maximum number of open requests; None: half of gateway.max_requests."""
+    """Maximum number of open requests, or None for the share gateway.key_share of gateway.max_requests."""
     origins: tuple[str, ...] = ()
-    """Origins of the web pages that may use it; empty: gateway.origins."""
+    """Origins of the web pages that may use the key, or empty for gateway.origins."""
     operator: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class ApiKey:
 
 
 def made(key_id: str, **limits: Any) -> tuple[str, ApiKey]:  # noqa: ANN401 - the fields of a key
-    """Return a new key as plain text, which is not stored, and its stored form."""
+    """Return the plain text of a new key, which must not be stored, and its stored form."""
     clear = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return clear, ApiKey(id=key_id, sha256=digest(clear), added=now, **limits)
@@ -104,7 +104,7 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def alone(path: Path) -> AbstractContextManager[None]:
-    """Lock the file against other commands for as long as `with` lasts."""
+    """Lock the file of keys against other commands during the `with` block."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return locked(path)
 
@@ -146,26 +146,26 @@ def _tenant_of(key_id: str) -> int:
 
 
 class Caller:
-    """The client with one key, or all clients without a key: the open requests, and a token bucket for new ones."""
+    """The open requests and the token bucket of all clients that share a key, or of all clients without a key."""
 
     def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
         self._settings = settings
         self._has_others = bool(settings.keys_file)
-        """Whether there may be other callers; otherwise only the gateway's own limit applies."""
+        """Whether the gateway has keys. Without keys only the gateway's limit on open requests applies."""
         self._open: set[int] = set()
         self._now = now
         self._left: float | None = None
-        """Requests that the bucket admitted at `_left_at`; None before its first use."""
+        """Number of requests that the token bucket admitted at `_left_at`, or None before its first use."""
         self._left_at = 0.0
         self.update(key)
 
     def update(self, key: ApiKey | None) -> None:
-        """Replace the key by its new version in the file, with its limits."""
+        """Replace the key and its limits by the new version from the file."""
         settings = self._settings
         self.key = key
         self.name = "" if key is None else key.id
         self.tenant = 0 if key is None else _tenant_of(key.id)
-        """The key's number on the bus; 0: no key. Sessions of different tenants are different."""
+        """The number that separates this key's sessions from those of other keys, or 0 without a key."""
         self._most = settings.max_requests
         self.per_minute = settings.key_requests_per_minute
         if self._has_others:
@@ -175,7 +175,7 @@ class Caller:
             self.per_minute = key.requests_per_minute or self.per_minute
 
     def admit(self) -> None:
-        """Charge one request to the rate limit; raises an ApiError with the time to wait."""
+        """Charge one request to the rate limit. Above the limit, raises an ApiError with the time to wait."""
         if not self.per_minute:
             return
         left = self._refilled()
@@ -210,7 +210,7 @@ class Caller:
         self._open.update(request_ids)
 
     def closed(self, request_id: int) -> None:
-        """Stop counting a request, which may end on the bus some time after it was aborted."""
+        """Stop counting a request after it has ended on the bus, which for an aborted request takes some time."""
         self._open.discard(request_id)
 
     @property
@@ -253,7 +253,7 @@ class Callers:
         return frozenset(origin for caller in self._by_hash.values() if caller.key for origin in caller.key.origins)
 
     def find(self, clear: str) -> Caller | None:
-        """Return the caller of a key, None if the key is unknown; in constant time."""
+        """Return the caller of a key, or None if the key is unknown. The comparison takes constant time."""
         wanted = digest(clear)
         matches = [caller for known, caller in self._by_hash.items() if compare_digest(known, wanted)]
         return matches[0] if matches else None
@@ -271,7 +271,7 @@ class Callers:
             caller = before.pop(key.sha256, None)
             if caller is None:
                 caller = Caller(key, self._settings, time.monotonic)
-            else:  # keep the same caller, which knows its open requests
+            else:  # keep the caller, because it counts the open requests
                 caller.update(key)
             self._by_hash[key.sha256] = caller
         for caller in before.values():

@@ -1,4 +1,4 @@
-"""The types of request bodies, with the meanings and fixed bounds of their fields, as OpenAPI shows them."""
+"""The types of request bodies, with the descriptions and fixed bounds of their fields for the OpenAPI document."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,13 +7,13 @@ from msgspec import Meta, Struct, field
 COMPLETION_TOKENS = 16
 MAX_FORM_CHARACTERS = 65_536
 MOST_NAMED, MOST_MASKED = 128, 1024
-"""Maximum number of tokens whose logprobs a request may ask for at each token, and maximum number of ids in a mask."""
+"""Maximum number of token ids whose logprobs are requested, and maximum number of token ids in a mask."""
 MAX_BIASED, MAX_BIAS = 1024, 100
-"""Maximum number of biased tokens, and the largest bias; larger biases are clipped, as in vLLM."""
+"""Maximum number of biased tokens, and the largest bias. As in vLLM, larger biases are clipped."""
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
-    """Return a field's description in the document, and its schema if its type has none."""
+    """Return the description of a field for OpenAPI, and a schema if its type does not determine one."""
     return Meta(description=meaning, extra_json_schema=schema or None)
 
 
@@ -22,7 +22,7 @@ Content = Annotated[str, Meta(max_length=4_194_304)]
 Name = Annotated[str, Meta(max_length=256)]
 Label = Annotated[str, Meta(min_length=1, max_length=256)]
 Word = Annotated[str, Meta(min_length=1, max_length=256)]
-"""`RequestTypes` bounds its bytes, and the bytes of a stop text."""
+"""A short text. `RequestTypes` bounds the number of bytes of such a text."""
 Stop = Annotated[str, Meta(min_length=1, max_length=4096)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 FormText = Annotated[str, Meta(min_length=1, max_length=MAX_FORM_CHARACTERS)]
@@ -47,7 +47,7 @@ class Body(Struct, kw_only=True):
 
 
 class ContentPart(Body):
-    """A part of a message."""
+    """One part of a message's content."""
 
     type: Annotated[_TextKind, says("The kind of part; each kind is a text for the model.")]
     text: Annotated[Content | None, says("The text.")] = None
@@ -63,7 +63,7 @@ class CalledFunction(Body, kw_only=True):
 
 
 class ToolCall(Body, kw_only=True):
-    """A call that the assistant made."""
+    """A tool call that the assistant made."""
 
     id: Annotated[Name | None, says("The tool_call_id of the message with the result.")] = None
     type: Annotated[_Kind | None, says("The kind of tool.")] = None
@@ -91,7 +91,7 @@ class Message(Body, kw_only=True):
 
 
 class Function(Body, kw_only=True):
-    """A function, as the model sees it."""
+    """The description of a function for the model."""
 
     name: Annotated[Label, says("Its name.")]
     description: Annotated[Description | None, says("What it does.")] = None
@@ -107,7 +107,7 @@ class Tool(Body, kw_only=True):
 
 
 class FunctionName(Body):
-    """The name of a function."""
+    """A function, given by its name."""
 
     name: Annotated[Label, says("One of the functions of tools.")]
 
@@ -195,7 +195,7 @@ class BusOptions(Body, kw_only=True):
 
 
 class Sampling(Body, kw_only=True):
-    """Sampling parameters of all routes that generate."""
+    """Sampling parameters of all routes that generate tokens."""
 
     temperature: Annotated[Temperature | None, says("Divides the logits; 0: always the most probable token.")] = None
     top_p: Annotated[TopP | None, says("The probability mass that is kept.")] = None
@@ -204,7 +204,7 @@ class Sampling(Body, kw_only=True):
 
 
 class EngineSampling(Sampling, kw_only=True):
-    """Further sampling parameters of vLLM, in each of its APIs."""
+    """Further sampling parameters, common to all APIs of vLLM."""
 
     top_k: Annotated[TopK | None, says("How many of the most probable tokens are kept; -1 or 0: all.")] = None
     ignore_eos: Annotated[bool | None, says("Generates past the model's own end of text.")] = False

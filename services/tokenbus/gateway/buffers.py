@@ -1,4 +1,4 @@
-"""SendQueue: bytes that wait for one client. Buffers: the sum of all. Backlog: received steps. All are bounded."""
+"""Bounded buffers: SendQueue for the bytes of a client, Buffers for those of all, Backlog for received steps."""
 
 import asyncio
 import ctypes
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from tokenbus.gateway.connection import ChunkWriter
 
 Write = Callable[..., bool]
-"""Writes a chunk to a socket, with the publication times of its rows; returns whether the socket had room."""
+"""Writes a chunk, given with the publication times of its rows, to a socket. Returns whether the socket had room."""
 _CHUNK_BYTES, _BUFFER_BYTES = 65_536, 8192
-"""The size of a chunk to send, and of a buffer that collects rows (a growing buffer would be copied)."""
+"""Size of a sent chunk, and size of a buffer for rows, both in bytes. A full buffer is not grown but replaced."""
 _ALL = 2**31
 _FREED_SHARE = 8
-"""An eighth of the bound is freed at a time; otherwise each further byte would evict an answer."""
+"""An eighth of the bound is freed at a time. Otherwise each further byte would evict an answer."""
 COLLECTED_BYTES = 256
 _TIME_BYTES = 8
 _MOST_PARTS = 32
-"""The number of parts joined into one object: many small objects would keep the memory around them in use."""
+"""Number of parts that are joined into one object, because many small objects fragment the memory."""
 _LEAST_ROWS, _FEW_SHARE = 16, 4
-"""If a step has at least 16 rows and fewer than a quarter of them wait, the other rows are freed."""
+"""If a step has at least 16 rows and less than a quarter of them wait, its other rows are freed."""
 _LEAST_FREED = 16 * 2**20
 
 
 class Buffers:
-    """The bytes of all answers together; above the bound the largest answers are evicted."""
+    """Counts the bytes of all answers, and evicts the largest answers above the bound."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -41,9 +41,9 @@ class Buffers:
         self.reserved = 0
         self.evicted = 0
         self.turns = AdmissionLimiter(1)
-        """Turns to write a part of a large answer; one turn per tick of the event loop, so that streams go on."""
+        """Allows one part of a large answer per tick of the event loop, so that streams are not delayed."""
         self._highest = 0
-        """The largest size since freed bytes were last returned to the system."""
+        """The largest size since memory was last returned to the system."""
         self._holders: dict[Answer, None] = {}
         self._is_evicting = False
 
@@ -54,7 +54,7 @@ class Buffers:
         self._holders.pop(holder, None)
 
     def grow(self, count: int) -> None:
-        """Add to the size (or subtract, if negative), and evict answers above the bound."""
+        """Add to the size, or subtract if `count` is negative, and evict answers above the bound."""
         if count < 0:
             self._highest = max(self._highest, self.size)
         self.size += count
@@ -63,35 +63,35 @@ class Buffers:
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
     def trim(self, beside: int) -> None:
-        """Return freed bytes to the system if there are many; the C library would keep them.
+        """If many bytes were freed, return them to the system, because the C library would keep them.
 
-        `beside` is the number of bytes held elsewhere.
+        `beside` is the number of bytes in other buffers.
         """
         size = self.size + beside
         self._highest = max(self._highest, size)
         if self._highest - size >= _LEAST_FREED:
             self._highest = size
             malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if malloc_trim is not None:  # the C library is glibc
+            if malloc_trim is not None:  # only glibc has this function
                 malloc_trim(0)
 
     def evict(self, wanted: int, beside: Mapping["Answer", int]) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
 
-        An answer's size includes the unread bytes of its socket, and the bytes held elsewhere, `beside`.
+        The size of an answer includes the unread bytes of its socket and its bytes in other buffers, `beside`.
         """
         sizes = {each: each.queue.size + each.queue.unsent() + beside.get(each, 0) for each in self._holders}
         self._evict(sizes, wanted, 1, _ALL)
 
     def evict_unread(self, least: int) -> None:
-        """Evict the unfinished answer with the most unread bytes, if it has at least `least` of them."""
+        """Evict the unfinished answer with the most unread bytes, unless these are fewer than `least`."""
         self._evict({each: each.queue.unread for each in self._holders}, least, least, 1)
 
     def _evict(self, sizes: dict["Answer", int], wanted: int, at_least: int, most: int) -> None:
-        if self._is_evicting:  # an answer that ends frees bytes, which calls this again
+        if self._is_evicting:  # the end of an answer frees bytes, which calls this method again
             return
         self._is_evicting = True
-        # Among answers of the same size the newest one is evicted first: without it, the older ones had room.
+        # Among answers of the same size, evict the newest answer first, because the older answers had room before.
         newest_first = list(reversed(sizes.items()))
         try:
             for holder, size in sorted(newest_first, key=lambda pair: pair[1], reverse=True)[:most]:
@@ -99,7 +99,7 @@ class Buffers:
                     break
                 wanted -= size
                 self.evicted += 1
-                # Its socket may stay full, so the next eviction must choose another answer.
+                # The evicted answer's socket may stay full, so the next eviction must choose another answer.
                 self.leave(holder)
                 holder.evict(size)
         finally:
@@ -107,7 +107,7 @@ class Buffers:
 
 
 class Collected:
-    """Collected bytes, in buffers whose capacity is counted; they are copies of the added objects."""
+    """Collects copies of bytes in buffers whose capacity is counted."""
 
     __slots__ = ("_buffers", "_counted", "last", "separator")
 
@@ -125,25 +125,25 @@ class Collected:
         return sum(map(len, self._buffers))
 
     def grown(self) -> int:
-        """Count the last buffer, and begin another one if it is full; return the growth of memory, in bytes."""
+        """Count the last buffer, and begin a new buffer if the last is full. Return the growth of memory in bytes."""
         last = self.last
         grown, self._counted = getsizeof(last) - self._counted, getsizeof(last)
         if len(last) >= _BUFFER_BYTES:
-            # The new buffer takes the last byte: `collect` writes a separator into a buffer that is not empty.
+            # Move the last byte to the new buffer, because `collect` writes no separator into an empty buffer.
             self.last, self._counted = last[-1:], 0
             self._buffers.append(self.last)
             del last[-1:]
         return grown
 
     def begin_with(self, other: "Collected") -> None:
-        """Move the bytes of another object in front of these."""
+        """Move the bytes of `other` in front of these bytes."""
         before = list(other.taken())
         if before and self:
             before[-1] += self.separator
         self._buffers = before + self._buffers
 
     def taken(self) -> Iterator[bytearray]:
-        """Yield the filled buffers, and remove each before it is yielded; nothing may be added afterwards."""
+        """Remove and yield each filled buffer. Nothing may be added afterwards."""
         buffers, self._buffers = self._buffers[::-1], [bytearray()]
         while buffers:
             if buffer := buffers.pop():
@@ -151,7 +151,7 @@ class Collected:
 
 
 def collect(lists: Iterable[Collected], pieces: Iterable[bytes | memoryview]) -> int:
-    """Copy one piece to each list, after a separator; return the number of bytes."""
+    """Copy a separator and one piece to each list. Return the number of copied bytes."""
     size = 0
     for list_, data in zip(lists, pieces, strict=False):
         if data:
@@ -164,7 +164,7 @@ def collect(lists: Iterable[Collected], pieces: Iterable[bytes | memoryview]) ->
 
 
 class Sending(NamedTuple):
-    """Bytes to send, and the publication times of their rows."""
+    """Bytes to send, with the publication times of the rows in them."""
 
     data: bytes
     produced_at_ns: list[int]
@@ -172,7 +172,7 @@ class Sending(NamedTuple):
 
 
 class _Chunk:
-    """Waiting bytes, and the times when their rows were published."""
+    """Waiting bytes, with the publication times of the rows in them."""
 
     __slots__ = ("length", "parts", "produced_at_ns", "size")
 
@@ -185,10 +185,10 @@ class _Chunk:
 class SendQueue:
     """Bytes that wait for one client's socket.
 
-    They are added as rows arrive, and one task removes them as the client reads.
+    Arriving rows add bytes, and one task removes bytes as the client reads.
 
-    Once that task has set `write`, chunks go to the socket directly, and wait here only while it is full: waking a
-    task for each row costs as much as writing it.
+    After that task has set `write`, chunks are written to the socket directly, and wait here only while the socket is
+    full. Waking a task for each row would cost as much as writing the row.
     """
 
     def __init__(self, most: int, on_full: Callable[[], None], buffers: Buffers) -> None:
@@ -198,21 +198,21 @@ class SendQueue:
         self._parts: deque[Iterator[bytes]] = deque()
         self._chunks: deque[_Chunk] = deque()
         self._gathered: list[tuple[bytes, int]] | None = None
-        """The chunks to be written together; None: each chunk is written by itself."""
+        """Chunks that `flush` will write together, or None if each chunk is written separately."""
         self._is_full = False
         self._reserved = 0
         self._waiter: asyncio.Future[None] | None = None
         self.is_closed = False
         self.write: Write | None = None
         self.direct: ChunkWriter | None = None
-        """The connection, if chunks are written to it uncompressed."""
+        """The writer to the connection if chunks are written uncompressed, else None."""
         self.unsent: Callable[[], int] = lambda: 0
-        """Returns the number of bytes in the socket that its client has not read."""
+        """Returns the number of bytes in the socket that the client has not read."""
         self.is_sent = False
         self.is_broken = False
-        """Whether bytes were dropped, so that the rest is useless."""
+        """Whether bytes were dropped, so that the remaining bytes are useless."""
         self.size = 0
-        """Memory of the waiting bytes and of the collected answer."""
+        """Number of bytes of memory that the waiting bytes and the collected answer use."""
 
     @property
     def length(self) -> int:
@@ -220,21 +220,21 @@ class SendQueue:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the next bytes are made only when they are sent, which may take some milliseconds."""
+        """Whether the next bytes are written only when they are sent, which may take some milliseconds."""
         return bool(self._parts)
 
     @property
     def unread(self) -> int:
-        """Number of bytes that its client could have read; 0 for a whole answer, or if nothing more will follow."""
+        """Number of bytes of a stream that the client could have read already; 0 after the end of the stream."""
         if self.is_closed:
             return 0
         return self.unsent() + (self.size if self._chunks else 0)
 
     def put(self, chunk: bytes, produced_at_ns: int = 0) -> None:
-        """Add a row's chunk; ignored after `close`."""
+        """Add a row's chunk. Chunks after `close` are ignored."""
         if self.is_closed:
             return
-        # While the task sends earlier chunks, it does not wait for new ones, so new chunks must wait behind them.
+        # If the task has no `_waiter`, it is sending earlier chunks, and new chunks must wait behind these.
         may_pass = self.write is not None and self._waiter is not None and not (self._chunks or self._parts)
         if may_pass and self._gathered is not None:
             self._gathered.append((chunk, produced_at_ns))
@@ -244,18 +244,18 @@ class SendQueue:
         self._queue(chunk, produced_at_ns)
 
     def descriptor(self) -> int:
-        """Return the file descriptor to which the event writer may send the next chunk; negative: there is none."""
+        """Return the file descriptor for the event writer's next chunk, or -1 if the event writer may not send."""
         is_idle = self._waiter is not None and not (self._chunks or self._parts or self.is_closed)
         return self.direct.descriptor() if self.direct is not None and is_idle else -1
 
     def put_parts(self, parts: Iterator[bytes]) -> None:
-        """Add parts that are made one by one as the client reads, before the waiting chunks."""
+        """Add parts, which are computed as the client reads and sent before the waiting chunks."""
         if not self.is_closed:
             self._parts.append(parts)
             self._wake()
 
     def gather(self) -> None:
-        """Collect chunks until `flush` writes them together; there must be no await in between."""
+        """Collect chunks until `flush` writes them together. The caller must not await before `flush`."""
         self._gathered = []
 
     def flush(self) -> None:
@@ -276,11 +276,11 @@ class SendQueue:
         self.hold(held)
 
     def append(self, part: bytes | bytearray) -> int:
-        """Add a part of an answer after the waiting ones; return the growth of memory, which the caller counts."""
+        """Add a part of an answer at the end. Return the growth of memory, which the caller must count."""
         size = len(part)
         if not size:
             return 0
-        if size > _CHUNK_BYTES:  # a whole answer is freed while it is sent
+        if size > _CHUNK_BYTES:  # small chunks are freed one by one while they are sent
             return sum(self.append(part[at : at + _CHUNK_BYTES]) for at in range(0, size, _CHUNK_BYTES))
         if not self._chunks or self._chunks[-1].length + size > _CHUNK_BYTES:
             self._chunks.append(_Chunk())
@@ -294,12 +294,12 @@ class SendQueue:
         return held
 
     def settle(self) -> None:
-        """Count only the waiting chunks from now on."""
+        """Reduce the counted memory to that of the waiting chunks."""
         self._free_reserved()
         self.hold(sum(chunk.size for chunk in self._chunks) - self.size)
 
     def hold(self, count: int) -> None:
-        """Add to the size (or subtract, if negative): memory of waiting bytes or of an unfinished answer."""
+        """Add memory of waiting bytes or of an unfinished answer to the size, or subtract it if `count` is negative."""
         self.size += count
         self._buffers.grow(count)
         if self.size > self._most and not self._is_full:
@@ -307,9 +307,9 @@ class SendQueue:
             self._on_full()
 
     def keep(self, count: int) -> None:
-        """Count bytes that the answer keeps to send them again at its end.
+        """Count bytes that the answer keeps in order to repeat them at its end.
 
-        They do not count towards the queue's bound.
+        Kept bytes do not count towards the bound of this queue.
         """
         self._most += 2 * count
         self.hold(count)
@@ -317,7 +317,7 @@ class SendQueue:
     def reserve(self, count: int) -> None:
         """Charge bytes in advance, until the answer is written or dropped.
 
-        They do not count towards the queue's bound.
+        Reserved bytes do not count towards the bound of this queue.
         """
         self._reserved += count
         self._buffers.reserved += count
@@ -333,7 +333,7 @@ class SendQueue:
         self.hold(-self.size)
 
     def release(self) -> None:
-        """Forget its answer, which refers to it."""
+        """Break the cycle of references with the answer."""
         self._on_full = lambda: None
 
     def _free_reserved(self) -> None:
@@ -345,7 +345,7 @@ class SendQueue:
         self.hold(-reserved)
 
     def close(self) -> None:
-        """Add nothing more; the waiting bytes are still sent."""
+        """Ignore further chunks. The waiting bytes are still sent."""
         self.is_closed = True
         self._wake()
 
@@ -355,7 +355,7 @@ class SendQueue:
             await self._waiter
 
     def take(self, most: int = _CHUNK_BYTES) -> Sending:
-        """Remove and return a part, or about `most` bytes of chunks; the rest can still be dropped."""
+        """Remove and return the next part or about `most` bytes of chunks."""
         while self._parts:
             part = next(self._parts[0], b"")
             if part:
@@ -380,16 +380,16 @@ class SendQueue:
 
 
 class Backlog:
-    """Received steps, and ends of requests, that are not yet delivered; first in, first out.
+    """A first-in first-out queue of received steps and ends of requests.
 
-    Rows that have left the backlog and wait for a turn also count, with their whole step. Above `compacted_bytes`,
-    the other rows of such a step are freed; below it, freeing costs more than it saves.
+    The size includes steps that have left the queue if some of their rows still wait for a turn. Above a size of
+    `compacted_bytes`, the delivered rows of such steps are freed. Below that size, freeing costs too much time.
     """
 
     def __init__(self, compacted_bytes: int = 0) -> None:
         self._compacted_bytes = compacted_bytes
         self._entries: deque[tuple[StepRows | RequestEnd, int]] = deque()
-        """Each with its size in bytes."""
+        """The steps and the ends, each with its size in bytes."""
         self.size = 0
 
     def __len__(self) -> int:
@@ -412,7 +412,7 @@ class Backlog:
         return output
 
     def hold(self, waiting: WaitingRow) -> None:
-        """Count a waiting row: while a row waits, its whole step takes memory."""
+        """Count a waiting row, which keeps its whole step in memory."""
         if not waiting.step.waiting:
             self.size += waiting.step.size
         waiting.step.waiting[waiting] = None
@@ -425,9 +425,9 @@ class Backlog:
             self.fit(waiting.step)
 
     def fit(self, step: RenderedStep) -> None:
-        """If few rows of a step wait, free its other rows.
+        """Free the delivered rows of a step if only few of its rows still wait.
 
-        Otherwise one late answer would hold the rows of all others.
+        Otherwise one slow answer would keep the rows of all answers in memory.
         """
         rows = step.batch.row_count
         if self.size <= self._compacted_bytes:
@@ -436,7 +436,7 @@ class Backlog:
             self.size += step.compacted().size - step.size
 
     def weights(self) -> Counter[int]:
-        """Return the memory of each request's rows in the backlog."""
+        """Return the size in bytes of each request's rows in the backlog, by request id."""
         weights: Counter[int] = Counter()
         steps = (output for output, _ in self._entries if isinstance(output, StepRows))
         for batch in (batch for step in steps for batch in step if batch is not None):

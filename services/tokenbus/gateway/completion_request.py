@@ -1,4 +1,4 @@
-"""CompletionRequest: a checked request of any route. Reader: reads bodies into such requests."""
+"""CompletionRequest: a validated request of any route. Reader: reads request bodies."""
 
 import uuid
 from array import array
@@ -32,7 +32,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 T = TypeVar("T")
 B = TypeVar("B", bodies.Chat, bodies.Completion)
 DEFAULT_MODEL = "tokenbus"
-"""Name of the only model if the settings name none."""
+"""Name of the model if the settings and the workers name no models."""
 _SEEDS = 2**64
 _MAX_ENGINE_BYTES = 65_536
 _SAME_NAMES = (
@@ -40,18 +40,18 @@ _SAME_NAMES = (
     *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "priority", "cache_salt"),
 )
 _SAMPLING = {name: name for name in _SAME_NAMES} | SAMPLING_NAMES
-"""Sampling parameters, by the field of the body with the same values."""
+"""Names of sampling parameters by the names of the body's fields with the same values."""
 _OTHER_NAMES = {"response_format": "structured_outputs", "return_logprobs_of": "logprob_token_ids"}
-"""Fields that a body may give under another name."""
+"""Alternative names of fields in a body."""
 _NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_logprob_token_ids")
 _COPY_BYTES = 16
-"""Largest size of a field in all choices' requests, per token of gateway.max_prompt_tokens: as for prompts."""
+"""Bound of a field's size, summed over all choices, in bytes per token of gateway.max_prompt_tokens."""
 _MESSAGE_BYTES = 48
 _IDS = "I"
 _KEPT = frozenset({"stop", "min_tokens", "max_tokens", "include_stop_string", "include_special_tokens"})
-"""Sampling parameters that an answer still needs after its requests are sent."""
+"""Sampling parameters that an answer still needs after the requests are sent."""
 _ECHO_BYTES, _SCORE_BYTES = 16, 64
-"""Minimum number of bytes of a prompt's logprob in an echo, and in `prompt_logprobs`; few are smaller."""
+"""Estimated number of bytes of a prompt token's logprob in an echo, and in `prompt_logprobs`."""
 
 
 class Ending(NamedTuple):
@@ -64,19 +64,19 @@ class Ending(NamedTuple):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of all choices, and the form of the answer."""
+    """The parameters of the choices and of the answer's form."""
 
     model: str
     prompts: Sequence[Sequence[int]]
     parent: str = ""
-    """The base model, if `model` is a LoRA adapter; otherwise empty."""
+    """The base model if `model` is a LoRA adapter, or else empty."""
     n: int = 1
     sampling: Mapping[str, Any] = field(default_factory=dict)
     top_logprobs: int | None = None
     wants_drafts: bool = False
     continuation: str = "any"
     wants_ids: bool = False
-    """Whether the answer shows the ids of its tokens and, unless `hides_prompts`, of its prompts."""
+    """Whether the answer contains the token ids of its choices and, unless `hides_prompts`, of its prompts."""
     hides_prompts: bool = False
     wants_columns: bool = False
     is_streamed: bool = False
@@ -89,11 +89,11 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     names_alternatives: bool = False
     """Whether the alternatives are the `token_ids` of `token_scoring`."""
     wants_prompt_logprobs: bool = False
-    """Whether choices show their prompt's logprobs in addition to an echo."""
+    """Whether the answer contains `prompt_logprobs`."""
     scores_once: bool = False
-    """Whether only the first choice's prompt is scored, for an answer that shows the scores beside its choices."""
+    """Whether only the first choice's prompt is scored, because the answer shows the scores only once."""
     name: str = ""
-    """The client's part of the answer's id; empty: the id of the first choice's request."""
+    """The answer's id as chosen by the client, or empty for the id of the first choice's request."""
     session: str = ""
     conversation: bytes = b""
     """The digest of a session's chat, if its next turn may be bridged."""
@@ -104,7 +104,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     forced: output_form.ForcedCall | None = None
     auto: output_form.AutoCalls | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
-    """The names that errors use for fields of the body, by the usual name."""
+    """The names that errors use for the fields of the body, by the usual names."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -123,22 +123,22 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scored_tokens(self) -> int:
-        """Number of scored tokens of prompts, counted for each choice."""
+        """Number of prompt tokens to score, summed over all choices."""
         return 0 if self.prompt_scoring is None else self.prompt_tokens * (1 if self.scores_once else self.n)
 
     @property
     def scored_values(self) -> int:
-        """Number of logprobs in these scores, including those of alternatives."""
+        """Number of logprobs of prompt tokens, including the logprobs of alternatives."""
         asked = self.prompt_scoring or {}
         return self.scored_tokens * (1 + (asked.get("top_logprobs", 0) or len(asked.get("token_ids", ()))))
 
     @property
     def scored_bytes(self) -> int:
-        """The memory of the scores: an id and a logprob for each value, and a rank for each token."""
+        """Number of bytes of the prompts' scores: an id and a logprob for each value, and a rank for each token."""
         return 8 * self.scored_values + 4 * self.scored_tokens
 
     def kept(self) -> "CompletionRequest":
-        """Return the part that an answer needs: without the engine's lists, and with ranges for hidden prompts."""
+        """Return a copy for the answer without the engine's parameters, and with ranges in place of hidden prompts."""
         shows_prompts = self.echoes or (self.wants_ids and not self.hides_prompts)
         prompts = self.prompts if shows_prompts else [range(len(each)) for each in self.prompts]
         sampling = {name: value for name, value in self.sampling.items() if name in _KEPT}
@@ -146,7 +146,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Memory of its prompts and texts, in bytes."""
+        """Number of bytes of the prompts and texts in memory."""
         return _memory_of(*self.prompts, *self.echoes, self.sampling, self.echoed, self.forced and self.forced.schema)
 
     def packed(self) -> bytes:
@@ -154,9 +154,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.msgpack.encode((replace(self, prompts=()), prompts))
 
     def generates(self, tenant: int = 0) -> Iterator[Generate]:
-        """Yield the requests on the bus, one for each choice; those of one prompt are copies of one message.
+        """Yield one request on the bus for each choice. Choices of the same prompt get copies of one message.
 
-        A session's requests have the tenant, which is the key that asks.
+        In the requests of a session, `tenant` identifies the client's key.
         """
         seed = self.sampling.get("seed")
         for index in range(0, self.choices, self.n):
@@ -194,26 +194,26 @@ _DECODER = msgspec.msgpack.Decoder(tuple[CompletionRequest, list[bytes]])
 
 
 def unpacked(data: bytes) -> CompletionRequest:
-    """Return a packed request. Its prompts are arrays, as lists of ids would take ten times the memory."""
+    """Return a request from its packed form. Prompts become arrays, because lists take ten times the memory."""
     request, prompts = _DECODER.decode(data)
     return replace(request, prompts=[array(_IDS, each) for each in prompts])
 
 
 class BodyHeaders(NamedTuple):
-    """Headers that belong to a body."""
+    """HTTP headers that are read like fields of the body."""
 
     name: str = ""
-    """The header `x-request-id`, which names the answer."""
+    """The header `x-request-id`, which becomes the answer's id."""
     adapter: str = ""
-    """The model of an invocation, if a header names it."""
+    """The model that a header of `/invocations` names."""
     session: str = ""
     """The header `x-session-id`."""
 
 
 class Reader:
-    """Reads JSON bodies, with a method for each route; all raise an ApiError that names the field.
+    """Reads JSON bodies with one method for each route. Every method raises an ApiError that names the wrong field.
 
-    They return CompletionRequests, or the JSON of an answer.
+    A method returns a CompletionRequest, or the JSON of the answer.
     """
 
     def __init__(self, settings: Settings, vocabulary: Vocabulary) -> None:
@@ -223,15 +223,15 @@ class Reader:
         self.bridge = Bridge(self._settings, self.encoder, vocabulary) if self._settings.bridge_turns else None
         self.types = RequestTypes(settings)
         self.fixed_models = tuple(filter(None, map(str.strip, self._settings.models.split(","))))
-        """Models in the settings; empty: those of the workers."""
+        """Models in the settings, or empty if the workers name the models."""
         self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
-        """The models that requests may name, and their contexts in tokens; 0: unknown."""
+        """The context size, in tokens, of each model that requests may name. Zero means that the size is unknown."""
         self.knows_models = bool(self.fixed_models)
         self.parents: dict[str, str] = {}
         self.headers = BodyHeaders()
 
     def learn_models(self, workers: Iterable[WorkerStatus]) -> None:
-        """Learn the workers' models, unless the settings name some, and each model's adapters and context."""
+        """Learn the workers' models, their adapters and their context sizes."""
         found: dict[str, int] = {}
         parents: dict[str, str] = {}
         for worker in workers:
@@ -276,11 +276,11 @@ class Reader:
         return self._chat(self.types.read(bodies.Chat, value))
 
     def invocation(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read a chat if the body has messages, else a completion."""
+        """Read a chat if the body has messages, or else a completion."""
         return self.chat(value) if isinstance(value, dict) and "messages" in value else self.completion(value)
 
     def chat_batch(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read several conversations as the prompts of one answer."""
+        """Read several conversations, each of which becomes a prompt of the same answer."""
         body = self.types.read(bodies.ChatBatch, value)
         for name in _NOT_IN_BATCHES:
             if getattr(body, name):
@@ -312,7 +312,7 @@ class Reader:
     def _rendered(
         self, body: bodies.Chat | bodies.Completion, request: CompletionRequest, kind: str = "cmpl-"
     ) -> list[dict[str, Any]]:
-        """Return the bodies of /inference/v1/generate for a body, one for each prompt; their ids begin with `kind`."""
+        """Return a body of /inference/v1/generate for each prompt. The request ids begin with `kind`."""
         if body.prompt_logprob_token_ids is not None:
             raise invalid("prompt_logprob_token_ids", "none where a body is rendered, got some")
         same = (each for each in generate_body.SamplingParams.__struct_fields__ if each in body.__struct_fields__)
@@ -387,7 +387,7 @@ class Reader:
         return replace(request, fields={**names, **own})
 
     def _translated(self, body: B, names: Mapping[str, str], read: Callable[[B], T]) -> T:
-        """Read another API's body as a chat or a completion; errors name that body's fields."""
+        """Read another API's body as a chat or a completion. Errors use the field names of the other API."""
         try:
             check_texts(body)
             return read(body)
@@ -517,7 +517,7 @@ class Reader:
         }
 
     def _session(self, given: str | None) -> str:
-        """Return the session's label, which the header or the body has; empty: none."""
+        """Return the label of the session from the header or from the body, or an empty text without a session."""
         header = self.headers.session
         if not given:
             return header
@@ -540,7 +540,7 @@ class Reader:
         return request
 
     def _check_copies(self, request: CompletionRequest) -> None:
-        """Raise an ApiError for a field that is too large to be sent to the workers for each choice."""
+        """Raise an ApiError if a field is too large to be sent to the workers once per choice."""
         most, choices = _COPY_BYTES * self._settings.max_prompt_tokens, request.choices
         parameters = {f"sampling.{name}": value for name, value in request.sampling.items()}
         parameters |= {f"token_scoring.{name}": value for name, value in request.token_scoring.items()}
@@ -551,7 +551,7 @@ class Reader:
                 raise invalid(request.fields.get(field, field), f"{limit}, got {size} of {choices}")
 
     def _check_scores(self, request: CompletionRequest) -> None:
-        """Raise an ApiError for prompts whose scores do not fit into an answer."""
+        """Raise an ApiError if the scores of the prompts do not fit into an answer."""
         is_shown, values = request.wants_prompt_logprobs, request.scored_values
         most = self._settings.answer_bytes // (_SCORE_BYTES if is_shown else _ECHO_BYTES)
         if values > most:
@@ -568,13 +568,13 @@ class Reader:
             raise invalid("truncate_prompt_tokens", "-1 or at least 1, got 0")
         if context and most > context:
             raise invalid("truncate_prompt_tokens", f"at most {context}, the model's context, got {most}")
-        if most == -1:  # one token is for the answer
+        if most == -1:  # leave room for one token of the answer
             most = context - 1 if context else self._settings.max_prompt_tokens
         return Cut(most, body.truncation_side)
 
 
 def _bytes_of(value: object) -> int:
-    """Return the approximate size of a parameter in a request on the bus; an object also costs time."""
+    """Return the approximate size in bytes of a parameter in a request on the bus."""
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, dict):
@@ -585,9 +585,9 @@ def _bytes_of(value: object) -> int:
 
 
 def _memory_of(*values: object) -> int:
-    """Return the memory of values with their members, in bytes; an array contains its ids."""
+    """Return the memory, in bytes, of values and their members. The size of an array includes its ids."""
     size, left = 0, list(values)
-    for value in left:  # which grows meanwhile
+    for value in left:  # the loop appends members to the list
         size += getsizeof(value)
         if isinstance(value, dict):
             left += (*value, *value.values())
@@ -600,7 +600,7 @@ def _prompt_scoring(body: bodies.Generation) -> dict[str, Any] | None:
     k, ids = body.prompt_logprobs, body.prompt_logprob_token_ids
     if k is None and ids is None:
         return None
-    if body.stream:  # as in vLLM, whose chunks have no member for them
+    if body.stream:  # as in vLLM, chunks have no prompt scores
         raise invalid(
             "prompt_logprobs" if k is not None else "prompt_logprob_token_ids", "only without stream, got it with"
         )
@@ -632,7 +632,7 @@ def _sampling(body: bodies.Sampling) -> dict[str, Any]:
         found["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     if not isinstance(body, bodies.Generation):
         return found
-    if body.top_k == -1:  # all tokens, like 0
+    if body.top_k == -1:  # -1 means all tokens, as 0 does
         del found["top_k"]
     if body.skip_special_tokens is False:
         found["include_special_tokens"] = True

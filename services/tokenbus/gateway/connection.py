@@ -1,4 +1,4 @@
-"""Connection: uvicorn's HTTP/1.1 protocol with limits on header bytes, timeouts and backpressure."""
+"""Connection: uvicorn's HTTP/1.1 protocol, extended by a limit on header bytes, by timeouts and by backpressure."""
 
 import asyncio
 import contextlib
@@ -31,17 +31,17 @@ _NS = 1_000_000_000
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection."""
+    """The connection of one client."""
 
     def __init__(self, gateway: Gateway, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         super().__init__(config, server_state, app_state)
         self.settings, self.counts = gateway.settings.gateway, gateway.counts
         self._header_bytes = 0
-        """Bytes received outside of bodies: headers, chunk sizes and trailers."""
+        """Number of bytes received outside of bodies: in headers, chunk sizes and trailers."""
         self._is_in_headers = True
         self._timer: asyncio.TimerHandle | None = None
         self.stream: EventStream | None = None
-        """The stream whose events the compiled renderer may send to the socket; it is closed before the socket."""
+        """The stream whose events the compiled renderer may send to the socket."""
         self._answered: RequestResponseCycle | None = None
 
     @property
@@ -50,31 +50,31 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether writing is paused because the client reads too slowly."""
+        """Whether writing is paused because the client is too slow."""
         return bool(self.flow.write_paused)
 
     def unsent(self) -> int:
-        """Return the number of bytes that the client has not read, buffered here and in the kernel."""
+        """Return the number of unread bytes in this process and in the kernel."""
         if self.transport.is_closing():
             return 0
         waiting = array("i", [0])
-        # Without the ioctl the kernel's share is not counted.
+        # If the ioctl fails, the bytes in the kernel are not counted.
         with contextlib.suppress(OSError, ValueError):
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, waiting)
         return self.transport.get_write_buffer_size() + waiting[0]
 
     def writer(self, scope: Scope) -> "ChunkWriter | None":
-        """Return a writer that bypasses ASGI for the current answer; None if the answer has to go through ASGI.
+        """Return a writer that bypasses ASGI for the current answer, or None if the answer must use ASGI.
 
-        ASGI's `send` must be awaited by the request's own task, and waking it costs more than rendering a row.
+        Only the request's task can await `send` of ASGI, and waking a task costs more than rendering a row.
         """
-        # Pipelined requests are answered in order, through ASGI.
+        # Answers to pipelined requests use ASGI, which keeps them in order.
         if self.cycle.scope is not scope or not self.cycle.chunked_encoding:
             return None
         return ChunkWriter(self)
 
     async def has_room(self) -> bool:
-        """Wait until the client has read enough or is gone; return False if it reads nothing for the write timeout."""
+        """Wait for the client to read. Return False if the client reads nothing for gateway.write_timeout_ms."""
         while self.is_full:
             before = self.transport.get_write_buffer_size()
             try:
@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
 
     def cut_off(self) -> None:
         if self._answered is not None:
-            # uvicorn sets this later. By then the answer may have returned, and a missing end would count as an error.
+            # uvicorn would set `disconnected` too late, and would log the incomplete answer as an error.
             self._answered.disconnected = True
         self.transport.abort()
 
@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # TCP's
-        # Bytes in the transport's buffer can no longer be dropped, so keep them in the send buffer.
+        # Keep the transport's buffer small, because the bytes in it can no longer be dropped.
         self.transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
         if len(self.connections) > self.settings.most_connections:
             self.counts.refused_connections += 1
@@ -104,11 +104,11 @@ class Connection(HttpToolsProtocol):
         self._start_timer(self.settings.idle_timeout_ms)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.stream is not None:  # the socket is closed next, and its number may be reused
+        if self.stream is not None:  # the closed socket's number may be reused
             self.stream.socket = -1
         self._stop_timer()
         super().connection_lost(exc)
-        # uvicorn notifies only the last of the pipelined requests.
+        # Notify the request that is being answered: uvicorn notifies only the last of several pipelined requests.
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -122,12 +122,12 @@ class Connection(HttpToolsProtocol):
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # Parsing resets the count at the beginning of a body, so a body in the same packet is not counted.
+        # The beginning of a body resets the count, so a body in the same packet is not counted.
         if self._header_bytes > self.settings.max_header_bytes:
             self._too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_headers:  # trailers are dropped
+        if self._is_in_headers:  # outside of headers, this is a trailer, which is dropped
             super().on_header(name, value)
 
     def on_message_begin(self) -> None:
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is not a dictionary
 
     def on_headers_complete(self) -> None:
-        """Begin the body, and end the timeout of the headers."""
+        """End the timeout of the headers and begin the body."""
         size = max(len(self.url), sum(len(name) + len(value) + 4 for name, value in self.headers))
         if len(self.headers) > _MAX_HEADERS or size > self.settings.max_header_bytes:
             self._too_long()
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if len(self.pipeline) > _MAX_PIPELINED:
             self._refuse(400, f"pipelined requests: at most {_MAX_PIPELINED}")
-        elif self.pipeline:  # a paused reader would not notice that the client leaves
+        elif self.pipeline:  # a paused transport would not notice a disconnected client
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
@@ -162,11 +162,11 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         self._header_bytes = 0
         super().on_message_complete()
-        if not self.is_answering:  # answered before its body was complete, so the connection is idle now
+        if not self.is_answering:  # the request was answered already, so the connection is idle
             self._start_timer(self.settings.idle_timeout_ms)
 
     def on_response_complete(self) -> None:
-        """Start the timeout for the rest of the request's body, if any is missing."""
+        """Start the timeout for the rest of the request's body if the body is incomplete."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._cut_off_unread()
@@ -181,7 +181,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # the same, as uvicorn spells it
 
     def _should_upgrade(self) -> bool:
-        """Return whether the request asks for another protocol; it is then parsed again without that header."""
+        """Return whether the request asks for another protocol, which the gateway does not support."""
         return self._get_upgrade() is not None
 
     def _parse(self, data: bytes) -> None:
@@ -193,20 +193,20 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "malformed HTTP request")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse the request again without its upgrade header. Java's client sends such a header for HTTP/2."""
-        if not self._should_upgrade():  # then the method is CONNECT
+        """Parse the request again without its upgrade header, which Java's client sends to offer HTTP/2."""
+        if not self._should_upgrade():  # without an upgrade header, the method is CONNECT
             self._refuse(400, "CONNECT is not supported")
             return
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # the same setting as in uvicorn
         self._parse(b"".join([line, *headers, b"\r\n", rest]))
 
     def _has_host(self) -> bool:
-        """Return whether the request names exactly one host.
+        """Return whether the request has exactly one Host header, and refuse other requests.
 
-        Otherwise refuse it, because a proxy might read another one.
+        With several Host headers, a proxy and the gateway might read different ones.
         """
         hosts = [value.decode("latin-1") for name, value in self.headers if name == b"host"]
         url, is_old = self.url.decode("latin-1"), self.parser.get_http_version() == "1.0"
@@ -251,7 +251,7 @@ class Connection(HttpToolsProtocol):
             self._cut_off_unread()
 
     def _cut_off_unread(self, before: int = 0) -> None:
-        """Abort a closed connection whose client does not read the remaining bytes in time."""
+        """Abort a closed connection if the client does not read the remaining bytes in time."""
         self._stop_timer()
         left = self.transport.get_write_buffer_size()
         if before and left >= before:
@@ -267,7 +267,7 @@ class Connection(HttpToolsProtocol):
         answered = self._answered
         is_behind = self._is_in_headers or self.cycle is not answered
         if answered is not None and not answered.response_complete and (is_behind or answered.response_started):
-            # The client would read an error now as part of the answer that it waits for or receives.
+            # The client would mistake the error for a part of an earlier answer.
             self._close()
             return
         self._stop_timer()
@@ -281,7 +281,7 @@ class Connection(HttpToolsProtocol):
 
 
 class ChunkWriter:
-    """Writes chunks of one answer to its connection at once, as a `Write`."""
+    """Writes chunks of one answer to the connection without ASGI. Implements `Write`."""
 
     def __init__(self, connection: Connection) -> None:
         self._cycle, self._flow, self._transport = connection.cycle, connection.flow, connection.transport
@@ -290,7 +290,7 @@ class ChunkWriter:
         self._socket = connection.transport.get_extra_info("socket") if is_plain else None
 
     def __call__(self, chunk: bytes, *produced_at_ns: int) -> bool:
-        """Write a chunk; return False if the client reads too slowly or is gone."""
+        """Write a chunk. Return False if the client is gone or reads too slowly."""
         if not self._is_open():
             return False
         self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
@@ -301,7 +301,7 @@ class ChunkWriter:
         return True
 
     def descriptor(self) -> int:
-        """Return the socket's file descriptor if no bytes wait in the transport; otherwise -1."""
+        """Return the file descriptor of the socket, or -1 if bytes wait in the transport."""
         if self._socket is None or not self._is_open() or self._transport.get_write_buffer_size():
             return -1
         return self._socket.fileno()  # type: ignore[no-any-return]
@@ -314,7 +314,7 @@ class ChunkWriter:
 
 
 def host_of(authority: str) -> str | None:
-    """Return the host of a Host header or an address, in lower case and without its port; None if it is malformed."""
+    """Return the host in a Host header or an address, in lower case and without the port, or None if malformed."""
     matched = _AUTHORITY.fullmatch(authority)
     return matched[1].lower().rstrip(".") if matched else None
 

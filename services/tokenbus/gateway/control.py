@@ -1,4 +1,4 @@
-"""ControlRoutes: control of the engines under vLLM's paths, for operators' keys."""
+"""ControlRoutes: vLLM's HTTP routes for controlling engines, which need the key of an operator."""
 
 import asyncio
 import re
@@ -26,20 +26,20 @@ _MOST_VERSION = 2**63 - 1
 _SECONDS = 1800.0
 _REQUEST_ID = re.compile(r"(?:[a-z]+[-_])*(?!0{16})([0-9a-f]{16})")
 _PREFIX = re.compile(r"\A(?:generate-tokens-|chatcmpl-|cmpl-)")
-"""Prefixes of answers' ids."""
+"""Prefixes of the ids of answers."""
 _OF_ADAPTERS = {"load_adapter.name": 400, "load_adapter.folder": 404, "unload_adapter.name": 404}
-"""The HTTP status of a refused adapter, by the field that the engine names."""
+"""The HTTP status for a refused LoRA adapter, by the field that the engine's error names."""
 _Arguments = Mapping[str, Any]
 _Do = Callable[[Operator, _Arguments], Awaitable[object]]
 
 
 class ControlRoutes:
-    """Applies a request to all workers."""
+    """Routes that apply a command to all workers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._one_at_a_time = asyncio.Lock()
-        """Serializes updates: a retry would mistake the pause of the earlier update for another operator's."""
+        """Serializes weight updates. A retry would mistake the earlier update's pause for an operator's pause."""
 
     def routes(self) -> list[Route]:
         posts: dict[str, _Do] = {
@@ -88,7 +88,7 @@ class ControlRoutes:
                 arguments |= await self._body(request)
             operator = Operator(self._gateway.client, timeout_seconds=_SECONDS, on_behalf_of=owner_of(request.scope))
             try:
-                # A command continues even if its client disconnects.
+                # A command continues even if the client disconnects.
                 answer = await asyncio.shield(do(operator, arguments))
             except ApiError as error:
                 raise error.renamed({name: f"query.{name}" for name in request.query_params}) from None
@@ -109,7 +109,7 @@ class ControlRoutes:
         return self._abort(_request_ids(arguments["request_ids"]))
 
     async def _abort_named(self, _operator: Operator, arguments: _Arguments) -> object:
-        """End requests, named by their ids or by the ids that clients chose; ignore ended ones."""
+        """Abort requests, given by their ids or by ids that clients chose. Ids of ended requests are ignored."""
         named, found = self._gateway.named, list[int]()
         for name in _texts(arguments, "request_ids"):
             match = _REQUEST_ID.fullmatch(name)
@@ -125,7 +125,7 @@ class ControlRoutes:
         return {"status": "aborted"}
 
     async def _load_adapter(self, operator: Operator, arguments: _Arguments) -> object:
-        fields = ("name", "src") if "name" in arguments else ("lora_name", "lora_path")  # SageMaker's, or vLLM's
+        fields = ("name", "src") if "name" in arguments else ("lora_name", "lora_path")  # names of SageMaker or vLLM
         name, folder = (_text(arguments, field) for field in fields)
         try:
             await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
@@ -146,7 +146,7 @@ class ControlRoutes:
         return f"Success: LoRA adapter '{name}' removed successfully."
 
     async def _update_weights(self, operator: Operator, arguments: _Arguments) -> object:
-        """Update from tensors, as in vLLM, or from a folder, as in prime-rl."""
+        """Update the weights from tensors, as in vLLM, or from a folder, as in prime-rl."""
         async with self._one_at_a_time:
             if "weight_dir" not in arguments:
                 return await _update_by_transfer(operator, arguments)
@@ -178,7 +178,7 @@ def _failed(error: ControlError) -> ApiError:
 
 
 def _of_adapter(error: ControlError) -> ApiError:
-    """Return the error, with vLLM's status, for an adapter that no engine could load or unload."""
+    """Return the error, with the status that vLLM uses, if no engine could load or unload an adapter."""
     kinds = {reason.partition(":")[0] for reason in error.failed.values()}
     if len(kinds) > 1 or error.states.keys() - error.failed.keys():
         return _failed(error)
@@ -212,7 +212,7 @@ def _mode(arguments: _Arguments) -> str:
 
 
 def _version(arguments: _Arguments, name: str) -> int:
-    """Return a version, which may be a text, as in vLLM; 0 if none is given."""
+    """Return a version given as a number or, as in vLLM, as a text. Return 0 if no version is given."""
     value = arguments.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         value = int(value[:32])
@@ -304,7 +304,7 @@ async def _reset_prefix_cache(operator: Operator, arguments: _Arguments) -> obje
 
 
 def _stage(stage: str, member: str, message: str) -> _Do:
-    """Return the command for a stage of vLLM's weight transfer; its arguments are the body's `member`, or the body."""
+    """Return the command for a stage of vLLM's weight transfer, whose arguments are the body or its `member`."""
 
     async def do(operator: Operator, arguments: _Arguments) -> object:
         if member:
@@ -342,7 +342,7 @@ async def _server_info(operator: Operator, arguments: _Arguments) -> object:
 
 
 def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, object]:
-    """Return the part of vLLM's configuration that clients read: the values that all engines share."""
+    """Return the fields of vLLM's configuration that clients read, with the values that all engines share."""
     transfers = {state.weight_transfer for state in states}
     adapters, rank = (min(getattr(state, name) for state in states) for name in ("max_adapters", "max_adapter_rank"))
     kinds = {ValueKind.Name(state.value_kind).removeprefix("VALUE_KIND_").lower() for state in states}
@@ -358,5 +358,5 @@ def vllm_config(states: Sequence[EngineState], processes: int) -> dict[str, obje
 
 
 def _shared(values: AbstractSet[str]) -> str:
-    """Return the common value; if there are several, return them separated by commas, so that a comparison fails."""
+    """Return the value that all engines share, or different values joined by commas."""
     return ", ".join(sorted(values - {""})) or "unknown"

@@ -1,4 +1,4 @@
-"""Dispatcher: delivers each row that the client receives to its answer, and each request's error after its rows."""
+"""Dispatcher: delivers each received row to its answer, and the error of a request after its rows."""
 
 import asyncio
 from collections import Counter, deque
@@ -29,23 +29,23 @@ _ENDS = frozenset(map(int, FINISHED))
 _SERVER_ERRORS = range(500, 600)
 _ROWS_AT_ONCE = 64
 _LONGEST_TURN_SECONDS = 0.01
-"""Longest time without running other tasks.
+"""Longest time, in seconds, of delivering rows without running other tasks.
 
-It is enough for most steps; another task in between would delay their rows.
+Most steps need less time, so no other task delays their rows.
 """
 _SLICE_SECONDS = 0.0005
-"""One answer's share of a turn while rows wait."""
+"""Time, in seconds, for one answer in a turn of delivering waiting rows."""
 _OPENING_SECONDS = 0.003
-"""Longest time without running other tasks while an answer's requests are sent to the bus."""
+"""Longest time, in seconds, of sending an answer's requests to the bus without running other tasks."""
 _MOST_BEHIND = 64
-"""Number of waiting steps above which answers whose HTTP clients do not read are ended."""
+"""Number of waiting steps above which answers are ended if their HTTP clients do not read."""
 _LOOK_SECONDS = 0.02
-"""Minimum time between two searches for such answers: a search makes a system call for each answer."""
+"""Minimum time, in seconds, between two searches for unread answers, which make a system call for each answer."""
 _MOST_GATHERED = 8
 _MOST_TURNS = 64
-"""Maximum number of steps to receive before rows are delivered again."""
+"""Maximum number of ticks of the event loop between two turns of delivering rows."""
 _UNREAD_SHARE = 16
-"""An answer with a sixteenth of its buffer unread counts as one whose HTTP client does not read."""
+"""If a sixteenth of an answer's buffer is unread, its HTTP client counts as not reading."""
 _RESERVED_SHARE = 4
 """Scores and repeated prompts may hold a quarter of the answers' memory."""
 _BACKLOG_SHARE = 8
@@ -54,7 +54,7 @@ _BACKLOG_SHARE = 8
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """One request that has not ended."""
+    """A request whose last row has not been delivered."""
 
     request_id: int
     answer: Answer
@@ -63,11 +63,11 @@ class OpenRequest:
     share: "_Share"
     rows: deque[WaitingRow | RequestFailedError] = field(default_factory=deque)
     is_held: bool = False
-    """The intended `is_held` of the stream; while rows wait, the stream itself is always held."""
+    """The value of the stream's `is_held` when no rows wait. While rows wait, the stream is always held."""
 
 
 class _Share:
-    """One answer's share of the event loop's time."""
+    """The time that an answer's rows have used, and its requests with waiting rows."""
 
     __slots__ = ("requests", "spent", "turn", "who")
 
@@ -75,7 +75,7 @@ class _Share:
         self.who = who
         self.requests: deque[OpenRequest] = deque()
         self.turn = self.spent = 0.0
-        """The beginning of its last turn, and the seconds that its rows took in that turn."""
+        """The beginning of the answer's last turn, and the seconds that its rows took in that turn."""
 
 
 class Dispatcher:
@@ -99,7 +99,7 @@ class Dispatcher:
         self._writer = EventWriter(vocabulary, settings.max_requests)
         self._opened: dict[int, OpenRequest] = {}
         self._callers: dict[int, Caller] = {}
-        """By request id, until the bus has ended the request; an aborted request ends later on the bus than here."""
+        """The callers by request id. An aborted request stays until the bus has ended it."""
         self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
         self.backlog = Backlog(self.most_backlog // 4)
         self._waiting: FairQueue[_Share] = FairQueue()
@@ -110,16 +110,16 @@ class Dispatcher:
         self._repeated_log = repeated_log
         self.is_draining = False
         self._unsent = 0
-        """Requests of answers that are being opened that are not yet sent to the bus."""
+        """Number of admitted requests that are not yet sent to the bus."""
         self.tokens = 0
         self.refused = 0
 
     def __len__(self) -> int:
-        """Return the number of open requests, including aborted ones that the bus has not yet ended."""
+        """Return the number of open requests, including aborted requests that have not yet ended on the bus."""
         return self._unsent + max(len(self._opened), len(self._client.requests))
 
     def running_and_waiting(self) -> dict[str, tuple[int, int]]:
-        """Return, for each model, the numbers of open requests with and without a token; any thread may call this."""
+        """Return, by model, the numbers of open requests with and without a token. Any thread may call this."""
         found: dict[str, tuple[int, int]] = {}
         for one in list(self._opened.values()):
             running, waiting = found.get(one.answer.model, (0, 0))
@@ -128,10 +128,10 @@ class Dispatcher:
         return found
 
     async def run(self) -> None:
-        """Receive steps and deliver their rows until cancelled; requests need it to run.
+        """Receive steps and deliver their rows until cancelled.
 
-        Every step is received at once; otherwise unacked steps would pile up at the processor until it ends all
-        requests of this gateway. Rows that pile up here are charged to their HTTP clients instead.
+        Every step is received at once, even if clients read slowly. Otherwise unacknowledged steps would pile up until
+        the processor ends all requests of this gateway. Rows that pile up here are charged to their HTTP clients.
         """
         self._client.requests.on_scored = self._scored
         self._client.requests.on_cached = self._cached
@@ -141,7 +141,7 @@ class Dispatcher:
             async for output in steps:
                 self._receive(output)
                 if self.backlog.size > self.most_backlog:
-                    await asyncio.sleep(0)  # after a stall all steps arrive at once: deliver some first
+                    await asyncio.sleep(0)  # many steps may arrive after a stall, so deliver some first
                     if self.backlog.size > self.most_backlog:
                         self._end_heaviest()
 
@@ -165,13 +165,13 @@ class Dispatcher:
             caller = self._callers.pop(output.request_id, None)
             if caller is not None:
                 caller.closed(output.request_id)
-            if output.error is None:  # its last row has ended it, or this gateway has aborted it
+            if output.error is None:  # the request ended with its last row, or was aborted here
                 return
         self.backlog.append(output)
         self._has_steps.set()
         self._received += 1
         now = monotonic()
-        # Chunks for clients that do not read delay the chunks for clients that do.
+        # Chunks for clients that do not read delay the chunks for other clients.
         if len(self.backlog) > _MOST_BEHIND and now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._buffers.evict_unread(self._settings.stream_buffer_bytes // _UNREAD_SHARE)
@@ -201,12 +201,12 @@ class Dispatcher:
         self._to_socket.observe_all(rows.seconds())
 
     async def _deliver_waiting(self) -> None:
-        """Deliver waiting rows for one turn, in which each answer gets a slice; then let other tasks run."""
+        """Deliver waiting rows for one turn, in which answers get slices of time. Then let other tasks run."""
         while self._waiting.answers and not self._is_turn_over():
             (who, share), began = self._waiting.take(), monotonic()
             while share.requests and monotonic() - began < _SLICE_SECONDS:
                 one = share.requests.popleft()
-                if one.rows:  # else it was closed
+                if one.rows:  # otherwise the request was closed
                     self._deliver_some(one, began + _SLICE_SECONDS)
                 if one.rows:
                     share.requests.append(one)
@@ -234,7 +234,7 @@ class Dispatcher:
     def _deliver_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
         """Deliver the rows of a request that the event writer left to Python.
 
-        Rows that must be written may have to wait.
+        Rows that Python must write wait if their answer has used its time in this turn.
         """
         queue, stream, share, began = one.answer.queue, one.choice.stream, one.share, monotonic()
         if share.turn != self._turn_began:
@@ -247,7 +247,7 @@ class Dispatcher:
         if len(left) > 1:
             queue.gather()
         for each in left:
-            if one.request_id not in self._opened:  # it has ended
+            if one.request_id not in self._opened:  # the request has ended
                 break
             self._deliver(one, each)
         if len(left) > 1:
@@ -257,9 +257,9 @@ class Dispatcher:
         share.spent += monotonic() - began
 
     def _postpone(self, one: OpenRequest, left: Iterable[Left]) -> None:
-        """Let rows of a request wait for its answer's turn.
+        """Let rows of a request wait for the answer's next slice of time.
 
-        Until then the event writer also leaves the following rows.
+        Until that slice, the event writer leaves the following rows to Python too.
         """
         stream, share = one.choice.stream, one.share
         for waiting in (WaitingRow(each.step, each.row) for each in left):
@@ -274,8 +274,7 @@ class Dispatcher:
     def _next_steps(self) -> list[RenderedStep]:
         """Return waiting steps up to the next error of a request, or deliver that error.
 
-        Steps that are delivered together need only one pass over the requests, so no request waits for a whole earlier
-        step.
+        Steps that are delivered together need only one pass over the requests.
         """
         steps: list[RenderedStep] = []
         while self.backlog and len(steps) < _MOST_GATHERED:
@@ -295,7 +294,7 @@ class Dispatcher:
         return steps
 
     async def _end_long_turn(self) -> None:
-        """After a long turn, let other tasks run until no further step is received."""
+        """After a long turn, let other tasks run until no more steps are received."""
         if not self._is_turn_over():
             return
         for _ in range(_MOST_TURNS):
@@ -311,13 +310,13 @@ class Dispatcher:
     def _end_heaviest(self) -> None:
         """End the answers that hold the most memory, with their waiting rows, until half of the backlog is free."""
         self.backlog.keep(self._opened)
-        if self.backlog.size <= self.most_backlog:  # most of it belonged to requests that have ended
+        if self.backlog.size <= self.most_backlog:  # the removed steps belonged to ended requests
             return
         beside: Counter[Answer] = Counter()
         for request_id, weight in self.backlog.weights().items():
             if request_id in self._opened:
                 beside[self._opened[request_id].answer] += weight
-        for one in self._opened.values():  # there may be very many rows, so a request's first row stands for all
+        for one in self._opened.values():  # estimate by the first row: a request may have many rows
             if one.rows and isinstance(one.rows[0], WaitingRow):
                 step = one.rows[0].step
                 beside[one.answer] += len(one.rows) * (step.size // step.batch.row_count)
@@ -332,14 +331,14 @@ class Dispatcher:
         caller: Caller,
         reserved: int = 0,
     ) -> None:
-        """Send an answer's requests, with their ids, to the bus: all or none; raises an ApiError.
+        """Send the requests of an answer to the bus. If one is refused, abort the other requests and raise an ApiError.
 
-        Other tasks run in between; if the answer ends meanwhile, the rest is not sent. The answer is charged at once
-        with `reserved` bytes: for its request, and for the scores of its prompts, which arrive later.
+        Other tasks run in between. If the answer ends meanwhile, the remaining requests are not sent. `reserved` is the
+        number of bytes to charge for the answer's request and for prompt scores, which arrive later.
         """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
-        if refusal := self._client.refusal:  # otherwise they would wait for a processor that refuses them
+        if refusal := self._client.refusal:  # a refusing processor never answers
             raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
         caller.check_room(len(request_ids))
         self._check_room(len(request_ids), reserved)
@@ -378,7 +377,7 @@ class Dispatcher:
 
     def _check_room(self, requests: int, reserved: int) -> None:
         most, opened = self._settings.max_requests, len(self)
-        if requests > most:  # waiting would not help
+        if requests > most:  # not a 429, because waiting would not help
             message = f"n: at most {most} choices (gateway.max_requests), got {requests}"
             raise ApiError(400, message, param="n", code="invalid_value")
         if opened + requests > most:
@@ -424,7 +423,7 @@ class Dispatcher:
             wants_more = False
         if step.statuses[row] in _ENDS:
             self._forget(one.request_id)
-        elif not wants_more:  # only the gateway saw the stop; the worker continues until the request is aborted
+        elif not wants_more:  # only the gateway saw the stop, so the worker still computes
             self._forget(one.request_id)
             self._client.abort(one.request_id)
 
@@ -440,7 +439,7 @@ class Dispatcher:
         return one
 
     def _fail(self, request_id: int, error: RequestFailedError) -> None:
-        """End a request with an error, after its waiting rows."""
+        """End a request with an error after its waiting rows are delivered."""
         one = self._opened.get(request_id)
         if one is None:
             return
@@ -448,7 +447,7 @@ class Dispatcher:
             one.rows.append(error)
             return
         self._forget(request_id)
-        # Undelivered rows count as not emitted: a client that resumes must not skip them.
+        # Undelivered tokens count as not emitted, because a client that resumes must not skip them.
         error.emitted_tokens = min(error.emitted_tokens, one.choice.tokens)
         failure = of_request(error, self._settings.retry_after_ms)
         if failure.status in _SERVER_ERRORS:

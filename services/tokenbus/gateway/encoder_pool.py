@@ -1,4 +1,4 @@
-"""EncoderPool: reads and encodes bodies in other processes, with bounds on memory and time, and in fair order."""
+"""EncoderPool: reads and tokenizes request bodies in other processes, with bounds on memory and time."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ from tokenbus.settings import Settings
 _log = logger("gateway")
 _MODULE = "tokenbus.gateway.encoder_process"
 _QUICK_BYTES = 65_536
-"""Longer bodies go to the slow lane at once; the worst tokenizer measured takes 30 ms and 15 MiB for this size."""
+"""Longer bodies go to the slow lane at once. The slowest measured tokenizer needs 30 ms and 15 MiB for this size."""
 _QUICK_MEMORY_BYTES = 32 * 2**20
 _QUICK_SECONDS = 0.1
 _QUICK_ENCODERS, _SLOW_ENCODERS = 2, 1
@@ -48,7 +48,7 @@ _RESTART_SECONDS = 1.0
 _LEAVE_SECONDS = 5
 _READ_BYTES = 4096
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""A process with several threads must not fork."""
+"""Environment variables that keep libraries from starting threads, because a process with threads must not fork."""
 
 
 def no_turn(_session: str, _digest: bytes) -> Turn | None:
@@ -65,7 +65,7 @@ class Task(NamedTuple):
 
 
 class _EndedError(Exception):
-    """An encoder ended before its reply; `status` is its exit status, None if the fork server is gone."""
+    """An encoder ended before its reply. `status` is the exit status, or None if the fork server is gone."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(status)
@@ -73,17 +73,17 @@ class _EndedError(Exception):
 
     @property
     def why(self) -> str:
-        """The bound that ended it, `time` or `memory`; otherwise `killed`."""
+        """The reason for the encoder's end: the exceeded bound, `time` or `memory`, or else `killed`."""
         if self.status in {None, 0, -signal.SIGKILL}:
             return "killed"
         return "time" if self.status == -signal.SIGPROF else "memory"
 
 
 class EncoderPool:
-    """Encoders in two lanes.
+    """Encoder processes in two lanes, so that cheap bodies never wait for costly ones.
 
-    Short bodies begin in the quick lane, whose bounds are narrow. Long bodies, and bodies that exceed the quick bounds,
-    wait for a turn in the slow lane. So cheap bodies never wait for costly ones.
+    Short bodies begin in the quick lane, whose bounds are narrow. Long bodies, and bodies that exceed the narrow
+    bounds, wait for a turn in the slow lane.
     """
 
     def __init__(self, settings: Settings, repeated_log: DeduplicatedLog) -> None:
@@ -101,7 +101,7 @@ class EncoderPool:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start the processes unless they run; bodies may arrive while the processes load."""
+        """Start the processes unless they run. Bodies may arrive while the processes load the tokenizer."""
         before, now = self._server, time.monotonic()
         if (before is None or before.is_gone) and now - self._started_at >= _RESTART_SECONDS:
             self._started_at = now
@@ -110,7 +110,7 @@ class EncoderPool:
                 self._leave(before)
             try:
                 self._server = _Server(self._settings)
-            except OSError as error:  # too many processes or open files, or no memory
+            except OSError as error:  # too many processes, too many open files, or no memory
                 self._log.begin("start", _log.error, "the encoder's processes cannot be started", reason=str(error))
                 return
             for lane in self.lanes.values():
@@ -124,9 +124,9 @@ class EncoderPool:
         await asyncio.gather(*self._leaving)
 
     async def read(self, job: Job, body: bytearray, who: Hashable, find: FindTurn = no_turn) -> Reply:
-        """Return the reader's result for a body; clients take turns.
+        """Return the reader's result for a body. Clients take turns.
 
-        Cancelling ends the work. Raises the reader's ApiError, the ApiError of a bound, or a RuntimeError for a defect.
+        Cancelling kills the encoder. Raises an ApiError of the reader or of a bound, or a RuntimeError for a defect.
         """
         milliseconds = self._settings.gateway.request_timeout_ms
         try:
@@ -178,7 +178,7 @@ class EncoderPool:
 @contextlib.asynccontextmanager
 async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
     encoders = EncoderPool(settings, repeated_log)
-    if is_folder(settings.gateway.tokenizer):  # with other tokenizers, most bodies are read in this process
+    if is_folder(settings.gateway.tokenizer):  # with other tokenizers, this process reads most bodies
         encoders.start()
     try:
         yield encoders
@@ -197,14 +197,14 @@ def _result(reply: bytes) -> Reply:
 
 
 class Lane:
-    """Encoders with the same bounds; each reads one body at a time."""
+    """Encoders with the same bounds. Each encoder reads one body at a time."""
 
     def __init__(self, bounds: Bounds, size: int, retry_after_ms: int) -> None:
         self._bounds = bounds
         self._size = size
         self.turns = FairTurns(size, retry_after_ms)
         self.ended = Counter(time=0, memory=0, left=0, killed=0)
-        """Number of encoders that ended before their reply, by reason: `left` (by the client), or an _EndedError's."""
+        """Number of encoders that ended before replying, by reason. The reason is `left` if the client left."""
         self._idle: list[_Encoder] = []
         self._server: _Server | None = None
 
@@ -220,7 +220,7 @@ class Lane:
         self._idle = []
 
     async def ask(self, task: Task) -> bytes:
-        """Return the reply to a body; the caller holds a turn. Raises an _EndedError."""
+        """Return the reply to a body. The caller must hold a turn. Raises an _EndedError."""
         server, encoder = self._server, self._next()
         may_stay = False
         try:
@@ -241,7 +241,7 @@ class Lane:
         return reply
 
     def _next(self) -> "_Encoder":
-        while self._idle and self._idle[-1].status.done():  # it ended while it was idle
+        while self._idle and self._idle[-1].status.done():  # the encoder ended while it was idle
             self._idle.pop().close()
         if not self._idle:
             self._add()
@@ -251,7 +251,7 @@ class Lane:
 
     def _add(self) -> None:
         if self._server is not None and len(self._idle) < self._size:
-            with contextlib.suppress(OSError):  # too many open files: try later
+            with contextlib.suppress(OSError):  # too many open files: the next call tries again
                 self._idle.append(self._server.fork(self._bounds))
 
 
@@ -265,7 +265,7 @@ class _Encoder:
     async def ask(self, task: Task) -> bytes:
         loop, (job, body, find) = asyncio.get_running_loop(), task
         try:
-            first = _QUICK_BYTES  # a long body is not copied
+            first = _QUICK_BYTES  # slicing copies, so slice only a small part of a body
             await loop.sock_sendall(self._end, LENGTH.pack(len(job)) + job + LENGTH.pack(len(body)) + body[:first])
             if len(body) > first:
                 await loop.sock_sendall(self._end, memoryview(body)[first:])
@@ -303,12 +303,12 @@ class _Encoder:
 
 
 class _Server:
-    """The fork server's process and its living encoders."""
+    """The process of the fork server, and its running encoders."""
 
     def __init__(self, settings: Settings) -> None:
         self.is_gone = False
         self.is_ready = asyncio.Event()
-        """Set once it has loaded the tokenizer or is gone; orders sent earlier would pile up."""
+        """Set when the fork server has loaded the tokenizer or is gone. Earlier orders would pile up."""
         self._loop = asyncio.get_running_loop()
         self._control, its_end = socket.socketpair()
         self._numbers = count(1)
@@ -316,7 +316,7 @@ class _Server:
         self._received = b""
         with its_end:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
-                # -P: no file in the working folder replaces a module.
+                # -P keeps files in the working folder from replacing modules.
                 (sys.executable, "-P", "-m", _MODULE, str(its_end.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[its_end.fileno()],
@@ -337,11 +337,11 @@ class _Server:
         return encoder
 
     def order(self, what: int, number: int, bounds: Bounds = NONE, *descriptors: int) -> None:
-        """Send an order; if the server is gone, its encoder has ended."""
+        """Send an order to the fork server. If the server is gone, mark the encoder as ended."""
         try:
             if not self.is_gone:
                 socket.send_fds(self._control, [ORDER.pack(what, number, *bounds)], descriptors)
-        except OSError:  # it is gone, or has stopped reading orders
+        except OSError:  # the server is gone, or has stopped reading
             self._lose()
         if self.is_gone:
             self._ended(number, None)
@@ -350,7 +350,7 @@ class _Server:
         self._lose()
         try:
             await asyncio.to_thread(self._process.wait, _LEAVE_SECONDS)
-        except subprocess.TimeoutExpired:  # it hangs
+        except subprocess.TimeoutExpired:  # the server hangs
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
@@ -373,7 +373,7 @@ class _Server:
             encoder.status.set_result(status)
 
     def _lose(self) -> None:
-        """Give up the server; its encoders end when their sockets close or their time is up."""
+        """Stop using the server. The encoders end when their sockets close or their time is up."""
         if not self.is_gone:
             self.is_gone = True
             self.is_ready.set()

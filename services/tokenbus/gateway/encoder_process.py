@@ -1,8 +1,8 @@
-"""The encoder's fork server: loads the gateway's tokenizer once, and forks the encoders that read and encode bodies.
+"""The fork server: loads the tokenizer once, and forks the encoders, which read and tokenize request bodies.
 
-`python -m tokenbus.gateway.encoder_process CONTROL`: the socket to the gateway, which sends the settings as JSON, and
-then orders. The kernel bounds each encoder's memory and processor time, whichever library uses them. An encoder that
-exceeds a bound ends, without an effect on other processes.
+Start the server with `python -m tokenbus.gateway.encoder_process CONTROL`. CONTROL is the file descriptor of a socket
+on which the gateway sends the settings as JSON, and then orders. The kernel bounds the memory and the processor time of
+each encoder. An encoder that exceeds a bound ends without affecting other processes.
 """
 
 import contextlib
@@ -32,32 +32,32 @@ from tokenbus.settings import Settings, SettingsError
 
 FORK, KILL = 1, 2
 ORDER = struct.Struct("<BIQd?")
-"""FORK with an encoder's number, its bounds and one end of its socket; or KILL with a number."""
+"""An order: FORK with an encoder's number, bounds and socket, or KILL with an encoder's number."""
 ENDED = struct.Struct("<Ii")
-"""An encoder's number and exit status (negative: a signal); number 0 means that the server is ready for orders."""
+"""A report: an encoder's number and exit status, negative for a signal. Number 0 reports that the server is ready."""
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 86
 RESULT, ERROR, DEFECT, TURN = b"=", b"!", b"?", b"<"
 """The kinds of replies. TURN asks the gateway for a session's turn, and is followed by the reply to the body."""
 _NICE = 5
-"""On a busy machine, streams have priority; long texts still make progress."""
+"""Niceness of the encoders: on a busy machine, streams have priority over reading bodies."""
 _STATM = Path("/proc/self/statm")
 
 
 class Bounds(NamedTuple):
-    """An encoder's limits."""
+    """The limits of an encoder."""
 
     memory_bytes: int
     seconds: float
     is_for_one: bool
-    """Whether it exits after one body, which frees its memory."""
+    """Whether the encoder exits after one body in order to free its memory."""
 
 
 NONE = Bounds(0, 0, is_for_one=False)
 
 
 class Job(msgspec.Struct, array_like=True):
-    """How to read the body that follows."""
+    """How to read the next body."""
 
     kind: str
     models: dict[str, int]
@@ -73,7 +73,7 @@ class Reply(msgspec.Struct, array_like=True):
 
 
 def answer(reader: Reader, job: Job, body: bytes) -> bytes:
-    """Return the reply to a body: the reader's result, its error, or a traceback."""
+    """Return the reply to a body: the reader's result, the reader's error, or a traceback."""
     reader.models, reader.parents, reader.headers = job.models, job.parents, job.headers
     try:
         result = getattr(reader, job.kind)(parse_json(body))
@@ -88,7 +88,7 @@ def answer(reader: Reader, job: Job, body: bytes) -> bytes:
 
 def _leave_if_out_of_memory(error: BaseException | None) -> None:
     while error is not None:
-        if isinstance(error, MemoryError):  # also the cause of orjson's SystemError
+        if isinstance(error, MemoryError):  # orjson raises a SystemError with this cause
             os._exit(OUT_OF_MEMORY)
         error = error.__cause__ or error.__context__
 
@@ -102,7 +102,7 @@ def receive(end: socket.socket) -> bytes:
 def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if _STATM.exists():  # elsewhere the kernel does not enforce it
+    if _STATM.exists():  # other kernels do not enforce RLIMIT_AS
         most = int(_STATM.read_text().split()[0]) * resource.getpagesize() + bounds.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     decoder = msgspec.msgpack.Decoder(Job)
@@ -110,7 +110,7 @@ def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
         reader.bridge.find = partial(_turn_of, end)
     while job := receive(end):
         body = receive(end)
-        # SIGPROF ends the process when the time is used up, even inside a library.
+        # SIGPROF ends the process after its processor time is used up, even inside a library.
         signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
         reply = answer(reader, decoder.decode(job), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -127,7 +127,7 @@ def _turn_of(end: socket.socket, session: str, digest: bytes) -> Turn | None:
 
 
 class ForkServer:
-    """Forks encoders and ends them on the gateway's orders, and reports their ends; one thread, so that it may fork."""
+    """Forks and kills encoders on orders from the gateway, and reports their ends. Forking requires a single thread."""
 
     def __init__(self, control: socket.socket, reader: Reader) -> None:
         self._control = control
@@ -136,7 +136,7 @@ class ForkServer:
         self._woken, self._waker = socket.socketpair()
 
     def run(self) -> None:
-        """Execute orders until the gateway is gone; then end all encoders."""
+        """Execute orders until the gateway is gone, then kill all encoders."""
         for each in (self._woken, self._waker):
             each.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -163,13 +163,13 @@ class ForkServer:
             with socket.socket(fileno=descriptors[0]) as end:
                 self._fork(number, end, Bounds(*bounds))
         for process in [process for process, each in self._numbers.items() if each == number and what == KILL]:
-            os.kill(process, signal.SIGKILL)  # it is not reaped yet, so the id still belongs to it
+            os.kill(process, signal.SIGKILL)  # the process id cannot be reused before it is reaped
         return True
 
     def _fork(self, number: int, end: socket.socket, bounds: Bounds) -> None:
         try:
             process = os.fork()
-        except OSError:  # too many processes, or no memory
+        except OSError:  # too many processes or no memory
             self._control.sendall(ENDED.pack(number, -signal.SIGKILL))
             return
         if process:
@@ -179,7 +179,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in (self._control, self._woken, self._waker):
             each.close()
-        # Libraries write to stderr when they run out of memory; the gateway logs the encoder's end.
+        # Discard messages of libraries that run out of memory. The gateway logs the end of the encoder.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
             work(end, self._reader, bounds)
@@ -200,17 +200,17 @@ class ForkServer:
 
 
 def main(arguments: Sequence[str]) -> int:
-    # A terminal's Ctrl-C reaches all processes; this one stops with the gateway.
+    # Ignore Ctrl-C, which a terminal sends to all processes: this process stops with the gateway.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=int(arguments[0])) as control:
         settings = Settings.load(environment={}, overrides=json.loads(receive(control)))
         try:
             reader = Reader(settings, vocabulary_of(settings.gateway.tokenizer))
-        except SettingsError:  # the gateway loads it too, and reports the error
+        except SettingsError:  # the gateway reports the error, because it loads the tokenizer too
             return 1
         gc.collect()
-        gc.freeze()  # a collection would copy the pages that encoders share with this process
+        gc.freeze()  # a collection would copy memory pages that processes share
         ForkServer(control, reader).run()
     return 0
 

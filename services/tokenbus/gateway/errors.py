@@ -1,4 +1,4 @@
-"""ApiError: errors in OpenAI's format, with their HTTP status."""
+"""ApiError: an error in OpenAI's format with its HTTP status."""
 
 import re
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 MODEL_NOT_FOUND = "model_not_found"
 _KINDS = {429: "overloaded_error", 503: "overloaded_error"}
-"""Error types by status, besides `server_error` and `invalid_request_error`."""
+"""OpenAI's error types by status. Other statuses have the type `server_error` or `invalid_request_error`."""
 _SERVER_ERROR = 500
 _RATE_LIMITED = ("rate_limit_exceeded", "concurrency_limit_exceeded")
 _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_INVALID_REQUEST: 400,
     ErrorCode.ERROR_CODE_DUPLICATE_REQUEST: 409,
-    ErrorCode.ERROR_CODE_UNKNOWN_REQUEST: 502,  # its worker is gone
+    ErrorCode.ERROR_CODE_UNKNOWN_REQUEST: 502,  # the worker is gone
     ErrorCode.ERROR_CODE_OVERLOADED: 429,
     ErrorCode.ERROR_CODE_NO_WORKER: 503,
     ErrorCode.ERROR_CODE_WORKER_LOST: 502,
@@ -35,7 +35,7 @@ TOKEN_SCORING = {
     "return_logprobs_of": "token_ids",
     "return_mask": "mask_bound",
 }
-"""The contract's fields in `sampling` and `token_scoring` with the same values, by the API's names."""
+"""Names of the contract's fields in `sampling` and `token_scoring`, by the API's names of the same fields."""
 _FIELDS = {
     **{f"sampling.{ours}": name for name, ours in SAMPLING_NAMES.items()},
     "sampling.include_special_tokens": "skip_special_tokens",
@@ -45,15 +45,15 @@ _FIELDS = {
     "prompt_scoring": "prompt_logprobs",
     **{f"token_scoring.{ours}": name for name, ours in TOKEN_SCORING.items()},
 }
-"""The API's field for each field of the contract, unless the two differ only by the prefix `sampling.`."""
+"""The API's names of the contract's fields, except names that differ only by the prefix `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
-"""The last words of a worker's reason if a prompt leaves no room for an answer."""
+"""The end of a worker's error message if a prompt leaves no room for an answer."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.|token_scoring\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
-"""A field's name at the beginning of a reason, and the rest of its path."""
+"""The beginning of an error message: the name of a field, and the rest of the field's path."""
 
 
 class ApiError(Exception):
-    """An error as an answer: the status, the message, the name of the wrong field, and a code for programs."""
+    """An HTTP error: the status, the message, the name of the wrong field, and a code for programs."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0
@@ -66,7 +66,7 @@ class ApiError(Exception):
         self.retry_after_ms = retry_after_ms
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """Return this error with its field, or the field that contains it, renamed according to `names`."""
+        """Rename the field, or the field that contains it, according to `names`, and return this error."""
         param = self.param or ""
         for name in sorted(names, key=len, reverse=True):
             if param == name or param.startswith((f"{name}.", f"{name}[")):
@@ -84,7 +84,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Retry-After or WWW-Authenticate if the status needs it; `connection: close` from a gateway that stops."""
+        """The headers that the status needs, and `connection: close` if the gateway is stopping."""
         if self.status == 401:  # noqa: PLR2004 - a status speaks for itself
             return {"www-authenticate": 'Bearer realm="tokenbus"'}
         headers = {"connection": "close"} if self.code == "stopping" else {}
@@ -95,7 +95,7 @@ class ApiError(Exception):
 
 
 def too_long(field: str, context: int, tokens: int) -> ApiError:
-    """Return the error for a prompt that leaves no room in the model's context, in words that clients look for."""
+    """Return the error for a prompt that leaves no room for an answer, in the wording that clients search for."""
     message = f"{field}: this model's maximum context length is {context} tokens, one of them for the answer"
     return ApiError(400, f"{message}; got {tokens} tokens", param=field, code="context_length_exceeded")
 
@@ -115,7 +115,7 @@ def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
         field = body_field(found[1]) + found[2]
         reason = f"{field}:{what}"
     too_many = _TOO_LONG.fullmatch(what) if field == "prompt" else None
-    if too_many is not None:  # the gateway has not learned this model's context yet
+    if too_many is not None:  # the gateway did not know the model's context size
         return too_long("prompt", int(too_many[1]) + 1, int(too_many[2]))
     retry_after_ms = error.retry_after_ms or retry_after_ms
     return ApiError(status, reason + after, param=field, code=code_name(error.code), retry_after_ms=retry_after_ms)

@@ -1,7 +1,7 @@
-"""EventWriter: lets the compiled renderer write and send the events of a step's plain rows, for all open streams.
+"""EventWriter: lets the compiled renderer write and send the events of a step's rows in all open streams.
 
-The renderer reads a table of the open streams. Rows that end a stream, or begin in the middle of a character, are left
-to `answer` and `sse`; without a renderer they write all rows.
+The renderer reads a table of the open streams. The renderer leaves rows that end a stream or begin within a character
+to the Python of `answer` and `sse`. Without the renderer, Python writes all rows.
 """
 
 import ctypes
@@ -23,15 +23,15 @@ _MOST_STREAMS = 65_536
 _LEFT, _SENT, _RENDERED, _REST, _QUIET = range(5)
 _DONE = (_SENT, _QUIET)
 _TO_PYTHON = 1
-"""Initial state of a row in a stream whose rows Python has to write."""
+"""Initial state of the rows of a stream whose next row Python must write."""
 
 
 class EventForm(NamedTuple):
-    """The bytes that all events of a stream share, except its first and last ones."""
+    """The bytes that all events of a stream share, except the first and the last event."""
 
     before: bytes
     behind: bytes
-    """Bytes between the text and the logprobs."""
+    """The bytes between the text and the logprobs."""
     ending: bytes
     logprobs: Form
     has_ids: bool
@@ -60,7 +60,7 @@ class _State(ctypes.Structure):
 
 
 class _Found(ctypes.Structure):
-    """Why the library stopped, and the number of rows that it left to Python."""
+    """The reason why the renderer stopped, and the number of rows that it left to Python."""
 
     _fields_ = (("fault", ctypes.c_int32), ("rows", ctypes.c_int32))
 
@@ -74,15 +74,15 @@ def _of_state(name: str) -> Any:  # noqa: ANN401 - a property, whose type its ow
 
 
 class EventStream:
-    """The progress of one choice. While it is open in the table, the counts are in the table."""
+    """The progress of one choice. While the stream is open, the values are stored in the renderer's table."""
 
     tokens: int = _of_state("tokens")
     characters: int = _of_state("characters")
-    """Number of characters in its tokens, if its logprobs need that count."""
+    """Number of characters in the choice's tokens so far, if the logprobs need that number."""
     socket: int = _of_state("socket")
-    """The file descriptor for its events; below 0: they go to its queue."""
+    """The file descriptor of the socket for the events, or -1 if the events go to the answer's queue."""
     is_held: bool = _of_state("is_held")
-    """Whether Python has to write its next row."""
+    """Whether Python must write the next row."""
 
     def __init__(self, form: EventForm | None = None) -> None:
         self.form = form
@@ -105,14 +105,14 @@ class EventStream:
 
 
 class Left(NamedTuple):
-    """A row that Python has to write, or to send."""
+    """A row that Python must write, or whose event Python must send."""
 
     step: RenderedStep
     row: int
     events: bytes | None
-    """The row's event, if Python only has to send it; None: Python has to write it."""
+    """The written event of the row, or None if Python must write the row."""
     is_rest: bool
-    """Whether `events` is the rest of a partly sent HTTP chunk."""
+    """Whether `events` is the remaining part of a partly sent HTTP chunk."""
 
 
 class EventWriter:
@@ -128,7 +128,7 @@ class EventWriter:
         self.states = (_State * (min(most, _MOST_STREAMS) if vocabulary.size and native.available() else 0))()
 
     def open(self, request_id: int, stream: EventStream) -> None:
-        """Write a request's plain rows from now on, if its form and the table's size allow."""
+        """Add a stream to the table if the stream's form and the size of the table allow."""
         if stream.form is None or len(self._slots) >= len(self.states):
             return
         slot = self._slots.add(request_id)
@@ -145,7 +145,7 @@ class EventWriter:
         return self._slots.find(request_ids) if self._streams else np.full(request_ids.size, -1, np.intp)
 
     def learn(self, form: int, steps: Sequence[RenderedStep]) -> None:
-        """Make the fragments that a form needs for the tokens of some steps; unknown ids have none."""
+        """Create the missing fragments of a form for the tokens in some steps. Unknown ids have no fragments."""
         vocabulary = self.vocabulary
         for batch in (step.batch for step in steps):
             ids, others = (each[each < vocabulary.size] for each in (batch.token_ids, batch.alternative_token_ids))
@@ -160,7 +160,7 @@ class EventWriter:
         return _Vocabulary(*(ctypes.addressof(each.described) for each in fragments), self._characters)
 
     def grow(self) -> bool:
-        """Double the buffer; return False if it has its largest size."""
+        """Double the size of the buffer. Return False if the buffer has the maximum size."""
         if self.out.size >= native.MOST_BYTES:
             return False
         self.out = np.concatenate([self.out, np.zeros_like(self.out)])
@@ -169,7 +169,7 @@ class EventWriter:
 
 
 class Rows:
-    """The rows of some steps, grouped by request and in order. They are written a few at a time."""
+    """The rows of some steps, grouped by request and in the order of the steps."""
 
     def __init__(self, writer: EventWriter, steps: Sequence[RenderedStep]) -> None:
         self._writer = writer
@@ -203,9 +203,9 @@ class Rows:
         return self._request_ids.size
 
     def write(self, begin: int, end: int) -> Iterator[tuple[int, list[Left]]]:
-        """Write some rows, and yield by request id the rows that are left to Python.
+        """Write the rows from `begin` to `end`. Yield the rows that are left to Python, by request id.
 
-        Between two yields only the yielded request may be written or closed.
+        Between two yields, the caller may write or close only the yielded request.
         """
         while begin < end:
             stopped = self._written(begin, end) if self._native_steps is not None else end
@@ -214,14 +214,14 @@ class Rows:
             begin = stopped
 
     def seconds(self) -> npt.NDArray[np.float64]:
-        """Return the latencies of the sent rows, from their publication, in seconds."""
+        """Return the seconds from publication to sending for each sent row."""
         produced = np.array([step.produced_at_ns for step in self._steps], np.int64)
         sent = self._times > 0
         found: npt.NDArray[np.float64] = (self._times - produced[self._numbers])[sent] / 1e9
         return found
 
     def _written(self, begin: int, end: int) -> int:
-        """Write rows from `begin` on until the library stops; remove the cause, and return the first unwritten row."""
+        """Write rows until the renderer stops. Remove the cause, and return the number of the first unwritten row."""
         writer, found = self._writer, self._found
         found.fault = found.rows = 0
         stopped: int = native.stream(

@@ -1,4 +1,4 @@
-"""Fair shares of the gateway: of the event loop's time, of encoders, and of the room for long bodies."""
+"""Fairness between clients: of the event loop's time, of encoders, and of the memory for long bodies."""
 
 import asyncio
 import contextlib
@@ -14,14 +14,14 @@ from tokenbus.gateway.errors import ApiError
 T = TypeVar("T")
 MOST_WAITING = 256
 SHORT_BYTES = 16_384
-"""The part of each body that is not counted; the number of connections bounds it."""
+"""Number of bytes of each body that are not counted, because the limit on connections bounds them."""
 _BODIES = 8
 _LONG_SECONDS = 0.005
-"""If the admitted requests of a tick took longer, the next tick admits only one."""
+"""Time, in seconds, for admitted requests in a tick. After a longer tick, the next tick admits only one request."""
 
 
 class FairTurns:
-    """Gives turns: one client after the other, and first in, first out within a client."""
+    """Gives turns to clients in rotation, and to the requests of a client in order of arrival."""
 
     def __init__(self, most: int, retry_after_ms: int) -> None:
         self._free = most
@@ -34,7 +34,7 @@ class FairTurns:
 
     @contextlib.asynccontextmanager
     async def of(self, who: Hashable) -> AsyncIterator[None]:
-        """Hold a turn of a client for as long as `async with` lasts; raises an ApiError if too many wait."""
+        """Wait for a turn and hold it during the `async with` block. Raises an ApiError if too many requests wait."""
         if self._free:
             self._free -= 1
         else:
@@ -51,12 +51,12 @@ class FairTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.exception() is None:  # the turn came at the same time
+            if not turn.cancelled() and turn.exception() is None:  # the turn was given just before the cancellation
                 self._next()
             raise
 
     def _make_room(self, own: int) -> None:
-        """If too many wait, refuse the last request of the client with the most."""
+        """If too many requests wait, refuse the last request of the client with the most waiting requests."""
         for turns in self._waiting.values():
             while turns and turns[-1].done():
                 turns.pop()
@@ -75,7 +75,7 @@ class FairTurns:
             turns = self._waiting.pop(who)
             turn = turns.popleft() if turns else None
             if turns:
-                self._waiting[who] = turns  # behind all others
+                self._waiting[who] = turns  # behind all other clients
             if turn is not None and not turn.done():
                 turn.set_result(None)
                 return
@@ -83,7 +83,7 @@ class FairTurns:
 
 
 class BodyRoom:
-    """Counts bodies by client. If they are too large together, the client with the most bytes loses its newest body."""
+    """Bounds the bytes of all bodies. Above the bound, the client with the most bytes loses its newest body."""
 
     def __init__(self, largest_body: int, retry_after_ms: int) -> None:
         self.most = _BODIES * largest_body
@@ -93,13 +93,13 @@ class BodyRoom:
 
     @contextlib.asynccontextmanager
     async def hold(self, who: Hashable) -> AsyncIterator["HeldBody"]:
-        """Hold a client's next body for as long as `async with` lasts; raises an ApiError without room for it."""
+        """Count a body of a client during the `async with` block. Raises an ApiError if the body is refused."""
         task = cast("asyncio.Task[object]", asyncio.current_task())
         body = HeldBody(self, who, task)
         try:
             yield body
             self._free(body)
-            if body.is_refused:  # its work ended before the cancellation arrived
+            if body.is_refused:  # the block ended before the cancellation arrived
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
                 task.uncancel()
@@ -137,7 +137,7 @@ class BodyRoom:
 
 @dataclass(slots=True, eq=False)
 class HeldBody:
-    """One body, from its first byte until its text is encoded; one task handles it."""
+    """A body that one task receives and encodes."""
 
     room: BodyRoom
     who: Hashable
@@ -152,9 +152,9 @@ class HeldBody:
 
 
 class AdmissionLimiter:
-    """Admits at most `per_tick` new requests per tick of the event loop, in order; only one if they take long.
+    """Admits at most `per_tick` requests per tick of the event loop, in order, and only one if they take long.
 
-    So a burst of new requests does not delay running streams.
+    A burst of new requests therefore does not delay running streams.
     """
 
     def __init__(self, per_tick: int) -> None:
@@ -184,7 +184,7 @@ class AdmissionLimiter:
         self._seconds = 0.0
         while self._left and self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # otherwise its request was cancelled
+            if not turn.done():  # otherwise the request was cancelled
                 turn.set_result(None)
                 self._left -= 1
         self._is_counting = bool(self._waiting) or self._left < self._per_tick
@@ -193,28 +193,28 @@ class AdmissionLimiter:
 
 
 class FairQueue(Generic[T]):
-    """Gives slices of time to clients in turn, and to each client's answers in turn.
+    """Gives slices of time to clients in rotation, and to the answers of each client in rotation.
 
-    A client, or an answer, without work gets the next slice when new work comes. So a client with little work keeps up,
-    however much others ask for.
+    A client or an answer that had no work gets the next slice when new work comes. Clients with little work are
+    therefore not delayed by clients with much work.
     """
 
     def __init__(self) -> None:
         self._clients: list[tuple[bool, int, Hashable]] = []
-        """A heap of the clients in their order: first the ones that had no work, then the ones that had a slice."""
+        """A heap of the clients with work. Clients that had no work before precede clients that had a slice."""
         self.answers: dict[Hashable, list[tuple[bool, int, T]]] = {}
-        """For each client, the same of its answers."""
+        """A heap of the answers with work, in the same order, for each client."""
         self._numbers = count()
 
     def add(self, who: Hashable, answer: T) -> None:
-        """Add an answer that had no work but has some now."""
+        """Add an answer that had no work before."""
         if who not in self.answers:
             self.answers[who] = []
             heappush(self._clients, (False, next(self._numbers), who))
         heappush(self.answers[who], (False, next(self._numbers), answer))
 
     def take(self) -> tuple[Hashable, T]:
-        """Return the client and the answer of the next slice; `give_back` must follow."""
+        """Return the client and the answer of the next slice. The caller must call `give_back` afterwards."""
         who = heappop(self._clients)[2]
         return who, heappop(self.answers[who])[2]
 

@@ -1,4 +1,4 @@
-"""Gateway: one process's client, buffers and counts, its periodic work, health and readiness."""
+"""Gateway: the bus client, the buffers and the counters of a process, its periodic work, health and readiness."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ _log = logger("gateway")
 _LEARN_SECONDS = 1.0
 _MOST_IGNORED = 256
 _OTHERS = "(others)"
-"""Label of unknown fields once 256 different ones were counted."""
+"""Metric label of all further unknown fields after 256 different fields."""
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -48,7 +48,7 @@ _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 
 
 
 class ModelCounts:
-    """Counts a model's requests when they end, as vLLM's server does; each choice counts as one."""
+    """Counts the ended requests of a model as vLLM's server does. Each choice counts as a request."""
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class ModelCounts:
 
 
 class Counts:
-    """Counters of answers, changed on the event loop and read by a scrape in any thread."""
+    """Counters of requests and answers. Only the event loop changes them, and any thread may read them."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -91,7 +91,7 @@ class Counts:
 
 
 class Gateway:
-    """A client of the bus, with all objects that handle its requests and answers."""
+    """A client of the bus, with all objects that handle HTTP requests and answers."""
 
     def __init__(
         self, settings: Settings, client: Client, encoders: EncoderPool, repeated_log: DeduplicatedLog
@@ -103,7 +103,7 @@ class Gateway:
         self.reader = Reader(settings, vocabulary)
         self.encoders = encoders
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
-        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the ninth part is for the backlog
+        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # one ninth is for the backlog
         self.repeated_log = repeated_log
         self.dispatcher = Dispatcher(
             client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket
@@ -112,14 +112,14 @@ class Gateway:
         self.callers.on_revoked = self.dispatcher.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.named: dict[str, Sequence[int]] = {}
-        """For each open answer, by the client's name for it, the ids of its requests on the bus."""
+        """The ids on the bus of each open answer's requests, by the answer's id as chosen by the client."""
         self.adapter_folders: dict[str, str] = {}
-        """Folders of the LoRA adapters that were loaded through this gateway, by their names."""
+        """Folders of the LoRA adapters that were loaded through this gateway, by the adapters' names."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         self.turns = LastTurns(settings.gateway.bridge_bytes)
         self.sessions = SessionReader(settings, repeated_log)
         self.cache_usage: dict[tuple[str, str], float] = {}
-        """Used part of an engine's KV cache, from 0 to 1, by worker and model, if the engine reports it."""
+        """Usage of each engine's KV cache, from 0 to 1, by worker and model. Engines without a report are absent."""
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.dispatching: asyncio.Task[None] | None = None
@@ -128,7 +128,7 @@ class Gateway:
 
     @property
     def unread_files(self) -> int:
-        """Number of changed files that cannot be read; their earlier contents stay in force."""
+        """Number of changed files that cannot be read. Their earlier contents stay in force."""
         return self.callers.files.is_unread + (self.certificate is not None and self.certificate.files.is_unread)
 
     def tick(self) -> None:
@@ -147,11 +147,11 @@ class Gateway:
             elif len(counts) < _MOST_IGNORED:
                 counts[name] = 1
                 _log.warning("an unknown field is ignored", field=name)
-            else:  # clients may send any number of names
+            else:  # clients may send arbitrarily many names
                 counts[_OTHERS] += 1
 
     def health(self) -> Health:
-        """Return whether this process can serve; an absent processor does not count."""
+        """Return whether this process works. The absence of a processor is not a problem of this process."""
         problems = stalled(self.watch, self.settings.bus.stall_timeout_ms)
         if self.client.refusal:
             problems.append(f"its processor refuses it: {self.client.refusal}")
@@ -169,9 +169,9 @@ class Gateway:
         return Health(tuple(problems), facts)
 
     async def learn_models(self, *, is_new: bool = False) -> None:
-        """Ask the processor about its workers.
+        """Ask the processor for the workers' models and cache usage.
 
-        If it does not answer, the models stay the same, and the cache usage is unknown.
+        If the processor does not answer, the models stay the same, and the cache usage becomes unknown.
         """
         try:
             status = await self.status.get(is_new=is_new)
@@ -187,18 +187,18 @@ class Gateway:
         }
 
     async def keep_learning(self) -> None:
-        """Learn again each second, until cancelled. So a scrape, which may come from another thread, need not wait."""
+        """Call `learn_models` every second until cancelled, so that scrapes in other threads need not wait."""
         while True:
             await self.learn_models()
             await asyncio.sleep(_LEARN_SECONDS)
 
     def load_report(self) -> Mapping[str, float]:
-        """Return the load as vLLM's servers name it: the use of the fullest KV cache, and requests without a token."""
+        """Return the usage of the fullest KV cache and the number of requests without a token, under vLLM's names."""
         waiting = sum(each for _, each in self.dispatcher.running_and_waiting().values())
         return {"kv_cache_usage_perc": max(self.cache_usage.values(), default=0.0), "num_requests_waiting": waiting}
 
     async def why_not_ready(self) -> list[str]:
-        """Return the reasons why no worker would take a request; empty if one would."""
+        """Return the reasons why no worker would accept a request, or an empty list if a worker would."""
         if self.dispatcher.is_draining:
             return ["it is stopping"]
         if not self.client.is_connected:
@@ -238,7 +238,7 @@ class Gateway:
         return own != other and 0 not in {own, other}
 
     def _difference(self, status: ProcessorStatus) -> str:
-        """Return a text that a worker's tokenizer encodes differently, and the remedy; empty without a difference."""
+        """Return a text that some worker's tokenizer encodes differently, with a remedy, or an empty text."""
         for worker in filter(self._differs, status.workers):
             text = first_difference(self.vocabulary.probes, worker.tokenizer_probes)
             if text is not None:
@@ -258,7 +258,7 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
             gateway.dispatching = dispatching = asyncio.create_task(gateway.dispatcher.run())
             learning = asyncio.create_task(gateway.keep_learning())
             try:
-                # The dispatcher must open the client's steps before requests can be submitted.
+                # Let the dispatcher open the client's steps, which must happen before requests are submitted.
                 await asyncio.sleep(0)
                 yield gateway
             finally:

@@ -46,14 +46,14 @@ FIELDS: Mapping[str, str] = {
     "response_format": "sampling_params.structured_outputs",
     "vllm_xargs": "sampling_params.extra_args",
 }
-"""The name of this body's field for each field of a completion with another name."""
+"""Names of this body's fields by the names of a completion's fields, if the names differ."""
 _BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "session_id", "request_id", *TOKEN_SCORING)
 _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 
 
 def completion_of(body: Generate) -> bodies.Completion:
     given = {name: getattr(body.sampling_params, name) for name in _SAMPLING}
-    if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM, they imply logprobs
+    if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM, ids imply logprobs
         given["logprobs"] = 0
     return bodies.Completion(
         prompt=[body.token_ids],

@@ -1,4 +1,4 @@
-"""Writers of a choice's members besides text: logprobs in each API's form, token ids, columns, prompts' logprobs."""
+"""Writers of a choice's JSON members, except its text: logprobs in the form of each API, token ids and columns."""
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,37 +18,37 @@ from tokenbus.gateway.vocabulary import Tables, Vocabulary
 from tokenbus_contracts import PromptScores
 
 Piece = tuple[bytes | memoryview, ...]
-"""The elements that a row, or some tokens of a prompt, add to each list of a member; empty: none."""
+"""The elements that a row, or a part of a prompt, adds to each list of a member. An empty piece adds none."""
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
 _MOST_VALUES, _VALUES_OF_POSITION = 4096, 4
-"""The number of values of a prompt to write before other tasks run.
+"""Number of values of a prompt that are written before other tasks run.
 
-A position counts as 4 values, and each alternative as 1.
+A position counts as 4 values, and each alternative as one value.
 """
 _COLUMNS = (b"top_ks", b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
 
 
 Written = bytes | bytearray
-"""A part of an answer; a bytearray is the buffer in which it was collected."""
+"""A part of an answer. If the part is a bytearray, it is the buffer in which the part was collected."""
 
 
 class MemberWriter(Protocol):
-    """Writes one member of a choice from the pieces of its rows, as one or several lists of elements."""
+    """Writes one JSON member of a choice, which is one list or several lists, from the pieces of its rows."""
 
     name: bytes
     form: bytes = b"[%b]"
-    """The member's JSON value around its lists."""
+    """A template of the member's JSON value, with a `%b` for each list."""
     separator: bytes = b","
     is_empty: bool = False
 
     def take(self, step: RenderedStep, row: int, count: int) -> Piece:  # noqa: ARG002
-        """Return the piece of a row's first `count` tokens."""
+        """Return the piece for the first `count` tokens of a row."""
         return ()
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return the pieces of a repeated prompt, each made only when it is read; most members have none."""
+        """Return the pieces of an echoed prompt, computed when they are read. By default there are none."""
         return ()
 
     def joined(self, piece: Piece) -> bytes:
@@ -58,7 +58,7 @@ class MemberWriter(Protocol):
         return [Collected(self.separator) for _ in range(self.form.count(b"%b"))]
 
     def written(self, lists: Sequence[Collected]) -> Iterator[Written]:
-        """Yield the member's JSON value from these lists, and empty them."""
+        """Yield the member's JSON value from the lists, and empty the lists."""
         first, *others = self.form.split(b"%b")
         yield first
         for list_, text in zip(lists, others, strict=True):
@@ -67,7 +67,7 @@ class MemberWriter(Protocol):
 
 
 class NoLogprobs(MemberWriter):
-    """Writes `logprobs` that are always null."""
+    """Writes `logprobs` as null."""
 
     name = b'"logprobs":'
     is_empty = True
@@ -75,7 +75,7 @@ class NoLogprobs(MemberWriter):
 
 
 class Drafted(MemberWriter):
-    """Applies another writer to the draft model's proposals of the same rows; null without proposals."""
+    """Applies another writer to the draft model's proposals. Rows without proposals give null."""
 
     def __init__(self, writer: MemberWriter) -> None:
         self.name, self.form, self.separator = writer.name, writer.form, writer.separator
@@ -96,7 +96,7 @@ class Drafted(MemberWriter):
 
 
 class TokenIds(MemberWriter):
-    """`token_ids`: a list."""
+    """Writes `token_ids` as a list."""
 
     name = b'"token_ids":'
 
@@ -106,7 +106,7 @@ class TokenIds(MemberWriter):
 
 @dataclass
 class Lists(MemberWriter):
-    """Logprobs in the format of completions: parallel lists, and for each token an object of alternatives."""
+    """Writes logprobs in the format of completions: parallel lists, and an object of alternatives for each token."""
 
     form = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
     progress: EventStream
@@ -137,7 +137,7 @@ class Lists(MemberWriter):
             ]
         elif self.has_alternatives:
             tops = self._tops(step, row, ids, logprobs, tables)
-        elif step.scored[row]:  # the token itself is always among them, as in vLLM
+        elif step.scored[row]:  # as in vLLM, the sampled token is always an alternative
             tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
         else:
             tops = [_NULL] * count
@@ -150,14 +150,14 @@ class Lists(MemberWriter):
     @staticmethod
     def _tops(step: RenderedStep, row: int, ids: list[int], logprobs: list[bytes], tables: Tables) -> list[bytes]:
         top_k = step.top_ks[row]
-        if not top_k:  # they were dropped on the way, or the row is not scored
+        if not top_k:  # the worker dropped the alternatives, or the row is not scored
             return [_NULL] * len(ids)
         at, keys, texts = 0, tables.keys, tables.texts
         pairs = step.alternatives(row, keys)
         tops = []
         for token_id, logprob in zip(ids, logprobs, strict=True):
             key, others = keys[token_id], pairs[at : at + 2 * top_k]
-            # The token has the same name here as in the list of tokens.
+            # The token has the same name in both lists.
             members = [_EMPTY_KEY if texts[token_id] == _EMPTY else key, logprob]
             for other, value in zip(others[0::2], others[1::2], strict=True):
                 if other != key:
@@ -169,7 +169,7 @@ class Lists(MemberWriter):
 
 @dataclass
 class Entries(MemberWriter):
-    """Logprobs in the format of chats: an object for each token, which contains its alternatives."""
+    """Writes logprobs in the format of chats: an object for each token, which contains its alternatives."""
 
     name: bytes = b'"logprobs":'
     form: bytes = b'{"content":[%b],"refusal":null}'
@@ -200,7 +200,7 @@ class Entries(MemberWriter):
 
 @dataclass
 class IdEntries(Entries):
-    """Logprobs in the format of /inference/v1/generate: as in chats, but by token ids, with the token itself first."""
+    """Writes logprobs in the format of /inference/v1/generate, which resembles that of chats but uses token ids."""
 
     form: bytes = b'{"content":[%b]}'
 
@@ -220,14 +220,14 @@ class IdEntries(Entries):
             for number, (other, value) in enumerate(others[at : at + top_k], 1):
                 if other != token_id:
                     tops.append(_ID_ENTRY % (other, value, b"%d" % number))
-            # Tokens that the request named have no rank.
+            # Alternatives that the request chose have no rank.
             tops = tops[: top_k or 1] + [_ID_ENTRY % (int(other), value, _NULL) for other, value in named or ()]
             entries.append(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(tops)))
         return (b",".join(entries),)
 
 
 class TokenExtras(MemberWriter):
-    """`token_extras`: an object for each token with its other logprob, entropy, given logprobs and mask."""
+    """Writes `token_extras`: an object for each token with its other logprob, entropy, chosen logprobs and mask."""
 
     name = b'"token_extras":'
 
@@ -253,7 +253,7 @@ def _extras_object(extras: Extras) -> bytes:
 
 
 class Columns(MemberWriter):
-    """Little-endian arrays in base64: the number of tokens, of each token's alternatives, and five columns."""
+    """Writes columns as little-endian arrays in base64: the numbers of tokens and alternatives, and five columns."""
 
     form = b",".join([b'"%b":"%%b"' % name for name in _COLUMNS])
     separator = b""
@@ -298,9 +298,9 @@ def _in_base64(parts: Iterable[bytearray]) -> Iterator[bytes]:
 
 
 def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
-    """Yield the elements of vLLM's `prompt_logprobs`, for some tokens of the prompt at a time.
+    """Yield the elements of vLLM's `prompt_logprobs`, some tokens of the prompt at a time.
 
-    An element is null for an unscored token; otherwise it has logprob, rank and text, by token id.
+    The element of an unscored token is null. The element of a scored token has logprob, rank and text, by token id.
     """
     yield b",".join([b"null"] * scores.position)
     entry = b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
@@ -319,9 +319,9 @@ def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[by
 
 
 def _echoed(prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables) -> Iterator[Piece]:
-    """Yield the elements of the four lists of a completion, for some tokens of the prompt at a time.
+    """Yield the elements of the four lists of a completion, some tokens of the prompt at a time.
 
-    The first token has no logprob. Each other token is among its own alternatives.
+    The first token has no logprob. Each later token is one of its own alternatives.
     """
     texts, characters = tables.texts, vocabulary.characters
     yield texts[prompt[0]], b"null", b"null", b"0"
@@ -338,7 +338,7 @@ def _echoed(prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary,
 
 
 def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tuple[int, bytes]]]]]:
-    """Yield some milliseconds' worth of positions at a time: token, logprob, rank, and alternatives with logprobs."""
+    """Yield lists of positions. A position has the token, its logprob, its rank and its alternatives."""
     width = scores.alternative_logprobs.shape[1]
     at_once = max(1, _MOST_VALUES // (_VALUES_OF_POSITION + width))
     for begin in range(0, scores.token_ids.size, at_once):
@@ -353,9 +353,9 @@ def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tu
 def _given(
     step: RenderedStep, row: int, count: int, table: Mapping[int, bytes]
 ) -> list[list[tuple[bytes, bytes]] | None]:
-    """Return, for each token, the table values and logprobs of the given tokens.
+    """Return, for each token of the row, the table values and the logprobs of the tokens that the request chose.
 
-    The values are None for extras that were dropped on the way.
+    The values are None if the worker dropped the extras.
     """
     ids = step.ids[step.begins[row] :]
     found: list[list[tuple[bytes, bytes]] | None] = []
@@ -363,7 +363,7 @@ def _given(
         if extras is None:
             found.append(None)
             continue
-        # The token itself stands before them.
+        # The sampled token precedes the chosen tokens.
         others = {other: logprob for other, logprob in extras.given_logprobs if other != token_id}
         values = numbers_as_json(np.array(list(others.values()), np.float32))
         found.append(list(zip(map(table.__getitem__, others), values, strict=True)))

@@ -17,18 +17,18 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "prompt": "messages",
 }
-"""The name of this body's field for each field of a chat with another name."""
+"""Names of this body's fields by the names of a chat's fields, if the names differ."""
 _BILLING = "x-anthropic-billing-header"
-"""The beginning of a text that Claude Code adds to the system prompt and that differs in each request.
+"""The beginning of a text that Claude Code adds to the system prompt and changes in every request.
 
-It is dropped, as in vLLM.
+As in vLLM, the text is dropped.
 """
 _Choice = Literal["auto", "any", "tool", "none"]
 _Thinking = Literal["enabled", "disabled", "adaptive"]
 
 
 class Block(Body, kw_only=True, tag_field="type"):
-    """A part of a message."""
+    """One part of a message."""
 
 
 class TextBlock(Block, kw_only=True, tag="text"):
@@ -153,7 +153,7 @@ _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "vllm_xargs", 
 
 
 def chat_of(body: TokenCount) -> bodies.Chat:
-    """Return a body as a chat; raises an ApiError that names the body's field."""
+    """Return a body as a chat. Raises an ApiError that names the field of this body."""
     texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
     system = "".join(each for each in texts if not each.startswith(_BILLING))
     messages = [bodies.Message(role="system", content=system)] if system else []
@@ -187,7 +187,7 @@ def chat_of(body: TokenCount) -> bodies.Chat:
 
 
 def _messages(turn: Turn, where: str) -> Iterator[bodies.Message]:
-    """Yield a turn's messages: first the results of tools, each a message, then the rest."""
+    """Yield the messages of a turn: first one message for each result of a tool, then the other parts."""
     if isinstance(turn.content, str):
         yield bodies.Message(role=turn.role, content=turn.content)
         return

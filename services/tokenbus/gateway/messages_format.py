@@ -26,7 +26,7 @@ _ERRORS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Error types by status, besides `api_error` and `invalid_request_error`."""
+"""Anthropic's error types by status. Other statuses have the type `api_error` or `invalid_request_error`."""
 _SERVER_ERROR = 500
 _TEXT = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
@@ -40,7 +40,7 @@ def message_error(error: ApiError) -> dict[str, Any]:
 
 
 class MessagesFormat(Format):
-    """Writes one answer."""
+    """Writes one answer of /v1/messages."""
 
     def __init__(self, request: CompletionRequest, request_id: int) -> None:
         self._request = request
@@ -103,7 +103,7 @@ class MessagesFormat(Format):
         yield b"," + orjson.dumps({"usage": self._usage(tokens, cached)})[1:]
 
     def _usage(self, tokens: int, cached: int | None = None) -> dict[str, int]:
-        """Return token counts; Anthropic's input tokens do not include cached ones."""
+        """Return the token counts. Anthropic's `input_tokens` excludes cached tokens."""
         prompt = self._request.prompt_tokens
         if cached is None:
             return {"input_tokens": prompt, "output_tokens": tokens}
@@ -140,7 +140,7 @@ def _ending(end: Ending | None, *, has_calls: bool) -> dict[str, str | None]:
 def _tool_uses(calls: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        with suppress(ValueError):  # the answer ended in the middle of the arguments
+        with suppress(ValueError):  # the answer ended within the arguments
             yield {"type": "tool_use", "id": _new_id(), "name": name, "input": orjson.loads(arguments)}
 
 

@@ -27,11 +27,11 @@ _NULLS_OF_ANSWER = (
 _NULLS_OF_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _NULLS_OF_USAGE = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
 _NULLS_OF_PROMPT = dict.fromkeys(("created_cache_tokens", "multimodal_tokens"))
-"""Fields of vLLM's answers that the gateway never fills; OpenAI's client has no attribute for an absent field."""
+"""Fields that are null but present as in vLLM's answers. OpenAI's client has no attribute for an absent field."""
 
 
 class Envelope(Format):
-    """Writes one answer; the bytes that all of its chunks share are encoded once."""
+    """Writes one answer. The bytes that all chunks of the answer share are encoded once."""
 
     _nulls_of_answer = _NULLS_OF_ANSWER
 
@@ -48,13 +48,13 @@ class Envelope(Format):
         self._going_on = b"," + _NO_END + self._no_ids + b"}]%b}\n\n" % usage_later
         shows_prompt_ids = request.wants_ids and request.is_streamed and not self._has_one_prompt
         self._unbegun = set(range(request.choices)) if shows_prompt_ids else set()
-        """Choices whose first chunk, which contains the prompt's ids, is not yet written."""
+        """Indexes of the choices whose first chunk, with the ids of the prompt, is not yet written."""
         calls = (call_writer(request.forced, request.auto) for _ in range(request.choices))
         self._call_writers = [each for each in calls if each is not None]
 
     @property
     def _has_one_prompt(self) -> bool:
-        """Whether the answer, not each choice, has the members for the prompt, and logprobs are a list of objects."""
+        """Whether the format is that of chats: prompt members once per answer, and logprobs as a list of objects."""
         return self._request.is_chat
 
     def _first_members(self, name: str) -> dict[str, object]:
@@ -141,7 +141,7 @@ class Envelope(Format):
         return b"".join(chunks)
 
     def chunk(self, choice: Choice, text: str, pieces: Sequence[Piece]) -> bytes:
-        """Return a row's chunk; empty if there is nothing new except the beginning of a call."""
+        """Return the chunk of a row, or empty bytes if the row only begins a call."""
         index, end = choice.index, choice.ending
         written_text = self._text_member and self._text_member % orjson.dumps(text)
         if self._call_writers:
@@ -239,7 +239,7 @@ class Envelope(Format):
 
 
 class GenerateFormat(Envelope):
-    """Writes one answer of vLLM's /inference/v1/generate: token ids, and also the text if requested."""
+    """Writes one answer of vLLM's /inference/v1/generate: the token ids, and the text if requested."""
 
     _has_one_prompt = True
     _nulls_of_answer = b',"metrics":null,"kv_transfer_params":null,"ec_transfer_params":null'

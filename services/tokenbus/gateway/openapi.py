@@ -1,4 +1,4 @@
-"""The OpenAPI document: request bodies from the types that check them; routes and answers by hand."""
+"""The OpenAPI document. Request bodies come from the types that check them, routes and answers from this module."""
 
 from importlib.metadata import version
 from typing import Any
@@ -33,7 +33,7 @@ _STREAMED = {
     "/inference/v1/generate": ("Continue token ids.", "Generate", "GenerateAnswer"),
     "/inspect": ("Stream tokens with all their facts.", "Inspection", None),
 }
-"""Routes whose answers may be streamed: summary, body, and answer as one object."""
+"""Routes whose answers may be streamed, with a summary and the types of the body and of the whole answer."""
 _WHOLE = {
     "/v1/chat/completions/batch": ("Continue several chats.", "ChatBatch", "ChatAnswer"),
     "/v1/messages/count_tokens": ("Count a chat's tokens.", "TokenCount", "TokenCountAnswer"),

@@ -15,11 +15,11 @@ _MEMBERS = {
     "grammar": ("grammar", "text"),
     "structural_tag": ("structural_tag", "tag"),
 }
-"""For each name of a form in bodies, the contract's member and its text field."""
+"""The contract's member, and the member's text field, for each form of output that a body can name."""
 _OF_JSON = ("json", "structural_tag")
 _PARTS_OF_TAGS = ("format", "structures", "triggers")
 _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-"""JSON Schema of the arguments of a function without a schema."""
+"""Default JSON Schema for the arguments of a function."""
 
 
 def structured_output(body: bodies.Generation) -> dict[str, Any] | None:
@@ -86,10 +86,10 @@ def form_of_vllm(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ForcedCall(NamedTuple):
-    """A call that the output is forced to be."""
+    """A function call that makes up the whole output."""
 
     name: str | None
-    """The function; None: any function, and the output is a list of objects with `name` and `parameters`."""
+    """The function's name. If the name is None, the output is a list of objects with `name` and `parameters`."""
     schema: str
 
 
@@ -101,7 +101,7 @@ class AutoCalls(NamedTuple):
 
 
 def auto_calls(body: bodies.Chat, parser: str) -> AutoCalls | None:
-    """Return how to find calls in an output that is not forced to be a call; None: there are none."""
+    """Return how to find calls in an output, or None if the output has no calls or must be a call."""
     if not parser or not body.tools or body.tool_choice not in (None, "auto"):
         return None
     return AutoCalls(parser, body.parallel_tool_calls is False)
@@ -117,7 +117,7 @@ def take_older_names(body: bodies.Chat) -> None:
 
 
 def tools_of(body: bodies.Chat | bodies.Tokenization) -> list[dict[str, Any]]:
-    """Return a body's tools in the form of chat templates; raises an ApiError."""
+    """Return a body's tools in the form of chat templates. Raises an ApiError."""
     tools = []
     for tool in body.tools or ():
         function = msgspec.structs.asdict(tool.function)
@@ -129,7 +129,7 @@ def tools_of(body: bodies.Chat | bodies.Tokenization) -> list[dict[str, Any]]:
 
 
 def forced_call(body: bodies.Chat, tools: Sequence[Mapping[str, Any]]) -> ForcedCall | None:
-    """Return the function that a body forces the model to call, if any; raises an ApiError."""
+    """Return the call that a body forces the model to make, if any. Raises an ApiError."""
     choice = body.tool_choice
     if choice is None or choice == "none":
         return None
@@ -168,6 +168,6 @@ def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) ->
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
     if is_one:
         schema["maxItems"] = 1
-    if definitions:  # references to them start at the root
+    if definitions:  # references to definitions start at the root
         schema["$defs"] = definitions
     return schema

@@ -1,4 +1,4 @@
-"""The processor's status for the page, and whether its workers take requests."""
+"""The processor's status, for the inspector's page and for readiness."""
 
 import asyncio
 import math
@@ -12,11 +12,11 @@ from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatu
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 
 _FRESH_SECONDS = 0.5
-"""How long a status is reused, unless a caller needs a new one."""
+"""Number of seconds for which a status is reused, unless a caller needs a new one."""
 
 
 class StatusCache:
-    """Asks the processor for its status over the bus, and shares the answer between callers."""
+    """Asks the processor for its status over the bus. Callers share the answer."""
 
     def __init__(self, client: Client, timeout_ms: int) -> None:
         self._client = client
@@ -26,7 +26,7 @@ class StatusCache:
         self._asked_at = -math.inf
 
     async def get(self, *, is_new: bool = False) -> ProcessorStatus:
-        """Return the status, or raise a TimeoutError; if `is_new`, one that was requested after the call."""
+        """Return the status. If `is_new`, the status is requested after this call. Raises a TimeoutError."""
         since = time.monotonic() - (0 if is_new else _FRESH_SECONDS)
         async with self._lock:
             if self._asked_at < since:
@@ -42,9 +42,9 @@ class StatusCache:
 
 
 def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bool:
-    """Return whether a mixed worker, or both a prefill and a decode worker, are connected for one of the models.
+    """Return whether any model has a connected mixed worker, or a connected prefill worker and decode worker.
 
-    Stalled workers take no requests.
+    Stalled workers do not count.
     """
     connected = [worker for worker in workers if worker.is_connected and not worker.is_stalled]
     decoding = {worker.model for worker in connected if worker.role == WorkerRole.WORKER_ROLE_DECODE}

@@ -18,25 +18,25 @@ T = TypeVar("T")
 Prompt = str | list[int]
 """A text or token ids."""
 _MAX_PROMPTS_SHARE = 4
-"""An answer's prompts, each counted `n` times, have at most 4 times gateway.max_prompt_tokens together."""
+"""Bound of the tokens of all prompts, each counted `n` times, as a multiple of gateway.max_prompt_tokens."""
 _MAX_VARIABLES_BYTES = 65_536
 _RESERVED = frozenset({
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
     *("chat_template", "tokenize"),
 })  # fmt: skip
-"""Names that `chat_template_kwargs` may not set: other fields set them, or they are not variables."""
+"""Names that `chat_template_kwargs` may not contain, because other fields set them or they are no variables."""
 _ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
 class Cut(NamedTuple):
-    """How to cut prompts that are too long, as in vLLM."""
+    """How to cut prompts that are too long, with the same rules as in vLLM."""
 
     most: int
     side: str | None
-    """The side that loses tokens, `left` or `right`; None: the left side of the text, after its special tokens."""
+    """The side that loses tokens, `left` or `right`. None means the left side of the text after the special tokens."""
 
     def of(self, ids: list[T], text_begins: int = 0) -> list[T]:
-        """Return the kept tokens (or their places) of a prompt whose text begins at `text_begins`."""
+        """Return the kept tokens, or their places, of a prompt whose text begins at the index `text_begins`."""
         excess = len(ids) - self.most
         if excess <= 0:
             return ids
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
 
 class PromptEncoder:
-    """Encodes prompts; every method raises an ApiError that names the field."""
+    """Encodes prompts. Every method raises an ApiError that names the wrong field."""
 
     def __init__(self, settings: GatewaySettings, vocabulary: Vocabulary) -> None:
         self._most = settings.max_prompt_tokens
@@ -73,9 +73,9 @@ class PromptEncoder:
         return encoded
 
     def prompt(self, prompt: Prompt, name: str, *, adds_special: bool = True, cut: Cut | None = None) -> list[int]:
-        """Return the ids of a text, with the model's special tokens around it if `adds_special`.
+        """Return the token ids of a text, with the model's special tokens around the text if `adds_special`.
 
-        Ids are returned as they are.
+        A prompt of token ids is returned unchanged, unless `cut` shortens it.
         """
         if not isinstance(prompt, str):
             return prompt if cut is None else cut.of(prompt)
@@ -87,12 +87,12 @@ class PromptEncoder:
         return ids
 
     def spans(self, prompt: Prompt, *, adds_special: bool, cut: Cut | None = None) -> list[tuple[int, int]] | None:
-        """Return the character ranges of a prompt's tokens in its text, or None if the tokenizer does not tell them."""
+        """Return the character ranges of a prompt's tokens, or None if the tokenizer does not report them."""
         found = self._vocabulary.spans(prompt, adds_special=adds_special) if isinstance(prompt, str) else None
         return None if found is None else self._cut(found[1], str(prompt), found[0], cut, adds_special=adds_special)
 
     def _cut(self, values: list[T], text: str, ids: list[int], cut: Cut | None, *, adds_special: bool) -> list[T]:
-        """Cut a list that has a value for each token of a text."""
+        """Cut a list of values, one for each token of a text."""
         if cut is None or len(ids) <= cut.most:
             return values
         return cut.of(values, _begin_of(self._vocabulary.encode_chat(text), ids) if adds_special else 0)
@@ -103,18 +103,18 @@ class PromptEncoder:
         return text
 
     def chat(self, body: Chat | Tokenization, tools: Sequence[Any], cut: Cut | None = None) -> list[int]:
-        """Return the ids of a body's chat."""
+        """Return the token ids of the chat in a body."""
         text, adds_special = self.chat_text(body, tools)
         return self.prompt(text, "messages", adds_special=adds_special, cut=cut)
 
     def chat_text(self, body: Chat | Tokenization, tools: Sequence[Any]) -> tuple[str, bool]:
-        """Return the text of a body's chat, and whether its prompt needs the model's special tokens around the text.
+        """Return the text of the chat in a body, and whether to add the model's special tokens around the text.
 
-        The text ends at the beginning of the assistant's next message by default.
+        By default, the text ends where the assistant's next message begins.
 
-        `auto` is the model's own template, or `text` if the tokenizer belongs to no model. `text`: the messages' texts,
-        one per line, for models that continue any text and know no roles. `roles`: a line for each message, `User:
-        ...`, and `Assistant:` at the end. The last two do not show tools.
+        The template `auto` is the model's own, or `text` if the tokenizer belongs to no model. The template `text`
+        writes the messages' texts, one per line, for models that know no roles. The template `roles` writes a line such
+        as `User: ...` for each message, and `Assistant:` at the end. Only a model's own template shows tools.
         """
         messages = messages_of(body)
         if self._template == "auto" and self._vocabulary.is_of_model:
@@ -123,7 +123,7 @@ class PromptEncoder:
             try:
                 continues = bool(body.continue_final_message)
                 text = template.render(messages, tools, variables, continues_last=continues, most=most)
-            except ValueError as error:  # a ChatTemplateError
+            except ValueError as error:  # ValueError includes ChatTemplateError
                 raise invalid("messages", f"the model's chat template refuses them: {error}") from None
             return text, bool(body.add_special_tokens)
         variables_of(body)
@@ -140,13 +140,13 @@ class PromptEncoder:
 
 
 def _begin_of(text: list[int], ids: list[int]) -> int:
-    """Return where a text's tokens begin among its ids with special tokens around them."""
+    """Return the index at which the text's tokens begin in `ids`, which may have special tokens around them."""
     most = len(ids) - len(text)
     return next((begin for begin in range(most + 1) if ids[begin : begin + len(text)] == text), 0)
 
 
 def echoed_text(body: Chat) -> str:
-    """Return the echo of a chat: the text of its last message, if the answer has the same role."""
+    """Return the echo of a chat: the text of the last message if the answer has the same role."""
     last = messages_of(body)[-1]
     return _text_of(last["content"]) if last["role"] == "assistant" or not body.add_generation_prompt else ""
 
@@ -168,13 +168,13 @@ def variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = No
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
     documents = {} if body.documents is None else {"documents": body.documents}
     effort = body.reasoning_effort if isinstance(body, Chat) else None
-    if effort is not None:  # as in vLLM: another variable tells whether the model thinks at all
+    if effort is not None:  # as in vLLM, another variable enables thinking
         variables = {"enable_thinking": effort != "none", **variables, "reasoning_effort": effort}
     return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
 
 
 def messages_of(body: Chat | Tokenization) -> list[dict[str, Any]]:
-    """Return the messages in the form of chat templates; OpenAI's older functions become tools."""
+    """Return the messages in the form of chat templates, with OpenAI's older functions as tools."""
     messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
     for index, message in enumerate(messages):
         parts = message["content"]

@@ -1,4 +1,4 @@
-"""RenderedStep: a step's columns as lists and JSON, made once, on first use, for all of its requests."""
+"""RenderedStep: the columns of a step as lists and JSON, computed on first use and shared by all requests."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,7 +14,7 @@ from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 
 _BLOCK_ROWS = 32
-"""The number of rows that are written together: few, so that the first row does not wait long for the last."""
+"""Number of rows that are rendered together. The number is small, so that the first row need not wait long."""
 _BATCH_BYTES = 2000
 _LISTED_BYTES = 200
 VALUE_BYTES = 4
@@ -30,7 +30,7 @@ def _listed_begins(place: int) -> "cached_property[list[int]]":
 
 
 class RenderedStep:
-    """One batch. Its columns are lists, and each row takes slices of them, so that a token needs few objects."""
+    """A batch whose columns are lists. A row uses slices of these lists, so that a token needs few objects."""
 
     statuses = _listed("statuses")
     counts = _listed("token_counts")
@@ -58,7 +58,7 @@ class RenderedStep:
         self._alternatives: dict[tuple[int, int], list[bytes]] = {}
 
     def compacted(self) -> "RenderedStep":
-        """Return a step of only the waiting rows, which belong to it from now on."""
+        """Move the waiting rows to a new step without other rows, and return the new step."""
         waiting = list(self.waiting)
         batch, draft = self.batch.select([each.row for each in waiting]), None
         if self.draft is not None:
@@ -72,25 +72,25 @@ class RenderedStep:
 
     @cached_property
     def size(self) -> int:
-        """Memory of the step while rows wait, in bytes."""
+        """Number of bytes of memory that the step takes while rows wait."""
         own = size_of(self.batch) + _LISTED_BYTES * self.batch.token_ids.size
         return own + (0 if self.draft is None else self.draft.size)
 
     @cached_property
     def stops(self) -> dict[int, int]:
-        """The rows that ended by a stop: by row the value of the column `stops`."""
+        """The value of the column `stops` by row, for rows that ended by a stop."""
         batch = self.batch
         stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
         return dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
 
     @cached_property
     def scored(self) -> list[int]:
-        """The number of a row's tokens with logprobs: all or none."""
+        """Number of tokens with logprobs in each row, which is either zero or the number of tokens."""
         return np.diff(self.all_begins[1]).tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def all_begins(self) -> Begins:
-        """Three arrays: where each row's tokens, logprobs and alternatives begin; the last of each is their end."""
+        """Three arrays with the start of each row's tokens, logprobs and alternatives, and with the last row's end."""
         batch = self.batch
         begins = np.zeros((3, batch.row_count + 1), np.int64)
         scored = batch.token_counts * (batch.scorings != Scoring.NONE)
@@ -117,7 +117,7 @@ class RenderedStep:
 
     @cached_property
     def character_begins(self) -> list[int]:
-        """Number of characters that begin before each token, and in total."""
+        """Number of characters that begin before each token, followed by the total."""
         return [0, *accumulate(map(self.vocabulary.characters.__getitem__, self.ids))]
 
     @cached_property
@@ -129,12 +129,12 @@ class RenderedStep:
         return numbers_as_json(self.batch.logprobs)
 
     def alternatives(self, row: int, table: Mapping[int, bytes]) -> list[bytes]:
-        """Return a row's alternatives as JSON, two pieces each: the token's value in a table, and its logprob."""
+        """Return two pieces of JSON for each alternative of a row: the token's value in `table`, and the logprob."""
         begins, block = self.alternative_begins, row // _BLOCK_ROWS * _BLOCK_ROWS
         first = begins[block]
         written = self._alternatives.get((block, id(table)))
         if written is None:
-            if self.waiting:  # its rows may wait long, so no row is written before its turn
+            if self.waiting:  # rows may wait long, so render only the wanted row
                 return self._pairs(begins[row], begins[row + 1], table)
             last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
             written = self._alternatives[block, id(table)] = self._pairs(first, last, table)
@@ -147,10 +147,10 @@ class RenderedStep:
         return written
 
     def rendered(self, row: int, fragments: Fragments) -> tuple[bytes, ...] | None:
-        """Return a row's logprobs as JSON lists without brackets, made from a vocabulary's fragments.
+        """Return the logprobs of a row as JSON lists without brackets, made from a vocabulary's fragments.
 
-        There are three lists for completions: tokens, logprobs and alternatives. For chats, it is one list of objects.
-        None: Python has to write them, see `native`.
+        Completions have three lists: tokens, logprobs and alternatives. Chats have one list of objects. If the compiled
+        renderer cannot write the row, return None.
         """
         block, row_of_block = divmod(row, _BLOCK_ROWS)
         if (block, fragments) not in self._rendered:
@@ -181,7 +181,7 @@ class RenderedStep:
 
 
 class WaitingRow:
-    """A row that waits for a turn: its step, and its number there."""
+    """A row that waits for a turn, given by its step and its number in the step."""
 
     __slots__ = ("row", "step")
 
@@ -194,7 +194,7 @@ def size_of(batch: LogprobBatch) -> int:
 
 
 def numbers_as_json(values: npt.NDArray[np.float32]) -> list[bytes]:
-    """Return numbers as JSON: the shortest decimals that are the same float32."""
+    """Return numbers as JSON, each as the shortest decimal that is read as the same float32."""
     if not values.size:
         return []
     return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",")

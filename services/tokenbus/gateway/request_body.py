@@ -1,4 +1,4 @@
-"""Request bodies: read within bounds, and checked against the types that the OpenAPI document shows."""
+"""Reads request bodies within bounds, and checks them against the types of the OpenAPI document."""
 
 import asyncio
 import re
@@ -22,17 +22,17 @@ from tokenbus.settings.errors import shown
 
 B = TypeVar("B", bound=bodies.Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
-"""How many bytes of a too large body are still read: a client that is cut off while it writes sees no answer."""
+"""Number of bytes of a too large body that are read, because clients see the answer only after writing the body."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
 _MOST_SHOWN = 8
 _MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
-"""The contract's bounds of a stop text, and of a bad word or a salt."""
+"""The contract's bounds, in bytes, of a stop text, and of a bad word or a cache salt."""
 
 
 async def read_body(request: Request, settings: GatewaySettings, held: HeldBody) -> bytearray:
-    """Return a request's body, counted while it is received.
+    """Return the body of a request, counted in `held` while the body is received.
 
-    Raises an ApiError if the body is not declared as JSON, is too large or too slow.
+    Raises an ApiError if the body is not declared as JSON, is too large or arrives too slowly.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -52,7 +52,7 @@ async def _read(request: Request, most: int, held: HeldBody) -> bytearray:
     size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 20 else 0  # noqa: PLR2004
     if size > _MAX_DISCARDED_BYTES:
         raise _too_large(most, size)
-    body, size = bytearray(), 0  # joining pieces would take twice the memory
+    body, size = bytearray(), 0  # joining chunks would take twice the memory
     async for chunk in request.stream():
         size += len(chunk)
         if size <= most:
@@ -70,13 +70,13 @@ def _too_large(most: int, size: int) -> ApiError:
 
 
 class RequestTypes:
-    """The types of the routes' bodies, with bounds from the settings."""
+    """The types of request bodies, with bounds from the settings."""
 
     def __init__(self, settings: Settings) -> None:
         gateway, limits = settings.gateway, settings.limits
         self._token_id = token_id = _integer(0, limits.max_token_id)
         self._ids = _array(token_id, 1, gateway.max_prompt_tokens)
-        # msgspec has no unions of lists: `_prompts` chooses by the type of the first element.
+        # msgspec has no unions of lists, so `_prompts` chooses the type by the first element.
         texts, id_lists = (_array(each, 1, gateway.max_choices) for each in (bodies.Text, self._ids))
         self._several: dict[type, Any] = {str: texts, list: id_lists}
         prompts = [msgspec.json.schema(kind) for kind in (bodies.Text, texts, self._ids, id_lists)]
@@ -115,15 +115,15 @@ class RequestTypes:
         self.ignored: list[str] = []
 
     def read(self, kind: type[B], value: Any) -> B:  # noqa: ANN401 - JSON
-        """Return a body as a type with bounds; raises an ApiError that names the field, the limit and the value.
+        """Convert a body to a type with bounds. Raises an ApiError that names the field, the limit and the value.
 
-        A completion's prompt is returned as a list of prompts.
+        The prompt of a completion becomes a list of prompts.
         """
         for name, member in value.items() if isinstance(value, dict) else [("", value)]:
             if isinstance(member, (dict, list)):
                 check_depth(name, depth_of(member))
         if isinstance(value, dict):
-            # null stands for an absent field.
+            # A null is treated as an absent field.
             value = {name: _integral(member) for name, member in value.items() if member is not None}
         body: B = converted(value, self.bounded[kind])
         self.ignored = ignored_fields(body, value)
@@ -144,7 +144,7 @@ class RequestTypes:
             body.logit_bias = self._biases(body.logit_bias)
 
     def _biases(self, given: Any) -> dict[int, float]:  # noqa: ANN401 - JSON
-        # msgspec names neither the key nor the index of a wrong entry.
+        # Errors of msgspec would not name the wrong key or index.
         check(isinstance(given, dict), "logit_bias", "expected object | null", given)
         if len(given) > bodies.MAX_BIASED:
             raise invalid(
@@ -166,7 +166,7 @@ class RequestTypes:
 
 
 def check_texts(body: bodies.Sampling) -> None:
-    """Raise an ApiError for a text that is too long for the contract; the types bound only its characters."""
+    """Raise an ApiError for a text with too many bytes for the contract. The types bound only characters."""
     given = [("stop", body.stop, _MAX_STOP_BYTES)]
     if isinstance(body, bodies.EngineSampling):
         given += [("bad_words", body.bad_words, _MAX_TEXT_BYTES)]
@@ -204,7 +204,7 @@ def _array(kind: Any, low: int, high: int) -> Any:  # noqa: ANN401 - a type
 
 
 def _bounded(kind: type[B], bounds: Mapping[str, Any]) -> type[B]:
-    """Return a type whose fields have these types; fields with a default may also be null."""
+    """Return `kind` with the types in `bounds` for its fields. Fields with a default may also be null."""
     hints, fields = get_type_hints(kind, include_extras=True), []
     for field in msgspec.structs.fields(kind):
         if field.name in bounds:
@@ -214,7 +214,7 @@ def _bounded(kind: type[B], bounds: Mapping[str, Any]) -> type[B]:
 
 
 def _integral(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return numbers such as 5.0 as integers, as JSON Schema does; msgspec would refuse them."""
+    """Return numbers such as 5.0 as integers. JSON Schema accepts 5.0 as an integer, msgspec does not."""
     if type(value) is float:
         return int(value) if value.is_integer() else value
     if type(value) is list and not {float, list}.isdisjoint(map(type, value)):

@@ -1,4 +1,4 @@
-"""AnswerResponse: sends an answer, aborts it if its client disconnects, and cuts off clients that do not read."""
+"""AnswerResponse: sends an answer, and aborts it if the client disconnects or does not read."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ RAW_SEND = "tokenbus.send"
 NO_STORE = {"cache-control": "no-store"}
 _NS = 1_000_000_000
 _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
-"""A window of 4 KiB, longer than any event: a compressor then takes 40 kB for each stream instead of 260."""
+"""zlib's parameters. A window of 4 KiB is longer than an event, and takes 40 kB per stream instead of 260 kB."""
 _PIECE_BYTES = 65_536
 _LONG_BYTES = 16_384
-"""Compressing more takes long, so answers take turns."""
+"""Number of bytes above which compressing takes so long that answers take turns."""
 _STREAMED = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
@@ -40,14 +40,14 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def _written_load(form: str, load: Mapping[str, float]) -> bytes:
-    """Return a load report in a format of ORCA, for proxies that choose servers by load."""
+    """Return the load in a format of ORCA, for proxies that choose servers by load."""
     if form.lower() == "json":
         return b"JSON " + orjson.dumps({"named_metrics": load})
     return "TEXT {}".format(", ".join(f"named_metrics.{name}={value}" for name, value in load.items())).encode()
 
 
 class AnswerResponse(Response):
-    """Sends one answer to its client."""
+    """Sends one answer to the client."""
 
     def __init__(self, answer: Answer, name: str, close: Callable[[], None], gateway: Gateway) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class AnswerResponse(Response):
         try:
             await self._send_all(scope, receive, send)
         except asyncio.CancelledError:
-            # The client disconnected, which is not a failure; any other cancellation is passed on.
+            # If the client disconnected, this cancellation ends here. Other cancellations are passed on.
             if not disconnecting.done() or disconnecting.cancelled():
                 raise
             if sending is not None:
@@ -87,7 +87,7 @@ class AnswerResponse(Response):
                     "slow", _log.warning, "answer ended: its client reads too slowly", **values
                 )
             self._close_requests()
-            # Rows that still arrive are dropped.
+            # Later rows are dropped.
             self._answer.queue.close()
             self._answer.drop()
             self._buffers.leave(self._answer)
@@ -145,7 +145,7 @@ class AnswerResponse(Response):
         while not first.is_last:
             await queue.ready()
             await self._let_others_run()
-            # Bytes that wait for room stay in the queue, where they are counted and can be dropped.
+            # While the connection is full, bytes stay in the queue, which counts them and can drop them.
             has_room = connection is None or not connection.is_full or await connection.has_room()
             if connection is not None and (queue.is_broken or not has_room):
                 self._counts.cut_clients += 1
@@ -157,7 +157,7 @@ class AnswerResponse(Response):
             await self._send(send, first)
 
     async def _let_others_run(self) -> None:
-        """Let other tasks run before a long part is sent: a fast client's empty socket never makes this task wait."""
+        """Let other tasks run before a long part is sent, because with a fast client, sending never waits."""
         queue = self._answer.queue
         if queue.has_parts or (self._gzip is not None and queue.length > _LONG_BYTES):
             await self._buffers.turns.next()
@@ -167,7 +167,7 @@ class AnswerResponse(Response):
     def _connect(self, connection: Connection, write: ChunkWriter | None) -> None:
         queue, choices = self._answer.queue, self._answer.choices
         queue.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
-        if self._gzip is None and len(choices) == 1:  # events of another choice could split a partly sent event
+        if self._gzip is None and len(choices) == 1:  # other choices could write within a partly sent event
             queue.direct, connection.stream = write, choices[0].stream
 
     async def _send(self, send: Send, sending: Sending) -> None:
@@ -180,7 +180,7 @@ class AnswerResponse(Response):
 
 
 class LongResponse(Response):
-    """Sends a long answer in pieces, as its client reads it; the unsent bytes are counted like a body's."""
+    """Sends a long answer in pieces as the client reads. The answer counts like a request body."""
 
     def __init__(self, data: bytes, who: str, gateway: Gateway) -> None:
         super().__init__(media_type=JSON)
@@ -189,7 +189,7 @@ class LongResponse(Response):
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
-        """Send the answer; cut off a client that reads nothing, or for which too many answers wait."""
+        """Send the answer. Clients that do not read, or that have too many waiting answers, are cut off."""
         headers = [
             (b"content-type", JSON.encode()),
             (b"content-length", b"%d" % len(self._data)),
@@ -214,7 +214,7 @@ class LongResponse(Response):
 
 
 class _Gzip:
-    """One answer's compressor; its client can decompress each write at once."""
+    """The compressor of one answer, which makes each write readable at once."""
 
     def __init__(self) -> None:
         self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_BITS, _GZIP_MEMORY)
@@ -225,7 +225,7 @@ class _Gzip:
     def before(self, write: Write, connection: Connection) -> Write:
 
         def compressed(chunk: bytes, *produced_at_ns: int) -> bool:
-            """Write a chunk, but not to a full connection: a chunk cannot be compressed twice."""
+            """Write a chunk unless the connection is full, because a refused chunk could not be compressed again."""
             return not connection.is_full and write(self.compress(chunk), *produced_at_ns)
 
         return compressed

@@ -21,9 +21,9 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "reasoning_effort": "reasoning.effort",
 }
-"""The name of this body's field for each field of a chat with another name."""
+"""Names of this body's fields by the names of a chat's fields, if the names differ."""
 _LOGPROBS, _NEAR = "message.output_text.logprobs", 0.85
-"""The value that includes logprobs, and the similarity (difflib's ratio) at which a value counts as a misspelling."""
+"""The value that asks for logprobs, and the minimum similarity (difflib's ratio) of a misspelled value."""
 _Kind = Literal["function"]
 _WhichTools = Literal["none", "auto", "required"]
 _Status = Literal["in_progress", "completed", "incomplete"]
@@ -31,23 +31,23 @@ _Truncation = Literal["disabled", "auto"]
 
 
 class InputText(Body, kw_only=True, tag_field="type", tag="input_text"):
-    """A client's text."""
+    """A text from the client."""
 
     text: Annotated[Content, says("The text.")]
 
 
 class OutputText(InputText, kw_only=True, tag="output_text"):
-    """A model's text."""
+    """A text from the model."""
 
 
 class Refusal(Body, kw_only=True, tag_field="type", tag="refusal"):
-    """A model's refusal."""
+    """A refusal from the model."""
 
     refusal: Annotated[Content, says("The text.")]
 
 
 class Thought(Body, kw_only=True):
-    """A model's thought."""
+    """A thought of the model."""
 
     type: Annotated[Literal["reasoning_text"], says("The kind of part.")]
     text: Annotated[Content, says("The text.")]
@@ -68,7 +68,7 @@ class Item(Body, kw_only=True, tag_field="type"):
 
 
 class InputMessage(Item, kw_only=True, tag="message"):
-    """A message; its type may be left out."""
+    """A message. Clients may omit the type."""
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], says("The message's author.")]
     content: Annotated[Content | _Parts, says("The text, or its parts.")]
@@ -163,7 +163,7 @@ _SAME = (*bodies.FullSampling.__struct_fields__, "model", "stream", "parallel_to
 
 
 def typed(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a body whose messages have the type `message`, which clients may leave out."""
+    """Return a body in which items without a type have the type `message`."""
     items = value.get("input") if isinstance(value, dict) else None
     if not isinstance(items, list):
         return value
@@ -175,7 +175,7 @@ def typed(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def chat_of(body: Responses) -> bodies.Chat:
-    """Return a body as a chat; raises an ApiError that names the body's field."""
+    """Return a body as a chat. Raises an ApiError that names the field of this body."""
     included = body.include or ()
     has_logprobs = _LOGPROBS in included
     for index, each in enumerate(included):
@@ -203,7 +203,7 @@ def chat_of(body: Responses) -> bodies.Chat:
 
 
 def echoed(body: Responses) -> dict[str, Any]:
-    """Return the members that an answer repeats, with defaults for absent ones."""
+    """Return the members of a body that the answer repeats, with defaults for absent members."""
     text: dict[str, Any] = {} if body.text is None else _given(body.text)
     choice = body.tool_choice or "auto"
     return {
@@ -243,7 +243,7 @@ def _messages(body: Responses) -> list[bodies.Message]:
 
 
 def _add_to_answer(messages: list[bodies.Message], item: InputMessage | FunctionCall | ReasoningItem) -> None:
-    """Add an item to the assistant's last message, or begin one: thoughts, text and calls are one message."""
+    """Add thoughts, a text or a call to the assistant's last message, or begin such a message."""
     last = messages[-1] if messages and messages[-1].role == "assistant" else None
     if isinstance(item, FunctionCall):
         function = bodies.CalledFunction(name=item.name, arguments=item.arguments)

@@ -19,11 +19,11 @@ _TOO_MANY_REQUESTS = 429
 _NO_LOGPROBS, _MARK = b"[]", b"\0"
 _TEXT_BYTES = 60
 _AGAIN = 4
-"""How often the last events repeat an item's text: in the item, in its part, and at the end of each."""
+"""Number of times that the last events repeat the text of an item."""
 
 
 class ResponsesFormat(Format):
-    """Writes one answer; Python writes all of its events, because they are numbered."""
+    """Writes one answer of /v1/responses. Python writes all events, because they are numbered."""
 
     def __init__(self, request: CompletionRequest, request_id: int) -> None:
         self.kept = 0
@@ -80,7 +80,7 @@ class ResponsesFormat(Format):
             message = self._calls.message(text)
             text = message["content"]
             calls = [call["function"] for call in message.get("tool_calls", ())]
-        # The logprobs replace a placeholder byte that cannot occur in JSON.
+        # Write a placeholder that cannot occur in JSON, which the logprobs replace later.
         part = _text(text, _MARK if beside else _NO_LOGPROBS)
         output = [self._message(status, [part])] * (self._calls is None or bool(text))
         output += [_call(each["name"], each["arguments"], status) for each in calls]

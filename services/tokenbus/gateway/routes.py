@@ -1,4 +1,4 @@
-"""Routes: the handlers of all paths, and of errors."""
+"""Routes: the HTTP handlers of all paths and of errors."""
 
 import asyncio
 import json
@@ -62,16 +62,16 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/inference/v1/generate": ("generation", GenerateFormat),
     "/inspect": ("inspection", InspectorFormat),
 }
-"""The reader's method for a route's bodies, and the format of its answers."""
+"""The reader's method for a route's bodies and the format of the route's answers, by path."""
 _UNWATCHED_SECONDS = 0.05
-"""Most texts are encoded so fast that it does not pay to watch for a disconnect before this time."""
+"""Time, in seconds, before the gateway watches for a disconnect. Most texts are encoded within that time."""
 _IDS = 2**64
 _ADAPTER = b"x-amzn-sagemaker-adapter-identifier"
 _MOST_NAME = 256
 _OF_MODEL_BYTES = 2_048
-"""The size of a text that any model's tokenizer encodes within a millisecond or two."""
+"""Number of bytes that the tokenizer of any model encodes within about 2 ms."""
 _ADMITTED_AT_ONCE = 4
-"""The number of requests to begin per tick of the event loop: beginning one costs as much as writing about 30 rows."""
+"""Number of requests to begin per tick of the event loop. Beginning a request costs as much as writing 30 rows."""
 
 
 class Routes:
@@ -84,9 +84,9 @@ class Routes:
         self._began = int(time.time())
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
         self._quick_bytes = _OF_MODEL_BYTES if gateway.vocabulary.is_of_model else SHORT_BYTES
-        """The largest body that is read in this process, where it takes no more time than a step's rows.
+        """Maximum number of bytes of a body that is read in this process, which takes no longer than a step's rows.
 
-        But see `_may_take_long`.
+        `_may_take_long` has the exceptions.
         """
 
     def app(self) -> ASGIApp:
@@ -131,7 +131,7 @@ class Routes:
         async def handle(request: Request) -> Response:
             asked = await self._read(request, kind, unpacked)
             first = secrets.randbits(64) or 1
-            # The answer's id is the id of its first request on the bus; the ids of the others follow it.
+            # The first request's id on the bus is also the answer's id. The other requests have consecutive ids.
             request_ids = [(first + index) % _IDS or _IDS - 1 for index in range(asked.choices)]
             kept = asked.kept()
             answer = (StreamedAnswer if asked.is_streamed else WholeAnswer)(
@@ -147,18 +147,18 @@ class Routes:
         return handle
 
     async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
-        """Return the result of the reader's method `kind` for a request's body; `decode` reads an encoder's result."""
+        """Return the result of the reader's method `kind` for a body. `decode` decodes an encoder's result."""
         gateway = self._gateway
         async with gateway.bodies.hold(owner_of(request.scope)) as held:
             data = await read_body(request, gateway.settings.gateway, held)
-            if not gateway.reader.knows_models:  # a body without a model means the first of them
+            if not gateway.reader.knows_models:  # a body without a model means the first model
                 await gateway.learn_models()
             try:
                 return await self._read_from(request, kind, data, decode)
             except ApiError as error:
                 if error.code != MODEL_NOT_FOUND:
                     raise
-            await gateway.learn_models(is_new=True)  # since then, its worker may have connected, or loaded its adapter
+            await gateway.learn_models(is_new=True)  # the model may be new
             return await self._read_from(request, kind, data, decode)
 
     async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
@@ -183,8 +183,8 @@ class Routes:
         return decode(reply.data)
 
     def _may_take_long(self, value: object) -> bool:
-        """Return whether a short body may take long, for example because a template may loop over its variables."""
-        if self._gateway.reader.bridge is not None:  # a session's last turn may be as long as the context
+        """Return whether even a short body may take long, because a template may loop over the body's variables."""
+        if self._gateway.reader.bridge is not None:  # the last turn may be long
             return True
         return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 
@@ -223,7 +223,7 @@ class Routes:
         answer.who = owner_of(request.scope)
         answer.begin(close)
         try:
-            # Connections bound the memory of short bodies.
+            # The limit on connections bounds the memory of short bodies.
             reserved = asked.scored_bytes + (kept_bytes if kept_bytes > SHORT_BYTES else 0)
             await dispatcher.open(request_ids, asked.generates(caller.tenant), answer, caller, reserved)
         except BaseException as error:
@@ -261,7 +261,7 @@ class Routes:
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
 
     async def _tokenizer_info(self, _request: Request) -> Response:
-        text = json.dumps(self._gateway.vocabulary.config)  # orjson refuses a model_max_length beyond 64 bits
+        text = json.dumps(self._gateway.vocabulary.config)  # orjson refuses a model_max_length above 64 bits
         return Response(text, headers=NO_STORE, media_type=JSON)
 
     async def _session(self, request: Request) -> Response:
@@ -316,7 +316,7 @@ class Routes:
 
 
 class _Page(StaticFiles):
-    """The inspector's files. They load nothing from other sites, and browsers cache them until they change."""
+    """The files of the inspector's page. The page loads nothing from other sites, and browsers may cache it."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
@@ -327,7 +327,7 @@ class _Page(StaticFiles):
 
 
 class _Direct:
-    """Middleware that calls some routes' handlers: the router would take a tenth of a short request's time."""
+    """Middleware that calls the handlers of some routes directly, which saves a tenth of a short request's time."""
 
     def __init__(self, app: ASGIApp, handlers: Mapping[str, _Handler]) -> None:
         self._app = app
@@ -347,7 +347,7 @@ class _Direct:
 
 
 def _headers_of(request: Request, kind: str) -> BodyHeaders:
-    given = dict(reversed(request.scope["headers"]))  # the first of equal headers wins; Starlette is slower
+    given = dict(reversed(request.scope["headers"]))  # the first of equal headers wins
     name = given.get(b"x-request-id", b"").decode("latin-1")
     if len(name) > _MOST_NAME:
         raise invalid("x-request-id", f"at most {_MOST_NAME} characters, got {len(name)}")

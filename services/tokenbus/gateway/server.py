@@ -1,4 +1,4 @@
-"""Serve a gateway over HTTP with uvicorn, and drain it at the end."""
+"""Serves a gateway over HTTP with uvicorn, and drains it at the end."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ from tokenbus.settings import GatewaySettings, Settings, SettingsError
 _log = logger("gateway")
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
-"""The socket's send buffer is an eighth of an answer's buffer, after the kernel doubles this number."""
+"""Ratio of gateway.stream_buffer_bytes to the requested size of a socket's send buffer, which the kernel doubles."""
 LAST_SECONDS = 5
-"""How long clients may take to read the rest of ended answers."""
+"""Number of seconds that clients have at the end to read ended answers."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers; it accepts connections through our Acceptor."""
+    """uvicorn's server without its signal handlers, and with `Acceptor` in place of asyncio's server."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, listening: socket.socket) -> None:
         super().__init__(config)
@@ -53,7 +53,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Run the gateway's periodic work; uvicorn calls this ten times a second."""
+        """Do the gateway's periodic work. uvicorn calls this ten times a second."""
         try:
             self._gateway.tick()
             self._gateway.connections = len(self.acceptor)
@@ -76,10 +76,10 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
-    """Connect to the bus and serve HTTP for as long as `async with` lasts; then drain for gateway.drain_timeout_ms.
+    """Connect to the bus and serve HTTP during the `async with` block. Then drain for gateway.drain_timeout_ms.
 
-    The listening socket closes first, so that the kernel gives new connections to the other processes at the port.
-    Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
+    The listening socket closes first, so that the kernel gives new connections to other gateways at the port. Raises an
+    AddressError if an address cannot be used, and a SettingsError for unsafe settings.
     """
     listening, address = await _listen(settings.gateway)
     room_for_clients = room_for(settings.gateway.most_connections)
@@ -121,16 +121,16 @@ async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
     if settings.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
         raise SettingsError("gateway.reuse_port", "false if the system has no SO_REUSEPORT", actual=True)
     listening, address = await listen("gateway.address", settings.address, reuse_port=settings.reuse_port)
-    # By default the kernel would buffer megabytes for a client that does not read, and they are not counted here.
+    # By default the kernel buffers megabytes, which the gateway does not count, for a client that does not read.
     room = min(settings.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     return listening, address
 
 
 async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
-    """Refuse new requests and wait for open ones; after `seconds` they end with the error `stopping`.
+    """Refuse new requests and wait for open requests. After `seconds`, end the open requests with the error `stopping`.
 
-    Clients that have sent only a part of a request, or do not read their error, are cut off.
+    Clients that have sent only a part of a request, or that do not read the error, are cut off.
     """
     gateway.dispatcher.is_draining = True
     await _wait_until(lambda: not gateway.counts.open_answers, seconds)
@@ -169,7 +169,7 @@ def _check_exposure(settings: GatewaySettings) -> None:
 
 
 class _Handler(logging.Handler):
-    """Passes uvicorn's warnings and errors to the gateway's log; repeated ones are deduplicated."""
+    """Passes uvicorn's warnings and errors to the gateway's log, and deduplicates them."""
 
     def __init__(self, repeated_log: DeduplicatedLog) -> None:
         super().__init__(logging.WARNING)

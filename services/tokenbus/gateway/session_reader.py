@@ -1,4 +1,4 @@
-"""SessionReader: reads a session from the durable log, outside the event loop's thread, and writes it as JSON."""
+"""SessionReader: reads a session from the durable log in another thread, and writes it as JSON."""
 
 import asyncio
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ from tokenbus.settings import Settings
 from tokenbus.settings.errors import shown
 
 MOST_SECONDS = 30.0
-"""The time limit of a read, which passes over the whole log."""
+"""Time limit, in seconds, of a read of the whole log."""
 _TOKEN_BYTES = 11
-"""The minimum size of a token with its values in an answer."""
+"""Minimum number of bytes of a token with its values in an answer."""
 _log = logger("gateway")
 
 
@@ -32,17 +32,17 @@ class SessionReader:
         self._reading: asyncio.Future[bytes] | None = None
 
     async def read(self, name: SessionName) -> bytes:
-        """Return a session as JSON; raises an ApiError."""
+        """Return a session as JSON. Raises an ApiError."""
         if not self._settings.durable_log.address:
             message = "sessions: a gateway with durable_log.address, the log to read, got none"
             raise ApiError(404, message, code="not_found")
-        if not name.owner:  # it is 0 until a processor has welcomed the gateway's client
+        if not name.owner:  # the owner is unknown until a processor accepts the client
             raise ApiError(503, "sessions: a connected processor, got none yet", code="no_processor")
         if self._reading is not None and not self._reading.done():
             raise self._refusal("sessions: one read of the durable log at a time, got one more")
         read = _Read(self._settings, name)
         self._reading = reading = asyncio.ensure_future(asyncio.to_thread(read.run))
-        reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # the client may be gone
+        reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieve the exception
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 return await asyncio.shield(reading)
@@ -61,14 +61,14 @@ class SessionReader:
 
 
 class _Read:
-    """One read of the log, in a thread."""
+    """One read of the log, which runs in a thread."""
 
     def __init__(self, settings: Settings, name: SessionName) -> None:
         self._settings = settings
         self._name = name
         self._most = settings.gateway.answer_bytes
         self.is_over = False
-        """Whether nobody waits for the session any more."""
+        """Whether the caller no longer waits for the session."""
 
     def run(self) -> bytes:
         with TurnReader(name=self._name) as turns:
@@ -138,7 +138,7 @@ def _branch(branch: Branch) -> dict[str, Any]:
     arrays = {
         "token_ids": branch.token_ids,
         "output_mask": branch.is_output.astype(np.uint8),
-        "logprobs": branch.logprobs,  # NaN becomes null
+        "logprobs": branch.logprobs,  # orjson writes NaN as null
         "ranks": branch.ranks,
     }
     return {

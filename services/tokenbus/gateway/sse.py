@@ -1,4 +1,4 @@
-"""Streamed answers: chunks in the form of an API, or the inspector's events."""
+"""Streamed answers: chunks in the format of an API, or events for the inspector."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,13 +27,13 @@ def event(name: str, data: object) -> bytes:
 
 
 class StreamedAnswer(Answer):
-    """Streams an answer's choices, one chunk for each row."""
+    """An answer that is streamed, with one chunk for each row."""
 
     content_type = EVENTS
     is_streamed = True
     _held = 0
     _kept = 0
-    """The part of the form's `kept` that the queue has counted."""
+    """The number of bytes of the format's `kept` that the queue has counted."""
 
     def begin(self, close: Callable[[], None]) -> None:
         super().begin(close)
@@ -41,7 +41,7 @@ class StreamedAnswer(Answer):
             self._begin_stream()
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield the results of its requests; the inspector's requests do not count for a model."""
+        """Return the results of the requests, or nothing for the inspector, whose requests are not counted."""
         return iter(()) if isinstance(self._format, InspectorFormat) else super().outcomes()
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
@@ -64,11 +64,11 @@ class StreamedAnswer(Answer):
             self.queue.close()
 
     def write_prompt(self, parts: Iterable[int]) -> None:
-        """Do nothing, because streams with prompts' scores are refused."""
+        """Do nothing, because the reader refuses streams with prompt scores."""
 
     def begin_with(self, choice: Choice, text: str, rows: Iterable[list[Piece]]) -> None:
         self._begin_stream()
-        # The queue makes these chunks one by one, while new rows already change the choice: they need a copy of it.
+        # Copy the choice: the queue computes these chunks later, when new rows have changed the choice.
         before = copy(choice)
         before.stream = EventStream()
         others = iter(rows)
@@ -85,7 +85,7 @@ class StreamedAnswer(Answer):
             self.queue.put(self._format.beginnings())
 
     def _keep(self) -> bool:
-        """Count the bytes that the last events repeat; return whether the stream goes on."""
+        """Count the bytes that the last events will repeat. Return False if the stream has ended."""
         grown, self._kept = self._format.kept - self._kept, self._format.kept
         self.queue.keep(grown)
         if self._kept > self._settings.answer_bytes:
@@ -98,7 +98,7 @@ class StreamedAnswer(Answer):
 
 
 class InspectorFormat(Format):
-    """Writes tokens with all their facts, as events: `begin`, `row` for each row, `end` or `error`."""
+    """Writes an answer for the inspector as events: `begin`, a `row` for each row, then `end` or `error`."""
 
     def __init__(self, request: CompletionRequest, request_id: int) -> None:
         facts = {"model": request.model, "prompt_tokens": request.prompt_tokens}
@@ -125,7 +125,7 @@ class InspectorFormat(Format):
 
 
 class _Facts(MemberWriter):
-    """Writes a row's event."""
+    """Writes the event of a row."""
 
     name = b""
 
@@ -158,7 +158,7 @@ class _Facts(MemberWriter):
         others = zip(columns.alternative_token_ids.tolist(), columns.alternative_logprobs.tolist(), strict=True)
         for number, (token_id, (other_ids, other_logprobs)) in enumerate(zip(ids, others, strict=False)):
             text, name = self._decoder.decode(pieces[token_id]), _name(step, token_id)
-            # For split characters and special tokens, the text differs from the name.
+            # The name of a split character or a special token differs from the text.
             named = {} if name == text else {"name": name}
             yield {
                 "id": token_id,
@@ -187,7 +187,7 @@ def _draft(step: RenderedStep, row: int, ids: Sequence[int]) -> Iterator[dict[st
 
 
 def _name(step: RenderedStep, token_id: int) -> str:
-    """Return a token's unique name; parts of different characters have the same text."""
+    """Return the unique name of a token. Texts are not unique, because parts of different characters look alike."""
     return str(orjson.loads(step.vocabulary.names[token_id]))
 
 

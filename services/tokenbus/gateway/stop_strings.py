@@ -1,4 +1,4 @@
-"""RunningText: the text of tokens as they arrive, up to a stop string; a character may be split across tokens."""
+"""RunningText: the text of arriving tokens up to a stop string. Tokens may split characters."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -9,20 +9,20 @@ REPLACEMENT = "\ufffd"
 
 
 class Stopping(NamedTuple):
-    """A request's own stop texts."""
+    """The stop texts of a request, and how they apply."""
 
     texts: Sequence[str] = ()
     min_tokens: int = 0
-    """Stop texts that end within the first `min_tokens` tokens do not count."""
+    """Number of tokens at the beginning in which stop texts do not end the request."""
     is_included: bool = False
     shows_special: bool = False
 
 
 class RunningText:
-    """Decodes tokens' bytes, and holds back split characters and possible beginnings of a stop.
+    """Decodes the bytes of tokens, and holds back split characters and possible beginnings of a stop text.
 
-    Bytes that are not UTF-8 become a replacement character once text follows. At the end of a text they count as a
-    split character and are left out, as in vLLM.
+    Bytes that are not UTF-8 become replacement characters when further text follows. At the end of the text, such bytes
+    count as a split character, which is omitted as in vLLM.
     """
 
     __slots__ = ("_broken", "_decoder", "_held", "_least", "_stops", "_tokens", "includes_stop", "is_split", "stop")
@@ -30,9 +30,9 @@ class RunningText:
     def __init__(self, stopping: Stopping | None = None) -> None:
         self._decoder = _UTF8("replace")
         self.is_split = False
-        """Whether the next bytes may complete a character that earlier bytes began."""
+        """Whether the text ends within a character, which the next bytes may complete."""
         self._broken = 0
-        """Number of replacement characters at the end, not yet followed by text."""
+        """Number of replacement characters that are held back at the end."""
         self._stops = () if stopping is None else stopping.texts
         self._least = 0 if stopping is None else stopping.min_tokens
         self._tokens = 0
@@ -54,9 +54,9 @@ class RunningText:
         return self._certain(text) if self._stops else text
 
     def add_until_stop(self, pieces: Iterable[bytes]) -> tuple[str, int]:
-        """Add tokens' bytes one by one until a stop is complete; return the text and the number of tokens added.
+        """Add tokens until a stop text is complete. Return the text and the number of added tokens.
 
-        The text is the same as `add` returns for all of them together.
+        `add` would return the same text for the tokens' joined bytes.
         """
         texts, taken = [], 0
         for piece in pieces:
@@ -99,13 +99,13 @@ class RunningText:
         return text[: len(text) - kept]
 
     def _ends(self, text: str, before: int) -> list[tuple[int, int]]:
-        """Return the ends of stops after the first `before` characters, each with the stop's number."""
+        """Return the end of each stop text found after `before` characters, with the number of the stop text."""
         found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
         return [(begin + len(stop), number) for number, (begin, stop) in enumerate(found) if begin >= 0]
 
 
 def beginning(text: str, stop: str) -> int:
-    """Return how many characters at the end of a text may begin a stop."""
+    """Return the number of characters at the end of `text` that may begin a stop text."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,4 +1,4 @@
-"""TLS: the server's context and its certificate, which may be renewed while the gateway runs."""
+"""TLS: the server's certificate, which may be renewed while the gateway runs."""
 
 import ssl
 from pathlib import Path
@@ -12,7 +12,7 @@ _log = logger("gateway")
 
 
 class Certificate:
-    """A certificate and its key in files; open connections keep the certificate with which they began."""
+    """A certificate and its key in files. Open connections keep the certificate with which they began."""
 
     def __init__(self, settings: GatewaySettings, repeated_log: DeduplicatedLog) -> None:
         self._settings = settings
@@ -21,7 +21,7 @@ class Certificate:
         self.context = _context()
         try:
             self._load()
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # OSError includes ssl.SSLError
             reason = f"{settings.tls_certificate} and {settings.tls_key}: {_reason(error)}"
             raise SettingsError("gateway.tls_certificate", f"a certificate and its key: {reason}", Shown("")) from None
 
@@ -35,9 +35,9 @@ class Certificate:
 
     def _load(self) -> None:
         files = self._settings.tls_certificate, self._settings.tls_key
-        # Try a new context first: a context that has loaded only the certificate or only the key cannot serve.
+        # Try the files in a new context first, because a failure would leave a context useless.
         for context in (_context(), self.context):
-            context.load_cert_chain(*files, password=lambda: "")  # without this, OpenSSL asks on the terminal
+            context.load_cert_chain(*files, password=lambda: "")  # else OpenSSL asks on the terminal
 
 
 def _context() -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""Function calls in answers: CallWriter writes an output that is forced to be calls, and AutoCallWriter any text."""
+"""Function calls in answers: CallWriter for outputs that must be calls, AutoCallWriter for other outputs."""
 
 import json
 import re
@@ -12,29 +12,29 @@ from tokenbus.gateway.output_form import AutoCalls, ForcedCall
 from tokenbus.gateway.tool_parsers import PARSERS, Call, Nesting, written
 
 _CALL = re.compile(r'[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
-"""The beginning of an element of the list that `required` forces as the output."""
+"""The beginning of a call in the list that `tool_choice: required` forces."""
 
 
 class CallDelta(NamedTuple):
-    """A piece of a call in a stream."""
+    """A part of a call in a stream."""
 
     number: int
     name: str | None
-    """The function, in the first piece of a call."""
+    """The function's name in the first part of a call, or else None."""
     arguments: str
 
 
 class _Writer(ABC):
     held = 0
     is_called = False
-    """Whether there are calls, so that the finish reason is `tool_calls` instead of `stop`."""
+    """Whether the output has calls, which makes the finish reason `tool_calls` instead of `stop`."""
 
     @abstractmethod
     def take(self, text: str, *, is_last: bool) -> tuple[str, list[CallDelta]]:
-        """Return the content and the calls that are certain with a stream's next text."""
+        """Add the next text of a stream. Return the content and the calls that are now certain."""
 
     def delta(self, text: str, *, is_last: bool = False) -> bytes:
-        """Return a stream's next `delta`; an empty object if the text brings nothing new."""
+        """Add the next text of a stream. Return its `delta`, which is an empty object if nothing is certain."""
         content, calls = self.take(text, is_last=is_last)
         delta: dict[str, Any] = {"content": content} if content else {}
         if calls:
@@ -43,7 +43,7 @@ class _Writer(ABC):
 
 
 class CallWriter(_Writer):
-    """Writes a choice's output, which is forced to be calls."""
+    """Writes the output of a choice that must be calls."""
 
     def __init__(self, forced: ForcedCall) -> None:
         self.is_called = forced.name is None
@@ -67,12 +67,12 @@ class CallWriter(_Writer):
             return [_call(self._name, text)] if text.strip() else []
         try:
             return [_call(each["name"], written(each["parameters"])) for each in json.loads(text)]
-        except (ValueError, KeyError, TypeError, RecursionError):  # the last error: nested too deeply for Python
+        except (ValueError, KeyError, TypeError, RecursionError):  # RecursionError: too deeply nested
             return []
 
 
 class AutoCallWriter(_Writer):
-    """Writes a choice's text, and the calls that a parser finds in it."""
+    """Writes the text of a choice, and the calls that a parser finds in the text."""
 
     def __init__(self, auto: AutoCalls) -> None:
         self._parser = PARSERS[auto.parser]()
@@ -92,7 +92,7 @@ class AutoCallWriter(_Writer):
         content, calls = self._take(text, is_last=True)
         if not calls:
             return {"content": content}
-        # As in vLLM, content that is only spaces becomes null if there are calls.
+        # As in vLLM, if there are calls, content of only spaces becomes null.
         return {"content": content if content.strip() else None, "tool_calls": [_call(*call) for call in calls]}
 
     def _take(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
@@ -105,13 +105,13 @@ class AutoCallWriter(_Writer):
 
 
 class _CallScanner:
-    """Finds the calls in a list of objects with `name` and `parameters`, as its text arrives."""
+    """Finds the calls in the arriving text of a list of objects with `name` and `parameters`."""
 
     def __init__(self) -> None:
         self._held = ""
         self._number = -1
         self._arguments: Nesting | None = None
-        """The arguments of the call that has begun."""
+        """The scanner of the current call's arguments, or None between calls."""
 
     def add(self, text: str) -> list[CallDelta]:
         pieces = []

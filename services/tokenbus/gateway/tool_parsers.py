@@ -1,4 +1,4 @@
-"""Tool parsers: find calls in a model's text, in the formats that vLLM has names for."""
+"""Tool parsers, which find calls in a model's text. The formats have the same names as in vLLM."""
 
 import ast
 import json
@@ -11,25 +11,25 @@ from typing import Any, ClassVar, NamedTuple
 from tokenbus.gateway.stop_strings import beginning
 
 _MOST_CHARACTERS = 131_072
-"""Maximum number of characters of a call, or of a list of calls; anything longer is content."""
+"""Maximum number of characters of a call or of a list of calls. A longer text counts as content."""
 _MOST_BEFORE = 1024
-"""Maximum number of characters before a call: spaces and a mark."""
+"""Maximum number of characters before a call, which are spaces and a mark."""
 _OPENING, _CLOSING = "{[", "}]"
 _NAMES: Mapping[str, bool | None] = MappingProxyType({"true": True, "false": False, "null": None})
-"""JSON's constants, which models mix with Python's."""
+"""The constants of JSON, which models mix with those of Python."""
 _MALFORMED = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError)
-"""Errors of the parsers of JSON and Python for malformed or too deeply nested texts."""
+"""Errors that the parsers of JSON and Python raise for malformed or too deeply nested texts."""
 
 
 class Call(NamedTuple):
-    """A call of a function."""
+    """A function call."""
 
     name: str
     arguments: str
 
 
 class Nesting:
-    """Follows a value's brackets and strings through a text, piece by piece, to the value's end."""
+    """Finds the end of a value in pieces of text, by following brackets and strings."""
 
     def __init__(self, quotes: str = '"') -> None:
         self.depth = 0
@@ -38,7 +38,7 @@ class Nesting:
         self._is_escaped = False
 
     def end(self, text: str, begin: int = 0) -> int | None:
-        """Return the index at which the value ends, from `begin` on; None: it goes on in the next piece."""
+        """Return the index of the value's end after `begin`, or None if the value continues in the next piece."""
         for at in range(begin, len(text)):
             character = text[at]
             if self._quote:
@@ -49,7 +49,7 @@ class Nesting:
                     if not self.depth:
                         return at + 1
                 continue
-            if not self.depth and (character in ",}]" or character.isspace()):  # after a number or a constant
+            if not self.depth and (character in ",}]" or character.isspace()):  # the end of a number or a constant
                 return at
             self._quote = character if character in self._quotes else ""
             self.depth += (character in _OPENING) - (character in _CLOSING)
@@ -59,10 +59,10 @@ class Nesting:
 
 
 class ToolParser(ABC):
-    """Reads a text piece by piece, and holds back possible calls; a text that proves not to be a call is content."""
+    """Separates calls from content in pieces of text, and holds back text that may be a call."""
 
     shows_special: ClassVar[bool] = False
-    """Whether its marks may be special tokens, which must then be shown in the text."""
+    """Whether the format's marks may be special tokens, so that the text must contain special tokens."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -71,7 +71,7 @@ class ToolParser(ABC):
         self._calls: list[Call] = []
 
     def add(self, text: str, *, is_last: bool = False) -> tuple[str, list[Call]]:
-        """Return the content and the calls that are certain with a stream's next text."""
+        """Add the next text of a stream. Return the content and the calls that are now certain."""
         self._read(text)
         if is_last:
             self._finish()
@@ -96,7 +96,7 @@ class ToolParser(ABC):
 
 
 class Hermes(ToolParser):
-    """Calls in a text: `<tool_call>`, an object with `name` and `arguments`, `</tool_call>`."""
+    """Calls within a text. A call is an object with `name` and `arguments` between `<tool_call>` and `</tool_call>`."""
 
     shows_special = True
     _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -105,9 +105,9 @@ class Hermes(ToolParser):
         super().__init__()
         self._is_inside = False
         self._tail = ""
-        """A possible beginning of the next mark."""
+        """The end of the text that may begin the next mark."""
         self._is_behind = False
-        """Whether the last item was a call, so that spaces after it are dropped."""
+        """Whether the text so far ends with a call. Spaces after a call are dropped."""
 
     def _read(self, text: str) -> None:
         text, begin = self._tail + text, 0
@@ -130,7 +130,7 @@ class Hermes(ToolParser):
             self._say(self._BEGIN + self._take())
 
     def _finish(self) -> None:
-        if self._is_inside:  # the model, or a stop, may end the text before the mark
+        if self._is_inside:  # the text may end before the mark
             self._close(self._tail)
         else:
             self._say(self._tail)
@@ -154,7 +154,7 @@ class Hermes(ToolParser):
 
 
 class _OnlyCalls(ToolParser):
-    """An answer that consists only of calls, each in brackets, with a mark before the first call or between calls."""
+    """Calls that make up a whole answer. Calls are in brackets, with a mark before the first call or between calls."""
 
     _opening: ClassVar[str]
     _quotes: ClassVar[str]
@@ -170,7 +170,7 @@ class _OnlyCalls(ToolParser):
 
     @abstractmethod
     def _calls_in(self, text: str) -> list[Call] | None:
-        """Return the calls in brackets; None if the text is something else."""
+        """Return the calls in a text in brackets, or None if the text is something else."""
 
     def _read(self, text: str) -> None:
         begin = 0
@@ -216,12 +216,12 @@ class _OnlyCalls(ToolParser):
     def _finish(self) -> None:
         if self._call is not None or not self._has_calls:
             self._give_up()
-        else:  # spaces and marks after the last call
+        else:  # drop spaces and marks after the last call
             self._before, self.held = "", 0
 
 
 class Llama3Json(_OnlyCalls):
-    """Objects with `name` and `parameters` (or `arguments`), separated by semicolons."""
+    """Calls as objects with `name` and `parameters` or `arguments`, separated by semicolons."""
 
     _opening = "{"
     _quotes = '"'
@@ -234,7 +234,7 @@ class Llama3Json(_OnlyCalls):
 
 
 class Pythonic(_OnlyCalls):
-    """A list of calls in Python syntax, with arguments by name."""
+    """A list of calls in Python syntax, with keyword arguments."""
 
     _opening = "["
     _quotes = "\"'"
@@ -244,7 +244,7 @@ class Pythonic(_OnlyCalls):
             return None
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # warnings of unknown escapes in strings
+                warnings.simplefilter("ignore")  # warnings about unknown escapes in strings
                 listed = ast.parse(text, mode="eval").body
             return [_python_call(each) for each in listed.elts] or None if isinstance(listed, ast.List) else None
         except _MALFORMED:
@@ -254,11 +254,11 @@ class Pythonic(_OnlyCalls):
 PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
     {"hermes": Hermes, "llama3_json": Llama3Json, "pythonic": Pythonic}
 )
-"""Parsers by vLLM's names, which are also the values of `gateway.tool_call_parser`."""
+"""Parsers by vLLM's names, which the setting `gateway.tool_call_parser` uses."""
 
 
 def written(arguments: object) -> str:
-    """Return arguments as JSON; a lone surrogate, which UTF-8 cannot encode, stays escaped."""
+    """Return arguments as JSON. Lone surrogates stay escaped, because UTF-8 cannot encode them."""
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -268,9 +268,9 @@ def written(arguments: object) -> str:
 
 
 def _call_in(text: str, *names: str) -> Call | None:
-    """Return the call in a JSON object with `name` and arguments under one of the given names.
+    """Return the call in a JSON object with `name` and, under one of the given names, arguments.
 
-    None: it is not a call.
+    Return None if the text is not a call.
     """
     if len(text) > _MOST_CHARACTERS:
         return None

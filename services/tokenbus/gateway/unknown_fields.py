@@ -1,4 +1,4 @@
-"""Unknown fields of request bodies: ignored, unless the client would silently miss something in the answer."""
+"""Unknown fields of request bodies, which are refused if the answer would lack something that the client expects."""
 
 import difflib
 from functools import cache, lru_cache
@@ -17,21 +17,21 @@ NOT_OFFERED = frozenset({
     *("return_hidden_states", "return_prompt_text", "sampling_params", "stop_regex", "suffix", "thinking_token_budget"),
     *("trace_decode_token_ids", "use_beam_search", "watermarking", "web_search_options"),
 })  # fmt: skip
-"""Fields of OpenAI's, vLLM's and SGLang's APIs that change the answer."""
+"""Fields of the APIs of OpenAI, vLLM and SGLang that would change the answer."""
 MOST_UNKNOWN = 64
-"""Maximum number of different unknown fields in a body: each is compared with all known ones."""
+"""Maximum number of different unknown fields in a body. Each unknown field is compared with all known fields."""
 _LOGPROBS = ("logprobs", "toplogprobs")
-"""For these fields, less similar unknown names are refused too."""
+"""Fields about logprobs, for which a lower similarity is enough to refuse an unknown name."""
 _MAX_NAME = 64
 _NEAR, _LESS_NEAR = 0.85, 0.75
-"""difflib's ratio: one wrong letter in a short name, or two in a long one."""
+"""Minimum similarity as difflib's ratio: about one wrong letter in a short name, or two in a long name."""
 
 
 def ignored_fields(body: Struct, given: dict[str, Any]) -> list[str]:
     """Return the unknown fields of a body that may be ignored, as paths without indices.
 
-    Raises an ApiError for a field that is not offered, resembles a known one, or asks for logprobs. null stands
-    for an absent field.
+    Raises an ApiError for a field that is not offered, resembles a known field, or asks for logprobs. A null counts as
+    an absent field.
     """
     search = _Search()
     search.look(body, given, "", "", is_option=True)
@@ -39,17 +39,17 @@ def ignored_fields(body: Struct, given: dict[str, Any]) -> list[str]:
 
 
 class _Search:
-    """The unknown fields of one body, found object by object."""
+    """Collects the unknown fields of one body."""
 
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
         self._checked: set[tuple[type, str, str]] = set()
-        """The objects' types, paths and unknown fields: those of a list's items are checked once."""
+        """The type, the path and the unknown field of each check, so that items of a list are checked only once."""
 
     def look(self, body: Struct, given: dict[str, Any], where: str, path: str, *, is_option: bool) -> None:
-        """Check an object and the objects in it; `path` is its `where` without indices.
+        """Check an object and the objects within it. `path` is `where` without indices.
 
-        An object in a list is part of a conversation, not an option, so more unknown fields are ignored in it.
+        More unknown fields are ignored in the items of a list, which are parts of a conversation and not options.
         """
         kind = type(body)
         known, of_objects = _fields_of(kind)
@@ -99,9 +99,9 @@ def _has_object(hint: Any) -> bool:  # noqa: ANN401 - a type
 
 @lru_cache(maxsize=4096)
 def _meant(kind: type[Struct], name: str) -> str | None:
-    """Return the known field that a name resembles; underscores and capitals do not count."""
+    """Return the known field that a name resembles, regardless of underscores and capitals."""
     letters, known = _letters(name), _letters_of(kind)
-    # difflib is slow: compare only names with the same first or last letter.
+    # Compare only names with the same first or last letter, because difflib is slow.
     alike = [each for each in known if each[:1] == letters[:1] or each[-1:] == letters[-1:]]
     near = difflib.get_close_matches(letters, alike, n=1, cutoff=_NEAR)
     return known[near[0]] if near else None

@@ -1,4 +1,4 @@
-"""Checks of a client's JSON: its types, depth and size, with errors that name the field."""
+"""Checks of the types, the depth and the size of JSON from clients, with errors that name the field."""
 
 import re
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from tokenbus.gateway.errors import ApiError
 from tokenbus.settings.errors import shown
 
 MOST_SESSION_BYTES = 128
-"""The contract's bound of a session's label."""
+"""The contract's bound of a session's label, in bytes."""
 _MAX_DEPTH = 128
-"""The maximum depth of lists and objects in a field: far below the limit of any library that reads them."""
+"""Maximum depth of lists and objects in a field, far below the limits of JSON libraries."""
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
-"""A text, whose end may be missing, or a bracket."""
+"""A JSON string, whose end may be missing, or a bracket."""
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
@@ -26,13 +26,13 @@ def invalid(name: str, what: str) -> ApiError:
 
 
 def check(holds: object, name: str, limit: str, value: object) -> None:
-    """Raise an ApiError that names the field, the limit and the value, unless the limit holds."""
+    """Unless `holds`, raise an ApiError that names the field, the limit and the value."""
     if not holds:
         raise invalid(name, f"{limit}, got {shown(value)}")
 
 
 def checked_session(name: str, label: str) -> str:
-    """Return a session's label; raises an ApiError that names the field, the limit and the value."""
+    """Return a valid session label. Raises an ApiError that names the field, the limit and the value."""
     size = len(label.encode("utf-8", "surrogateescape"))
     if size > MOST_SESSION_BYTES:
         raise invalid(name, f"at most {MOST_SESSION_BYTES} bytes, got {size}: {shown(label)}")
@@ -41,13 +41,13 @@ def checked_session(name: str, label: str) -> str:
 
 
 def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
-    """Return a value as a type; raises an ApiError that names the field within `where`, the limit and the value."""
+    """Convert a value to a type. Raises an ApiError that names the field within `where`, the limit and the value."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        # "Expected `int` <= 5 - at `$.stop[1]`": the limit and the path, without the value.
+        # msgspec's message, such as "Expected `int` <= 5 - at `$.stop[1]`", has the limit and the path.
         limit, found, path = str(error).rpartition(" - at `$")
-        # For an object whose members may have any name, the path ends with `[...]`.
+        # The path ends with `[...]` if an object may have members of any name.
         limit, path = (limit, path[:-1].partition("[...]")[0]) if found else (path, "")
     for name, index in _STEP.findall(path):
         value = value[name] if name else value[int(index)]
@@ -55,7 +55,7 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     missing = _MISSING.fullmatch(limit)
     if missing is not None:
         raise invalid(f"{where}.{missing[1]}".removeprefix("."), "required, got nothing")
-    if limit.startswith(("Invalid enum value", "Invalid value")):  # the second form is for the tag of a union
+    if limit.startswith(("Invalid enum value", "Invalid value")):  # the second form is for tags of unions
         limit = "one of " + ", ".join(map(repr, dict.fromkeys(_texts(kind, _STEP.findall(path)))))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)
     raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")
@@ -92,7 +92,7 @@ def check_json(where: str, text: str) -> None:
 
 
 def depth_of(value: object) -> int:
-    """Return the depth of nested lists and objects in a value; 0 for any other value."""
+    """Return the depth of nested lists and objects in a value. Other values have depth 0."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, list | dict)]:
         depth += 1
@@ -106,7 +106,7 @@ def check_depth(name: str, depth: int) -> None:
 
 
 def json_text(where: str, value: object, most: int) -> str:
-    """Return a field's value as JSON of at most `most` bytes; raises an ApiError."""
+    """Return the value of a field as JSON of at most `most` bytes. Raises an ApiError."""
     data = orjson.dumps(value)
     if len(data) > most:
         raise invalid(where, f"at most {most} bytes, got {len(data)}")

@@ -1,4 +1,4 @@
-"""Vocabulary: the text of each token id, and its JSON."""
+"""Vocabulary: the text of each token id, and the text's JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # the extra models may be missing
 
 T = TypeVar("T")
 _MOST_KEPT = 8192
-"""The maximum number of values in a table: a whole large vocabulary would take hundreds of MB in each process."""
+"""Maximum number of values in a table. A whole large vocabulary would take hundreds of MB in each process."""
 _CONTINUATION = 0x80
-"""The two highest bits of a UTF-8 continuation byte."""
+"""A UTF-8 continuation byte has these two highest bits."""
 
 
 class Numbers:
-    """The tokenizer of engines without text: a token's text is its id, and a text's tokens are its bytes."""
+    """The tokenizer of engines without text. A token's text is its id, and a text's tokens are its bytes."""
 
     vocabulary_size = 0
 
@@ -37,7 +37,7 @@ class Numbers:
 
 
 class Tables(NamedTuple):
-    """The JSON of each token id in an answer."""
+    """The JSON of token ids in the places of an answer."""
 
     texts: Mapping[int, bytes]
     keys: Mapping[int, bytes]
@@ -45,9 +45,9 @@ class Tables(NamedTuple):
 
 
 class Vocabulary:
-    """Tables, by token id, from which answers are written.
+    """Tables of the text and the JSON of tokens, by token id.
 
-    Unknown ids of a model have no text; for other tokenizers their text is the number.
+    With a model's tokenizer, unknown ids have no text. With other tokenizers, the text of an unknown id is the number.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -55,15 +55,15 @@ class Vocabulary:
         self._of_model = cast("ModelTokenizer", tokenizer) if hasattr(tokenizer, "chat_template") else None
         self.probes = probed(encoder_of(tokenizer))
         self.digest = digest_of(tokenizer, self.probes)
-        """Digest that must equal a worker's tokenizer digest; 0: equals any."""
+        """Digest that workers compare with the digest of their tokenizer. Zero matches every digest."""
         self.size = size = tokenizer.vocabulary_size
         unknown = _number if self._of_model is None else lambda _: b""
         self.pieces = _Table(
             lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else unknown(token_id), size
         )
-        """The token's bytes; none for special tokens."""
+        """The bytes of each token. Special tokens have no bytes."""
         self.special_pieces = _Table(lambda token_id: self.pieces[token_id] or self.decode([token_id]).encode(), size)
-        """The token's bytes, or a special token's name."""
+        """The bytes of each token. Special tokens have the bytes of their names."""
         end, end_name = getattr(tokenizer, "end_token", None), END_NAME if self._of_model is None else ""
         self.names = _Table(
             lambda token_id: _name(
@@ -71,15 +71,15 @@ class Vocabulary:
             ),
             size,
         )
-        """The token's unique name, as a JSON string."""
+        """The unique name of each token, as a JSON string."""
         self.texts = _Table(
             lambda token_id: self.names[token_id] if self.pieces[token_id] or self._special(token_id) else b'""', size
         )
-        """The token in an answer's list of tokens: its name, or the empty string if it has neither text nor name."""
+        """Each token for the list of tokens: the name, or an empty string if the token has no text and no name."""
         self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
-        """The name as the key of an object's next member, with a comma before it and a colon after it."""
+        """The name of each token as a key within an object, between a comma and a colon."""
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
-        """The end of a chat's object for one token, and the beginning of the next object, up to its logprob."""
+        """Each token in the logprobs of a chat: the end of the previous object, and this object up to the logprob."""
         self.numbers = _Table(lambda token_id: b"%d" % token_id, 0)
         self.tables = Tables(self.texts, self.keys, self.entries)
         self.id_tables = Tables(
@@ -87,17 +87,17 @@ class Vocabulary:
             _Table(lambda token_id: b",%b:" % _id_name(token_id), 0),
             _Table(lambda token_id: _entry(_id_name(token_id), self.pieces[token_id]), 0),
         )
-        """Tables that name each token by its id, as vLLM writes it."""
+        """Tables in which the name of a token is its id in vLLM's form."""
         self.key_fragments = Fragments(
             size, lambda token_id: (self.keys.made(token_id), self.texts[token_id] == b'""'), Form.LISTS
         )
         self.entry_fragments = Fragments(size, lambda token_id: (self.entries.made(token_id), False), Form.CONTENT)
         self.text_fragments = Fragments(size, lambda token_id: _text(self.pieces[token_id]), Form.NONE)
         self.text_characters = np.zeros(size, np.int32)
-        """Number of characters that begin in each token with a text fragment."""
+        """Number of characters that begin in each token, for tokens with a text fragment."""
         self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
         self.special_characters = _Table(lambda token_id: _characters(self.special_pieces[token_id]), size)
-        """The same if special tokens are shown by their names."""
+        """Number of characters that begin in each token if special tokens are shown by name."""
 
     def learn(self, ids: npt.NDArray[np.uint32]) -> None:
         for token_id in self.text_fragments.add(ids):
@@ -117,7 +117,7 @@ class Vocabulary:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The tokenizer_config.json of the model's folder, with the chat template; empty for other tokenizers."""
+        """The model's tokenizer_config.json with the chat template, or an empty mapping for other tokenizers."""
         return {} if self._of_model is None else self._of_model.config
 
     @property
@@ -129,15 +129,15 @@ class Vocabulary:
         return template
 
     def encode_chat(self, text: str) -> list[int]:
-        """Return the tokens of a rendered chat, without the special tokens that `encode` adds."""
+        """Return the tokens of a rendered chat without adding special tokens."""
         return self.encode(text) if self._of_model is None else self._of_model.encode_chat(text)
 
     def spans(self, text: str, *, adds_special: bool) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """Return a text's tokens and their character ranges, or None if the tokenizer is not a model's."""
+        """Return the tokens of a text and their character ranges, or None if the tokenizer belongs to no model."""
         return None if self._of_model is None else self._of_model.spans(text, adds_special=adds_special)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, with the names of special ones if the tokenizer has names."""
+        """Return the text of tokens, with special tokens by name if the tokenizer has names."""
         if self._of_model is not None:
             return self._of_model.decode(token_ids)
         return b"".join(map(self.pieces.__getitem__, token_ids)).decode(errors="replace")
@@ -147,12 +147,12 @@ class Vocabulary:
         return None if self._of_model is None else self._of_model.token_id(name)
 
     def token_name(self, token_id: int) -> str | None:
-        """Return the token's name in the model's vocabulary; for other tokenizers, its text."""
+        """Return a token's name in the model's vocabulary, or the token's text for other tokenizers."""
         return self.decode([token_id]) if self._of_model is None else self._of_model.token_name(token_id)
 
 
 class _Table(dict[int, T]):
-    """Values by token id, made on first use. The values of the vocabulary's ids are kept until there are too many."""
+    """Values by token id, computed on first use and kept. Unknown ids and values beyond the maximum are not kept."""
 
     def __init__(self, make: Callable[[int], T], size: int) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def is_folder(tokenizer: str) -> bool:
 
 
 def vocabulary_of(tokenizer: str) -> Vocabulary:
-    """Return the vocabulary of the setting `gateway.tokenizer`; raises a SettingsError."""
+    """Return the vocabulary for the setting `gateway.tokenizer`. Raises a SettingsError."""
     if tokenizer == "numbers":
         return Vocabulary(Numbers())
     installed = names(TOKENIZERS)
@@ -187,12 +187,12 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
 
 
 def _name(token_id: int, piece: bytes, special: str) -> bytes:
-    """Return a token's name: its text, its bytes if they are not UTF-8, or `special` or its id if it has no text."""
+    """Return a token's name as JSON: the text, or bytes that are not UTF-8, or `special`, or the id."""
     try:
         name = piece.decode() or special or f"<|{token_id}|>"
     except UnicodeDecodeError:
         name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-    return b'"%b"' % orjson.dumps(name)[1:-1]  # a copy: a result of orjson takes at least 4 KiB
+    return b'"%b"' % orjson.dumps(name)[1:-1]  # copy, because results of orjson take at least 4 KiB
 
 
 def _id_name(token_id: int) -> bytes:
@@ -200,7 +200,7 @@ def _id_name(token_id: int) -> bytes:
 
 
 def _text(piece: bytes) -> tuple[bytes, bool]:
-    """Return the token's part of a text as JSON, and whether it depends on the tokens around it."""
+    """Return a token's text as JSON, and whether the text depends on the tokens around it."""
     text = piece.decode(errors="replace")
     return orjson.dumps(text)[1:-1], text.endswith(REPLACEMENT) or text.encode() != piece
 

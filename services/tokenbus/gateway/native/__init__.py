@@ -1,8 +1,7 @@
-"""The compiled renderer: writes the JSON of rows in one pass over their columns, and sends events to sockets.
+"""The compiled renderer: writes the JSON of rows in one pass over the columns, and sends events to sockets.
 
-It is optional, like the contract's compiled check: without a C compiler at installation, or with
-TOKENBUS_PURE_PYTHON=1, `answer`, `sse` and `logprob_writers` write the same bytes. They also write the rows that the
-compiled renderer leaves to them.
+The renderer is optional. Without a C compiler at installation, or with TOKENBUS_PURE_PYTHON=1, the modules `answer`,
+`sse` and `logprob_writers` write the same bytes. These modules also write the rows that the renderer leaves to Python.
 """
 
 import ctypes
@@ -24,7 +23,7 @@ LIBRARY = Path(__file__).with_name("render.so")
 SOURCE = Path(__file__).with_name("render.c")
 NO_FRAGMENT, NO_ROOM = -1, -2
 FIRST_BYTES, MOST_BYTES = 2**16, 2**26
-"""Initial and largest size of a buffer for the renderer's output."""
+"""Initial and maximum size, in bytes, of a buffer for the renderer's output."""
 _POINTERS = (
     "token_ids",
     "ranks",
@@ -38,16 +37,16 @@ _WIDTHS = (4, 4, 4, 4, 4, 1, 1)
 
 
 class Form(IntEnum):
-    """The form of a row's logprobs."""
+    """The JSON form of a row's logprobs."""
 
     LISTS = 0
-    """Completions: three lists, of the tokens' names, their logprobs and objects of alternatives."""
+    """The form of completions: a list of names, a list of logprobs and a list of objects with alternatives."""
     CONTENT = 1
-    """Chats: one list of objects."""
+    """The form of chats: a list of objects."""
     NONE = 2
-    """No logprobs; only for streams, as OWN."""
+    """No logprobs. Only streams use this form."""
     OWN = 3
-    """LISTS in which the only alternative of each token is the token itself."""
+    """LISTS with the token itself as the only alternative. Only streams use this form."""
 
 
 Begins = npt.NDArray[np.int64]
@@ -67,7 +66,7 @@ class _Fragments(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """A batch in the form from which the library writes streams."""
+    """A batch in the form that the renderer reads for streams."""
 
     _fields_ = (
         ("columns", _Columns),
@@ -81,9 +80,9 @@ def available() -> bool:
 
 
 class Fragments:
-    """For each token id of a vocabulary, the JSON before its logprob, or of its text, in one block of memory.
+    """Holds a fragment for each token id: the JSON of the text, or the JSON before the logprob.
 
-    `make` makes a token's fragment. It has at least one byte if it says that the token has an empty text or none.
+    `make` returns a fragment, and whether the token has no text by itself. Such a fragment must not be empty.
     """
 
     def __init__(self, size: int, make: Callable[[int], tuple[bytes, bool]], form: Form) -> None:
@@ -97,7 +96,7 @@ class Fragments:
         self.described = self._described()
 
     def render(self, columns: "Columns", begin: int, end: int) -> list[tuple[bytes, ...]] | None:
-        """Return some rows as JSON lists without brackets; None: Python has to write them."""
+        """Return some rows as JSON lists without brackets, or None if Python must write the rows."""
         if _render is None or not self._begins.size or not columns.are_scored:
             return None
         rows, lists = end - begin, 3 if self._form is Form.LISTS else 1
@@ -117,14 +116,14 @@ class Fragments:
         return list(zip(*(pieces[place::lists] for place in range(lists)), strict=True))
 
     def add(self, ids: npt.NDArray[np.uint32]) -> list[int]:
-        """Make the missing fragments of some tokens and return these tokens' ids; none if an id is unknown."""
+        """Create the missing fragments of some tokens, and return their ids. If any id is unknown, do nothing."""
         if ids.max(initial=0) >= self._begins.size:
             return []
         missing: list[int] = np.unique(ids[self._begins[ids] < 0]).tolist()
         for token_id in missing:
             fragment, is_empty = self._make(token_id)
             while self._used + len(fragment) > self._bytes.size:
-                # The unused half takes no memory until something is written to it.
+                # The system provides memory for the unused half only when that half is written.
                 self._bytes, before = np.zeros(2 * self._bytes.size, np.uint8), self._bytes
                 self._bytes[: before.size] = before
             self._bytes[self._used : self._used + len(fragment)] = np.frombuffer(fragment, np.uint8)
@@ -140,9 +139,9 @@ class Fragments:
 
 
 class Columns:
-    """The addresses of a batch's columns.
+    """The addresses of the columns of a batch.
 
-    For each row, `begins` has the start of its tokens, logprobs and alternatives; the last element of each is the end.
+    `begins` has three arrays with the start of each row's tokens, logprobs and alternatives, and the last row's end.
     """
 
     def __init__(self, batch: LogprobBatch, begins: Begins) -> None:
@@ -151,7 +150,7 @@ class Columns:
         self._all_begins = begins
         self._begins, scored_begins, self._alternative_begins = begins
         self.are_scored = bool(scored_begins[-1] == self._begins[-1])
-        """Whether all rows have logprobs, so that tokens and ranks have the same indexes."""
+        """Whether all rows have logprobs, which gives tokens and ranks the same indexes."""
         self._rows = [np.ascontiguousarray(each) for each in (batch.request_ids, batch.statuses, batch.scorings)]
 
     def step(self) -> Step:
@@ -159,7 +158,7 @@ class Columns:
         return Step(_Columns(*self._places), *map(address_of, self._rows), begins, begins + size, begins + 2 * size)
 
     def at(self, row: int) -> _Columns:
-        """Return the columns from a row on."""
+        """Return the columns beginning at a row."""
         token, alternative = int(self._begins[row]), int(self._alternative_begins[row])
         begins = (token, token, alternative, token, alternative, row, row)
         return _Columns(*(
@@ -167,7 +166,7 @@ class Columns:
         ))  # fmt: skip
 
     def ids(self, begin: int, end: int) -> npt.NDArray[np.uint32]:
-        """Return the token ids of some rows, including those of alternatives."""
+        """Return the token ids of some rows, including the alternatives."""
         tokens = self._arrays[0][self._begins[begin] : self._begins[end]]
         return np.concatenate(
             [tokens, self._arrays[2][self._alternative_begins[begin] : self._alternative_begins[end]]]
@@ -175,7 +174,7 @@ class Columns:
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Return an array's address; this takes 3 us."""
+    """Return the address of an array, which takes 3 us."""
     place: int = array.__array_interface__["data"][0]
     return place
 

@@ -1,4 +1,4 @@
-// The page: one request at a time, from the form to its end, and the selected token.
+// The page: the form, the current request and the selected token.
 
 import { Bus } from "./bus.js";
 import { AcceptanceChart } from "./chart.js";
@@ -31,7 +31,7 @@ function choose(token, how) {
   text.mark(shown);
   if (shown) panel.show(shown, transcript.proposals(shown.position));
   else panel.hide();
-  // On a phone the panel is below the text.
+  // On a phone the panel is below the text, so scroll to the panel.
   if (how === "pin" && shown) $("panel").scrollIntoView({ block: "nearest" });
 }
 
@@ -45,7 +45,7 @@ function offer(scores) {
 function close() {
   const was = pinned;
   choose(null, "pin");
-  // Keyboard focus goes back to the token; a mouse user's focus stays.
+  // Return the keyboard focus to the token, but leave a mouse user's focus unchanged.
   if (was && $("panel").matches(":focus-within")) box.focus({ preventScroll: true });
 }
 
@@ -77,7 +77,7 @@ function begin() {
   problem.replaceChildren();
   figures.start(transcript, performance.now());
   setState("streaming");
-  // On a phone the form fills the window: scroll to the tokens.
+  // On a phone the form fills the window, so scroll to the tokens.
   if (box.getBoundingClientRect().top > innerHeight - 160) $("output").scrollIntoView({ block: "start" });
 }
 
@@ -167,7 +167,7 @@ function setState(state) {
   const isStreaming = state === "streaming";
   document.body.dataset.state = state;
   box.setAttribute("aria-busy", isStreaming);
-  // A disabled button would lose the keyboard focus.
+  // Do not disable the button, because a disabled button loses the keyboard focus.
   if (!isStreaming && document.activeElement === $("stop")) $("run").focus();
   $("stop").disabled = !isStreaming;
   if (isStreaming) $("ending").textContent = "";
@@ -180,7 +180,7 @@ form.addEventListener("submit", (event) => {
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat) form.requestSubmit();
 });
-// A double click sends one request; a second one would abort the first.
+// Send one request for a double click, because a second request would abort the first.
 $("run").addEventListener("click", (event) => event.detail > 1 && event.preventDefault());
 $("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {

@@ -1,4 +1,4 @@
-// The bus, polled once a second: its workers, and the lost ones among them.
+// The state of the bus, polled once a second: its workers, including lost workers.
 
 import { element } from "./dom.js";
 import { count, percent, plural } from "./format.js";

@@ -1,4 +1,4 @@
-// Acceptance by head over the steps of a request: a line for each head.
+// The chart of accepted draft tokens over the steps of a request, with a line for each head.
 
 import { eachFrame, element, shape } from "./dom.js";
 import { count, percent } from "./format.js";

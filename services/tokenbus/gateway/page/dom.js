@@ -1,4 +1,4 @@
-// Creates elements; texts are never parsed as HTML.
+// Creates elements without parsing texts as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

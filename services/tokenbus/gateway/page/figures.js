@@ -1,4 +1,4 @@
-// The request's figures: how many tokens, how fast, how sure.
+// The request's figures: the number of tokens, the rate and the probabilities.
 
 import { described, eachFrame } from "./dom.js";
 import { count, decimal, percent, plural, seconds } from "./format.js";

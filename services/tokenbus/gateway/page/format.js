@@ -1,4 +1,4 @@
-// The form of numbers and texts, everywhere on the page.
+// Formats numbers and texts for the whole page.
 
 const UNSEEN = new Map([[" ", "␣"], ["\n", "↵"], ["\r", "␍"], ["\t", "⇥"], ["\u00a0", "⍽"]]);
 const THIN = "\u202f";
@@ -50,6 +50,6 @@ export const isUnseen = (text) => /^[\p{Cc}\p{Cf}]*$/u.test(text) && !/[\n\t]/.t
 export const isTurning = (text) => /[\u202a-\u202e\u2066-\u2069]/.test(text);
 
 function escaped(letter) {
-  // Format characters, too: one that turns the writing direction would disturb the panel.
+  // Escape format characters too, because some of them change the writing direction.
   return /[\p{Cc}\p{Cf}]/u.test(letter) ? `\\u{${letter.codePointAt(0).toString(16)}}` : letter;
 }

@@ -1,4 +1,4 @@
-// The API key, for this tab only: it is sent in a header, never in a URL.
+// The API key of this tab, which is sent in a header and never in a URL.
 
 const NAME = "tokenbus-api-key";
 
@@ -13,7 +13,7 @@ export function keepKey(box) {
   box.value = sessionStorage.getItem(NAME) ?? "";
   box.addEventListener("input", () => {
     const key = box.value.trim();
-    // A header takes no other characters, and no key has any.
+    // Headers allow only these characters, and keys contain no others.
     if (/^[\x21-\x7e]+$/.test(key)) sessionStorage.setItem(NAME, key);
     else sessionStorage.removeItem(NAME);
   });

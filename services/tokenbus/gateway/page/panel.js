@@ -1,4 +1,4 @@
-// The panel: everything about the selected token.
+// The panel with all details of the selected token.
 
 import { described, element } from "./dom.js";
 import { count, decimal, percent, plural, visible } from "./format.js";
@@ -25,7 +25,7 @@ export class Panel {
     const held = this.#panel.contains(document.activeElement) ? document.activeElement.dataset.do : null;
     this.#panel.replaceChildren(this.#head(token), figures(token), alternatives(token), history(token, proposals));
     this.#panel.dataset.open = "true";
-    // The buttons are new elements: focus must stay on the one that is pressed repeatedly.
+    // The buttons are new elements, so restore the focus for a user who presses a button repeatedly.
     if (held) this.#panel.querySelector(`[data-do="${held}"]`)?.focus();
   }
 
@@ -82,7 +82,7 @@ function alternatives(token) {
   const chosen = isListed || token.logprob === null ? [] : [{ id: token.id, text: token.name ?? token.text, logprob: token.logprob }];
   if (!listed.length && !chosen.length) return element("p", { class: "note" }, "This token has no alternatives.");
   const rows = [...listed, ...chosen].map((each) => bar(each, each.id === token.id));
-  // Rounding may leave a speck; only a visible probability gets a bar.
+  // Show the other tokens only if their probability is visible after rounding.
   const others = listed.length && rest > 0.0005 ? [remainder(rest, !isListed)] : [];
   return element("section", {}, element("h3", {}, "Alternatives"), element("ol", { class: "bars" }, ...rows, ...others));
 }

@@ -1,4 +1,4 @@
-// The text for screen readers, in phrases: single tokens are impossible to follow.
+// The text for screen readers, in phrases, because single tokens are impossible to follow.
 
 const PHRASE = /[.!?;:\n]\s*$/;
 const LONGEST = 160;

@@ -1,4 +1,4 @@
-// The text: one element for each token, added once a frame; one of them is selected.
+// The text, with an element for each token. New elements are added once per frame.
 
 import { eachFrame, element } from "./dom.js";
 import { isTurning, isUnseen, percent, probabilityClass, visible } from "./format.js";
@@ -18,7 +18,7 @@ export class TokenText {
   constructor(box, choose) {
     this.#box = box;
     this.#choose = choose;
-    // One listener of each kind serves all tokens.
+    // All tokens share one listener of each kind.
     box.addEventListener("pointerover", (event) => {
       if (event.pointerType !== "touch") this.#select(event.target, "hover");
     });
@@ -46,7 +46,7 @@ export class TokenText {
     this.#chosen = token;
     this.#marked?.classList.remove("marked");
     this.#marked = token ? this.#nodes[token.index] : null;
-    this.#marked?.classList.add("marked"); // a token that is not drawn yet is marked when it is
+    this.#marked?.classList.add("marked"); // a token without an element is marked later
   }
 
   /** Select a token by keyboard: it gets the focus, and a name for screen readers. */
@@ -79,7 +79,7 @@ export class TokenText {
       this.#tokens.push(token);
       this.#line ??= box.appendChild(element("div"));
       this.#line.append(node);
-      // Each line is laid out alone, which keeps a long text as quick as a short one.
+      // The browser lays out each line separately, which keeps long texts fast.
       if (token.text.endsWith("\n")) this.#line = null;
     }
     this.#waiting = [];

@@ -1,4 +1,4 @@
-// One request's tokens, and the draft proposals for each position.
+// The tokens of one request, and the draft proposals for each position.
 
 export class Transcript {
   tokens = [];
