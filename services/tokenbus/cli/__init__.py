@@ -1,4 +1,4 @@
-"""The command `tokenbus`: one module for each of its subcommands."""
+"""The command `tokenbus`, with one module for each subcommand."""
 
 import argparse
 import gc
@@ -43,30 +43,30 @@ _GROUPS = {
         "schema": "print the schema in other formats, or show what a schema change breaks",
     },
 }
-"""The commands by purpose, in the order in which a newcomer needs them."""
+"""The subcommands by purpose, in the order in which a new user needs them."""
 _COMMANDS = [name for group in _GROUPS.values() for name in group]
 _ELSEWHERE = {"fastdeploy": "tokenbus.engines.fastdeploy_switch.command"}
-"""The modules of commands that are not in this folder; each declares its options and runs."""
+"""The modules of subcommands that are not in this folder."""
 _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status: 2 for a usage error."""
+    """Run one subcommand and return the exit status, which is 2 for a usage error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if sys.stdout is None:  # as after `>&-`
+    if sys.stdout is None:  # the shell closed standard output with `>&-`
         _complain("standard output is closed")
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # print the line even if the terminal cannot show é
+        sys.stdout.reconfigure(errors="backslashreplace")  # print even if the terminal cannot show é
     try:
         status = _status(given or ["--help"])
-        sys.stdout.flush()  # flush here, where a failure can still be reported
+        sys.stdout.flush()  # flush now, while a failure can still be reported
     except BrokenPipeError:
-        _discard_output(sys.stdout)  # the reader is gone, as after `| head`
+        _discard_output(sys.stdout)  # the reader is gone, for example `| head`
         return 1
     except OSError as error:
         subject = error.filename
-        if subject is None:  # only standard output has no file name
+        if subject is None:  # errors of standard output have no file name
             _discard_output(sys.stdout)
             subject = "cannot write to standard output"
         _complain(f"{subject}: {reason_of(error)}")
@@ -86,7 +86,7 @@ def _status(given: list[str]) -> int:
         parser.given = rest
         found.declare(parser)
         return int(found.run(parser.options(rest)))
-    except SystemExit as end:  # argparse exits; the caller still has to flush its output
+    except SystemExit as end:  # argparse exits, but the caller must flush the output
         return int(end.code or 0)
     except (CommandError, UsageError, PluginError, PythonVersionError) as error:
         _complain(str(error))
@@ -96,7 +96,7 @@ def _status(given: list[str]) -> int:
 
 
 def _imported(name: str) -> ModuleType:
-    # Imported modules stay in memory, so a garbage collection would find nothing and take a tenth of the start time.
+    # A garbage collection would take a tenth of the start time and free nothing, because modules stay in memory.
     gc.disable()
     try:
         return importlib.import_module(name)
@@ -107,7 +107,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _complain(message: str) -> None:
-    if sys.stderr is None:  # print would write to standard output
+    if sys.stderr is None:  # standard error is closed
         return
     try:
         print(f"tokenbus: {printable(message)}", file=sys.stderr, flush=True)
@@ -116,7 +116,7 @@ def _complain(message: str) -> None:
 
 
 def _discard_output(stream: TextIO) -> None:
-    """Discard the buffered output; otherwise Python writes it again at exit, and fails again."""
+    """Discard the buffered output, because Python would try to write it at exit and fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

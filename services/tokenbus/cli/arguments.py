@@ -1,4 +1,4 @@
-"""The command line's parser: argparse that allows options between file names and prints one-line errors."""
+"""The parser of the command line: argparse that allows options between file names and prints one-line errors."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -13,26 +13,26 @@ _ID_DIGITS = 16
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser for a command with options and at most one list of positional arguments."""
+    """A parser for a command with options and at most one list of positional arguments."""
 
     positional = "files"
-    """The name of the positional list."""
+    """The name of the list of positional arguments."""
 
     given: Sequence[str] = ()
-    """The command line, for a command whose options depend on the value of another option."""
+    """The unparsed command line, for commands whose options depend on the value of another option."""
     keeps_rest = False
-    """Whether everything after `--` is returned unparsed, as `options.rest`."""
+    """Whether the arguments after `--` are returned unparsed in `options.rest`."""
     _has_actions = False
 
     def options(self, given: Sequence[str]) -> argparse.Namespace:
-        """Parse the command line. After `--` everything is positional, or `options.rest` if the command keeps it."""
+        """Parse the command line. All arguments after `--` are positional, or `options.rest` if `keeps_rest`."""
         if self._has_actions:
             return self.parse_args(given)
         cut = given.index("--") if "--" in given else len(given)
         names = given[cut + 1 :]
         if self.keeps_rest:
             return self.parse_args(given[:cut], argparse.Namespace(rest=names))
-        # Python 3.11 drops the `--` before it collects positional arguments, and would read -name as an option.
+        # Python 3.11 drops the `--` before it collects positional arguments, and then reads -name as an option.
         stand_ins = [f"./{name}" if name.startswith("-") else name for name in names]
         options = self.parse_intermixed_args([*given[:cut], *stand_ins])
         if names:
@@ -40,17 +40,17 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def actions(self, **summaries: str) -> "tuple[Parser, ...]":
-        """Return a parser for each action, by its summary; `options.action` is the chosen one."""
+        """Return a parser for each action in `summaries`. After parsing, `options.action` is the chosen action."""
         self._has_actions = True
         added = self.add_subparsers(dest="action", metavar="ACTION", required=True)
         return tuple(added.add_parser(name, help=summary, description=summary) for name, summary in summaries.items())
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))  # the message may quote anything that was typed
+        super().error(printable(message))  # the message may contain arguments
 
 
 def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
-    """Return the type of an option whose value is a whole number within bounds."""
+    """Return the `type` of an option whose value is a whole number within bounds."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def read(text: str) -> int:
@@ -63,7 +63,7 @@ def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
 
 
 def request_id(text: str) -> int:
-    """Parse a request's id: the 16 hex digits of logs and recordings, or a number."""
+    """Parse the id of a request, given as a number or as the 16 hexadecimal digits of logs and recordings."""
     with suppress(ValueError):
         number = int(text, 16) if len(text) == _ID_DIGITS else int(text, 0)
         if 0 < number < _REQUEST_IDS:

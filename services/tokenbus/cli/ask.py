@@ -49,7 +49,7 @@ def declare(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each token, and one at the end")
     declare_settings(parser, {"--tokenizer": "gateway.tokenizer", "--clients-address": "bus.clients_address"})
-    parser.set_defaults(**{"log.level": "warning"})  # keep log lines out of the answer
+    parser.set_defaults(**{"log.level": "warning"})  # keep the answer free of log lines
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = tokenizer_of(settings.gateway.tokenizer)
     sampling = {name: value for name in ("temperature", "seed") if (value := getattr(options, name)) is not None}
     wanted: dict[str, Any] = {"text": {"text": " ".join(options.prompt)}, "top_logprobs": options.alternatives}
-    if tokenizer is not None:  # a worker with another tokenizer refuses the request
+    if tokenizer is not None:  # workers with another tokenizer must refuse the request
         wanted["tokenizer_digest"] = digest_of(tokenizer, probed(encoder_of(tokenizer)))
     generate = Generate(sampling={"max_tokens": options.max_tokens, **sampling}, **wanted)
 
@@ -80,9 +80,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def show_answer(generation: Generation, tokenizer: Tokenizer | None, show: Callable[[Values], None]) -> None:
-    """Show each token as it arrives, then the summary.
+    """Show each token when it arrives, then the summary.
 
-    If several tokens form a character, it is shown with the last one.
+    A character that several tokens form is shown with the last of these tokens.
     """
     total, decoder, text = 0.0, getincrementaldecoder("utf-8")(errors="replace"), text_of(tokenizer)
     async for token in generation:
@@ -116,7 +116,7 @@ def _token_values(token: Token, own: str, text: Texts) -> Values:
 
 
 def _shown(line: str) -> str:
-    """Return a line; tabs, all kinds of spaces and joined emoji stay, and other unprintable characters are escaped."""
+    """Escape unprintable characters in a line, except for tabs, all kinds of spaces and joined emoji."""
     return "".join(each if each in _HARMLESS or category(each) == "Zs" else printable(each) for each in line)
 
 

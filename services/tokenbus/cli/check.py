@@ -31,7 +31,7 @@ examples:
 _HEAD = 4
 _RECORDING = "RECORDING"
 _MORE = 0x80
-"""The bit that is set in every byte of a varint except the last."""
+"""The bit that is set in every byte of a varint except in the last byte."""
 _FRAME_BEGINS = b"\x09"
 """The first byte of a worker's frame: the tag of the field `epoch`."""
 _STYLES = {"ok": "green", "refused": "red"}
@@ -79,7 +79,7 @@ def _show(report: Values) -> None:
         step = f"sequence {holds['sequence']} step {holds['step']} part {holds['part']} {holds['kind']}"
         counts = f"{rows_text(holds['rows'], holds)}, {holds['alternatives']} alternatives"
         print(_verdict("ok", f"{name}: {holds['worker_id']}/{holds['epoch']} {step}, {counts}"))
-    sys.stdout.flush()  # the next file may be a pipe that stays silent for hours
+    sys.stdout.flush()  # the next file may be a pipe that stays silent
 
 
 def _verdict(verdict: str, text: str) -> str:
@@ -88,7 +88,7 @@ def _verdict(verdict: str, text: str) -> str:
 
 
 def report_of(name: str, limits: Limits) -> Values:
-    """Return the verdict on a file, with a summary or the fault."""
+    """Return the verdict on a file, with a summary of a valid file or the fault of an invalid file."""
     report: Values = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
     try:
         with _opened(name) as file:
@@ -104,7 +104,7 @@ def report_of(name: str, limits: Limits) -> Values:
 
 def _opened(name: str) -> AbstractContextManager[BinaryIO]:
     if name == "-":
-        if sys.stdin is None:  # as after `<&-`
+        if sys.stdin is None:  # the shell closed standard input with `<&-`
             raise OSError(0, "standard input is closed")
         return contextlib.nullcontext(sys.stdin.buffer)
     mode = os.stat(name).st_mode  # noqa: PTH116 - to open a pipe would block
@@ -128,9 +128,9 @@ def _from_the_start(file: BinaryIO) -> BinaryIO:
 
 
 def _rest(file: BinaryIO, limits: Limits) -> bytes:
-    """Return the bytes after the head; raises ContractError for a file that is too large."""
+    """Return the rest of a file. Raises ContractError if the file is too large."""
     most = limits.max_message_bytes
-    if (size := os.fstat(file.fileno()).st_size) > most:  # 0 for a pipe
+    if (size := os.fstat(file.fileno()).st_size) > most:  # the size of a pipe is 0
         raise ContractError("message", most, size, rule=Rule.BYTES)
     return file.read(most + 1 - _HEAD)
 

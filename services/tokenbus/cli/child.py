@@ -1,7 +1,7 @@
-"""One service as a child process: `python -m tokenbus.cli.child SECONDS FOLDER COMMAND ...`.
+"""Runs one service as a child process: `python -m tokenbus.cli.child SECONDS FOLDER COMMAND ...`.
 
-Standard input is a pipe whose other end the parent holds. The pipe closes when the parent ends, however it ends. This
-process then removes the system's folder, sends itself SIGTERM, and after SECONDS SIGKILL.
+Standard input is a pipe from the parent process, which closes whenever the parent ends, even if it is killed. This
+process then removes FOLDER, sends itself SIGTERM, and after SECONDS SIGKILL.
 """
 
 import os
@@ -15,7 +15,7 @@ from tokenbus.cli import main
 
 
 def _leave_with_the_parent(seconds: float, folder: str) -> None:
-    # PR_SET_PDEATHSIG exists only on Linux, and follows the thread that started this process, not the process.
+    # PR_SET_PDEATHSIG would be no alternative: it exists only on Linux and follows the parent's thread.
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)

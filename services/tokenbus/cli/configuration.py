@@ -15,7 +15,7 @@ setting, or a value out of range, is an error (status 2).
 
 
 def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str]) -> None:
-    """Declare --settings and --set, and one option for each setting in `direct`, a mapping of flags to keys."""
+    """Declare --settings, --set, and an option for each setting in `direct`, which maps flags to keys."""
     parser.epilog = EPILOG
     group = parser.add_argument_group("settings")
     group.add_argument("--settings", metavar="FILE", help="a TOML file of settings (default: $TOKENBUS_SETTINGS)")
@@ -35,7 +35,7 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str])
 
 
 def load_settings(options: argparse.Namespace) -> Settings:
-    """Load the settings from the options, the environment and the file, and configure logging."""
+    """Load the settings from the options, the environment and the settings file, and configure logging."""
     direct = {key: value for key, value in vars(options).items() if key in ENTRIES and value is not None}
     settings = Settings.load(options.settings, overrides=dict(options.set) | direct)
     configure(settings.log)

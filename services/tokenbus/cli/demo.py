@@ -44,19 +44,19 @@ _PROMPTS = (
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
 _WORKER, _WORKER_TOKENS = "mixed-0", 300
-"""The worker to kill once its open requests have this many tokens together; they continue at another worker."""
+"""The worker to kill, and the number of tokens of its open requests at which to kill it."""
 _ALL_TOKENS = 5000
-"""The processor is killed after this many tokens of all requests, while most of the requests are open."""
+"""Number of tokens of all requests after which the processor is killed. Most requests are open then."""
 _STEPS_PER_SECOND = 60
-"""The speed of a large model. At full speed the engine would finish before the kills."""
+"""The speed of a large model. At full speed, the engine would finish before the kills."""
 _LOOK_SECONDS = 0.01
 _MOST_SECONDS = 120.0
 _INTERRUPTED = 130
 _SAMPLE_TOKENS = 12
 _COMPARED = Token._fields.index("alternatives") + 1
-"""The number of compared fields of a token."""
+"""Number of fields of a token that are compared."""
 Results = dict[str, Any]
-"""The counts, and whether all is right."""
+"""The counts by name, and whether all answers are right."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
-    configure(replace(settings.log, level="error"))  # the demo itself kills the processor
+    configure(replace(settings.log, level="error"))  # hide the warnings about the killed processor
     with runtime_folder() as folder:
         roles = {"mixed": 1, "decode": 1, "prefill": 1}
         pace = _STEPS_PER_SECOND
@@ -100,7 +100,7 @@ async def _run(plan: Plan, folder: Path) -> int:
 
 
 async def _demo_or_exit(plan: Plan, system: Supervisor, progress: Progress, show: Callable[[str], None]) -> Results:
-    """Run the demo; raises CommandError if a service ends meanwhile."""
+    """Run the demo. Raises CommandError if a service ends unexpectedly."""
     show(f"   {len(system.children)} processes: {', '.join(child.name for child in system.children)}")
     demo = asyncio.ensure_future(_demo(plan.settings, system, progress, show))
     exiting = asyncio.ensure_future(system.next_exit())
@@ -127,7 +127,7 @@ async def _demo(settings: Settings, system: Supervisor, progress: Progress, show
         await _show_tokens(answers, progress, answering, is_time)
         count = sum(not answer.is_done for answer in answers)
         show(f"   {service} is killed (kill -9) with {count} requests open, and started again")
-        restarts.append(asyncio.create_task(system.restart(service)))  # the requests do not wait for it
+        restarts.append(asyncio.create_task(system.restart(service)))  # meanwhile the requests continue
 
     show(styled(f"2. {_REQUESTS} requests to an n-gram model, up to {_TOKENS} tokens with 5 alternatives each", "bold"))
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
@@ -155,7 +155,7 @@ async def _show_tokens(
     answering: "asyncio.Future[Any]",
     is_enough: Callable[[], bool],
 ) -> None:
-    """Show the number of received tokens until there are enough, or until all requests have ended."""
+    """Show the number of received tokens until the number is reached or all requests have ended."""
     while not (answering.done() or is_enough()):
         progress.show(f"{_token_count(answers):,} tokens")
         await asyncio.sleep(_LOOK_SECONDS)
@@ -180,7 +180,7 @@ class Answer:
         return self.status is not None or bool(self.error)
 
     def is_at(self, worker_id: str) -> bool:
-        """Return whether the worker has computed tokens of this request and is computing more."""
+        """Return whether a worker has computed tokens of this request and is computing further tokens."""
         turn = self.turns[-1] if self.turns else None
         return turn is not None and not self.is_done and turn.worker_id == worker_id and len(self.tokens) > turn.begin
 
@@ -188,13 +188,13 @@ class Answer:
         return [token.position for token in self.tokens] == list(range(len(self.tokens)))
 
     def is_like(self, other: "Answer") -> bool:
-        """Return whether ids, logprobs, ranks, alternatives and the end are those of the other, bit by bit."""
+        """Return whether ids, logprobs, ranks, alternatives and the end of two answers are equal bit by bit."""
         columns = [[token[:_COMPARED] for token in answer.tokens] for answer in (self, other)]
         return self.status == other.status and columns[0] == columns[1]
 
 
 def requests(count: int, tokens: int) -> list[Generate]:
-    """Return `count` requests for up to `tokens` tokens, each with its own seed."""
+    """Return `count` requests for up to `tokens` tokens, with different seeds."""
     return [
         Generate(
             request_id=number + 1,
@@ -218,7 +218,7 @@ async def _receive(client: Client, answer: Answer) -> None:
 
 
 def expected_answers(generates: Sequence[Generate], limits: Limits) -> list[Answer]:
-    """Compute the answers without a bus: the engine's output depends only on the request and its seed."""
+    """Compute the answers without a bus, because the engine's output depends only on the request and its seed."""
     kind, parser = engine_kind("ngram"), argparse.ArgumentParser()
     kind.declare(parser)
     engine = kind.make(parser.parse_args([]), Settings(limits=limits))

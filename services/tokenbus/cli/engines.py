@@ -1,4 +1,4 @@
-"""The option --engine of `tokenbus worker` and `tokenbus up`: the installed engines, by entry-point name."""
+"""The option --engine of `tokenbus worker` and `tokenbus up`, which names an installed engine."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ DEFAULT_ENGINE = "ngram"
 
 
 def declare_engine(parser: Parser, *, has_options: bool) -> None:
-    """Declare `--engine`; with `has_options` also the options of the chosen engine."""
+    """Declare `--engine` and, if `has_options`, the options of the chosen engine."""
     shown = "; --help shows its options" if has_options else ""
     parser.add_argument(
         "--engine",
@@ -31,7 +31,7 @@ def declare_engine(parser: Parser, *, has_options: bool) -> None:
         listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
         parser.add_argument_group("engines", f"{listed}\n\nPackages add engines as entry points of `{ENGINES}`.")
     name = _chosen(parser.given)
-    if name not in names(ENGINES):  # parsing will refuse the name
+    if name not in names(ENGINES):  # the parser will refuse the name
         return
     kind = engine_kind(name)
     parser.keeps_rest = kind.takes_rest
@@ -50,7 +50,7 @@ def _summary(name: str) -> str:
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
-    """Load the settings and adapt them to the engine: its model's name, and the process that publishes."""
+    """Load the settings, and adapt the model's name and the publishing process to the engine."""
     kind = engine_kind(options.engine)
     if options.model and not kind.reads_model:
         name = "to name the model for clients, use --set worker.model=NAME"
@@ -71,13 +71,13 @@ def _model_name(options: argparse.Namespace, kind: EngineKind) -> str:
 
 
 def create_engine(options: argparse.Namespace, settings: Settings) -> Engine:
-    """Create the chosen engine; raises CommandError."""
+    """Create the chosen engine. Raises CommandError."""
     kind = engine_kind(options.engine)
     try:
         return kind.make(options, settings)
     except ValueError as error:
         raise CommandError(str(error), WRONG_USE) from None
-    except (RuntimeError, ImportError) as error:  # damaged weights, a missing device or package
+    except (RuntimeError, ImportError) as error:  # damaged weights, or a missing device or package
         raise CommandError(str(error)) from None
 
 
@@ -86,5 +86,5 @@ def _chosen(given: Sequence[str]) -> str:
     parser.add_argument("--engine", default=DEFAULT_ENGINE)
     try:
         return str(parser.parse_known_args(given)[0].engine)
-    except argparse.ArgumentError:  # `--engine` without a name: parsing will report it
+    except argparse.ArgumentError:  # the parser will report `--engine` without a name
         return ""

@@ -1,10 +1,10 @@
-"""CommandError, which ends a command with one line."""
+"""CommandError: ends a command with a one-line message."""
 
 WRONG_USE = 2
 
 
 class CommandError(Exception):
-    """A command failed: a one-line reason, and the exit status (`WRONG_USE` for a usage error)."""
+    """A command failed. The error has a one-line reason and an exit status, which is `WRONG_USE` for a usage error."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(message)

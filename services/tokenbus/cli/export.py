@@ -57,7 +57,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise CommandError if no file can be created in a folder."""
+    """Raise CommandError if files cannot be created in a folder."""
     if not path.is_dir():
         raise CommandError(f"{path}: not a directory", WRONG_USE)
     if not os.access(path, os.W_OK | os.X_OK):
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_existing(path)
     check_folder(path.parent)
     unfinished = path.with_name(f"_{path.name}.unfinished")
-    unfinished.unlink(missing_ok=True)  # of an interrupted export, or a planted link
+    unfinished.unlink(missing_ok=True)  # remains of an interrupted export, or a planted link
     unfinished.touch(exist_ok=False)
     try:
         status = (_sessions if options.rows == "sessions" else _one_recording)(options, unfinished)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _one_recording(options: argparse.Namespace, unfinished: Path) -> int:
-    """Write the tokens or the requests of a recording; return the exit status."""
+    """Write the tokens or the requests of a recording. Return the exit status."""
     from tokenbus.recordings.parquet import RequestFile, TokenFile  # noqa: PLC0415 - its library is an extra
 
     path, fault, progress = options.to, "", Progress()
@@ -121,7 +121,7 @@ def _one_recording(options: argparse.Namespace, unfinished: Path) -> int:
 
 
 def _sessions(options: argparse.Namespace, unfinished: Path) -> int:
-    """Write the sessions of recordings or logs; return the exit status."""
+    """Write the sessions of recordings or logs. Return the exit status."""
     from tokenbus.recordings.session_table import SessionFile  # noqa: PLC0415 - its library is an extra
 
     path, progress = options.to, Progress()
@@ -156,7 +156,7 @@ def _sessions(options: argparse.Namespace, unfinished: Path) -> int:
 
 
 def _decoder(tokenizer: str | None) -> Callable[[Sequence[int]], str | None]:
-    """Return a function from token ids to their text; without a tokenizer, to None."""
+    """Return a function that converts token ids to their text, or to None without a tokenizer."""
     found = None if tokenizer is None else tokenizer_of(tokenizer)
     if found is None:
         return lambda _ids: None

@@ -31,13 +31,13 @@ examples:
 _BUFFERED_TOKENS = 1 << 20
 _MOST_TOKENS = 1 << 26
 _MOST_LOG_RATIO = 80.0
-"""With larger ratios, the mean would overflow."""
+"""Maximum log ratio, because the mean would overflow with larger ratios."""
 
 Array = npt.NDArray[Any]
 
 
 class _Tokens(NamedTuple):
-    """Columns of output tokens, in the recording's order; an unknown float is NaN."""
+    """Columns of output tokens in the order of the recording. An unknown float is NaN."""
 
     request_id: Array
     position: Array
@@ -51,12 +51,12 @@ class _Tokens(NamedTuple):
         return _Tokens(*(column[self.request_id == request] for column in self))
 
     def request_ids(self) -> list[int]:
-        """Return the ids of the requests, in the order of their first tokens."""
+        """Return the ids of the requests in the order of their first tokens."""
         ids: list[int] = self.request_id[np.sort(np.unique(self.request_id, return_index=True)[1])].tolist()
         return ids
 
     def log_ratio(self) -> Array:
-        """Return, for each token, the model's logprob minus the logprob in the sampled distribution."""
+        """Return each token's logprob in the model's distribution minus its logprob in the sampled distribution."""
         sign = np.full(self.value_kind.size, np.nan)
         sign[self.value_kind == ValueKind.RAW_LOGPROBS] = 1
         sign[self.value_kind == ValueKind.PROCESSED_LOGPROBS] = -1
@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _loaded(path: Path, request: int | None) -> tuple[_Tokens, str | None]:
-    """Return the tokens of one request or of all, and the fault of a broken recording."""
-    if path.exists() and not path.is_file():  # opening a pipe would block
+    """Return the tokens of one request or of all requests, and the fault of the recording, if any."""
+    if path.exists() and not path.is_file():  # opening a pipe could block
         raise CommandError(f"{path}: not a file")
     buffer, found, fault, count = TokenBuffer(), list[_Tokens](), None, 0
     try:
@@ -127,7 +127,7 @@ def _figures(tokens: _Tokens) -> Values:
     log_ratio = tokens.log_ratio()
     if (known := log_ratio[~np.isnan(log_ratio)]).size:
         ratio = np.exp(known)
-        # An estimate from sampled tokens: never negative, and with less variance than the mean of -log_ratio.
+        # This estimator is never negative, and has less variance than the mean of -log_ratio.
         found["kl_estimate"] = float((ratio - 1 - known).mean())
         found |= {"importance_ratio_mean": float(ratio.mean()), "importance_ratio_max": float(ratio.max())}
     return found

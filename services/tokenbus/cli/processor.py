@@ -46,6 +46,6 @@ def run(options: argparse.Namespace) -> int:
 @asynccontextmanager
 async def _processor(settings: Settings) -> AsyncIterator[None]:
     processor = Processor(settings)
-    # Metrics are served before the processor listens and until it has drained, so that both can be watched.
+    # Begin serving metrics before the processor starts, and stop after the processor has drained.
     async with serve_processor(processor), processor:
         yield

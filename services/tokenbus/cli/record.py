@@ -43,7 +43,7 @@ main settings: bus.clients_address, bus.key_file, bus.server_key; with --to dura
 """
 _WINDOW_FRAMES = 4096
 _WINDOW_BYTES = 1 << 26
-"""Enough for bursts of several fast workers. An item may need two frames."""
+"""Number of bytes in flight, enough for bursts of several fast workers."""
 _log = logger("record")
 
 
@@ -102,7 +102,7 @@ async def _to_log(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def record(items: AsyncGenerator[StreamItem, None], files: Files, count: int = 0) -> None:
-    """Write `count` items to the files of their streams; 0: all items."""
+    """Write `count` items, or all items if `count` is 0, to the files of their streams."""
     try:
         async with aclosing(_first(items, count)) as wanted:
             async for item in wanted:
@@ -114,7 +114,7 @@ async def record(items: AsyncGenerator[StreamItem, None], files: Files, count: i
 async def record_to_log(
     items: AsyncGenerator[StreamItem, None], settings: Settings, stop: asyncio.Event, count: int = 0
 ) -> "tuple[LogCounts, int]":
-    """Write `count` items to the log (0: all); return the counts and the number of unwritten items."""
+    """Write `count` items, or all items if it is 0, to the log. Return the counts and the number of unwritten items."""
     from tokenbus.recordings.durable_log.stream import LogError, LogStream  # noqa: PLC0415 - an extra
     from tokenbus.recordings.durable_log.writer import LogWriter  # noqa: PLC0415
 
@@ -134,7 +134,7 @@ async def record_to_log(
 
 
 async def _first(items: AsyncGenerator[StreamItem, None], count: int) -> AsyncGenerator[StreamItem, None]:
-    """Yield the first `count` items (0: all), and show the progress."""
+    """Yield the first `count` items, or all items if `count` is 0, and show the progress."""
     progress, seen, size = Progress(), 0, 0
     try:
         async with aclosing(items):

@@ -1,4 +1,4 @@
-"""The files of `tokenbus record`, one for each life of a worker."""
+"""The files of `tokenbus record`. Each epoch of a worker has a separate file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +25,13 @@ class _Open:
 
 
 class Files:
-    """Writes each life of a worker to its own file; raises CommandError if a file cannot be written."""
+    """Writes each epoch of a worker to a separate file. Raises CommandError if a file cannot be written."""
 
     def __init__(self, pattern: str) -> None:
-        """Check the file name pattern; raises CommandError if the file exists or its directory does not."""
+        """Check the pattern of file names. Raises CommandError if the file exists or the folder does not."""
         self._pattern = pattern
         self._open: dict[str, _Open] = {}
-        """By worker: the file of its latest life."""
+        """The file of the latest epoch of each worker."""
         self.recorders: dict[Path, Recorder] = {}
         if "{worker}" not in pattern and "{epoch}" not in pattern:
             refuse_existing(Path(pattern))
@@ -39,7 +39,7 @@ class Files:
             check_folder(folder)
 
     def total(self, count: str) -> int:
-        """Return the sum of one of `_COUNTS` over all files."""
+        """Return the sum of a count in `_COUNTS` over all files."""
         return sum(int(getattr(each, count)) for each in self.recorders.values())
 
     def write(self, item: StreamItem) -> None:
@@ -51,7 +51,7 @@ class Files:
         with _writing(life.path):
             if data := life.recorder.add(item):
                 life.file.write(data)
-                life.file.flush()  # from here on the file has the item, even if this process is killed
+                life.file.flush()  # keep the item even if this process is killed
         if life.recorder.gaps > gaps:
             _log.warning("items are missing", stream=item.worker_id, epoch=item.epoch, before=item.sequence)
 
@@ -60,7 +60,7 @@ class Files:
             self._close(worker_id)
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts as JSON values; 64-bit integers are strings, as in `check`."""
+        """Return the counts as JSON values. As in `check`, 64-bit integers are strings."""
         return {
             **{count: self.total(count) for count in ("items", "payload_bytes", "missing_items")},
             "files": [
@@ -82,7 +82,7 @@ class Files:
                 life.file.close()
 
     def _begun(self, item: StreamItem) -> _Open:
-        # A worker's id is not trusted, and may look like a path.
+        # The id of a worker is untrusted, and may look like a path.
         safe = quote(item.worker_id, safe="").replace(".", "%2E")
         path = Path(self._pattern.replace("{worker}", safe).replace("{epoch}", str(item.epoch)))
         if path in self.recorders:

@@ -12,11 +12,11 @@ from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 
 _NEW_OBJECTS = 10_000
-"""New objects between two garbage collections; Python's own 700 would scan those of open requests at each step."""
+"""Number of new objects between garbage collections. Python's default causes a collection at each step."""
 
 
 def serve(options: argparse.Namespace, serving: Callable[[Settings], AbstractAsyncContextManager[object]]) -> int:
-    """Run a service until a signal, shut it down in order, and return the exit status."""
+    """Run a service until a signal arrives, shut the service down in order, and return the exit status."""
     settings = load_settings(options)
     log_open_files = open_files_for(settings)
     asyncio.run(_serve_until_signal(serving(settings), log_open_files))
@@ -27,11 +27,11 @@ async def _serve_until_signal(served: AbstractAsyncContextManager[object], start
     starting = asyncio.current_task()
     with stop_on_signals() as stop:
         stopping = asyncio.create_task(_cancel_at(stop, starting))
-        with suppress(asyncio.CancelledError):  # a signal before the service was up
+        with suppress(asyncio.CancelledError):  # a signal arrived before the service was up
             async with served:
                 stopping.cancel()
                 started()
-                # Objects from the start stay alive: the collector need not scan them again while tokens wait.
+                # Exclude the objects of the start from later garbage collections, which delay tokens.
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])

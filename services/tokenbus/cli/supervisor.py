@@ -1,4 +1,4 @@
-"""Supervisor: starts services as child processes in order, watches and reports on them, and stops them in order."""
+"""Supervisor: starts services as child processes in order, reports what happens to them, and stops them in order."""
 
 import asyncio
 import json
@@ -17,42 +17,42 @@ from tokenbus.printable import printable, reason_of
 START_SECONDS = 300
 _REPORT_SECONDS = 1.0
 _LAST_LINES = 100
-"""Engines write much after the cause of a failure."""
+"""Number of kept lines, because engines write many lines after the cause of a failure."""
 _LONGEST_LINE = 1_048_576
-"""Longer lines are split."""
+"""Number of characters above which a line is split."""
 _MOST_CHARACTERS = 2000
 _ERROR = "tokenbus: "
-"""The prefix of the line that ends a failed command."""
+"""The prefix of the error line of a failed command."""
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM}
 _SHOWN_LEVELS = ("warning", "error", "critical")
 _COMMON_FIELDS = ("timestamp", "level", "event", "logger", "exception")
 _STARTS = ("processor", "gateway", "worker")
-"""The gateway starts before the workers, which may take minutes, to report a bad tokenizer at once."""
+"""The order of starting. The gateway precedes the workers, which take minutes, to report a bad tokenizer early."""
 _STOPS = ("gateway", "worker", "processor")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal is gone
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP means that the terminal is gone
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One child process: its command, and its time limit for stopping."""
+    """The command of a child process, and the time limit for stopping the process."""
 
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     ready_event: str
-    """The log event that says that the service is ready."""
+    """The log event with which the service reports that it is ready."""
     stop_seconds: float
-    """The time between SIGTERM and SIGKILL."""
+    """Number of seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceEvent:
-    """Something that happened to a service, as text and as values."""
+    """An event of a service, as text and as values."""
 
     service: str
     event: str
-    """started, starting, ready, log, output or ended."""
+    """The kind of event: started, starting, ready, log, output or ended."""
     text: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,39 +63,39 @@ class ServiceEvent:
 
 
 class Child:
-    """The process of a service: started once, stopped with SIGTERM, and killed if SIGTERM does not end it in time."""
+    """The process of a service, which is started once, and stopped with SIGTERM or, after a time limit, SIGKILL."""
 
     def __init__(self, service: Service, report: Callable[[ServiceEvent], None]) -> None:
         self.service = service
         self.name = service.name
         self.pid = 0
         self.address = self.metrics = ""
-        """The addresses of a gateway and of the metrics, once the service has logged them."""
+        """The addresses of a gateway and of the metrics, or empty before the service has logged them."""
         self.is_stopping = False
         self.status: int | None = None
-        """The exit status; negative: the signal that ended the process; None: the process has not ended."""
+        """The exit status, negative if a signal ended the process, or None before the end."""
         self.ended: asyncio.Task[None] | None = None
-        """Done when the process has ended and its output is read; None before the start."""
+        """A task that is done when the process has ended and its output is read, or None before the start."""
         self._report = report
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        """The last warnings, and lines that are not log lines, such as its libraries' lines."""
+        """The last warnings of the service, and the last lines of other output."""
         self._wrote_at = 0.0
         self._ready = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether the process was started and has not ended."""
+        """Whether the process has started and has not ended."""
         return self.ended is not None and self.status is None
 
     @property
     def state(self) -> str:
-        """One of starting, ready and ended."""
+        """The state: starting, ready or ended."""
         return "ended" if self.status is not None else "ready" if self._ready.is_set() else "starting"
 
     @property
     def has_failed(self) -> bool:
-        """Whether the process ended with an error; a process that SIGTERM stops before it is ready has not failed."""
+        """Whether the process ended with an error. A process that `stop` ends by SIGTERM has not failed."""
         return bool(self.status) and not (self.is_stopping and self.status == -signal.SIGTERM)
 
     @property
@@ -107,9 +107,9 @@ class Child:
 
     @property
     def last_line(self) -> str:
-        """A colon and the command's error, or otherwise its last output line; empty if there is none.
+        """The error line of the command, or else the last output line, after a colon. Without lines the text is empty.
 
-        Libraries may write after the error. Empty for a killed process: its last line does not say why it ended.
+        Libraries may write lines after the error. For a killed process the text is empty, as no line explains the end.
         """
         if self.status in _KILLED:
             return ""
@@ -118,16 +118,16 @@ class Child:
         return line and f": {line.removeprefix(_ERROR)}"
 
     async def start(self, folder: Path) -> None:
-        """Start the process; it removes the folder if this process is killed."""
-        command = [sys.executable, "-P", "-m", "tokenbus.cli.child"]  # -P: import no module of the current folder
+        """Start the process, which will remove the folder if this process is killed."""
+        command = [sys.executable, "-P", "-m", "tokenbus.cli.child"]  # -P: no imports from the current folder
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *[*command, f"{self.service.stop_seconds:g}", str(folder), *self.service.arguments],
-                stdin=asyncio.subprocess.PIPE,  # when it closes, the child knows that this process has ended
+                stdin=asyncio.subprocess.PIPE,  # the pipe closes when this process ends
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 env=dict(self.service.environment),
-                start_new_session=True,  # a terminal's Ctrl-C reaches only this process, which stops its children
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the child
             )
         except OSError as error:
             raise CommandError(f"{self.name}: cannot start a process: {reason_of(error)}") from None
@@ -136,7 +136,7 @@ class Child:
         self.ended = asyncio.create_task(self._watch(self._process))
 
     async def ready(self, seconds: float) -> None:
-        """Wait until the service is ready; raises CommandError if it ends first, or stays silent for `seconds`."""
+        """Wait until the service is ready. Raises CommandError if the service ends or is silent for `seconds`."""
         time = asyncio.get_running_loop().time
         began = self._wrote_at = time()
         while True:
@@ -165,7 +165,7 @@ class Child:
             await self.ended
 
     async def stop(self, kill_now: asyncio.Event) -> None:
-        """Send SIGTERM, and SIGKILL when the time is over or `kill_now` is set."""
+        """Send SIGTERM, and send SIGKILL after the time limit or when `kill_now` is set."""
         if self._process is None or self.ended is None or self.ended.done():
             return
         self.is_stopping = True
@@ -235,7 +235,7 @@ def _text_of(line: Mapping[str, Any]) -> str:
 
 
 class Supervisor:
-    """Runs services around some work. A service that dies is reported and not restarted."""
+    """Runs services during some work. Dead services are reported but not restarted."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class Supervisor:
     ) -> None:
         self.children = [Child(service, report) for service in services]
         self.stopping = asyncio.Event()
-        """Set to cancel the work and stop everything, by the first signal or by a caller."""
+        """An event that the first signal or a caller sets in order to cancel the work and stop all services."""
         self._kill_now = asyncio.Event()
         self._folder = folder
         self._report = report
@@ -254,15 +254,15 @@ class Supervisor:
 
     @property
     def died(self) -> list[str]:
-        """The services that failed."""
+        """The names of the services that failed."""
         return [child.name for child in self.children if child.has_failed]
 
     def runs(self, *prefixes: str) -> bool:
-        """Return whether any service is running whose name starts with one of the prefixes."""
+        """Return whether a service with any of the prefixes in its name is running."""
         return any(child.runs and child.name.startswith(prefixes) for child in self.children)
 
     async def next_exit(self) -> Child:
-        """Wait until a running service ends, other than by `restart`, and return it."""
+        """Wait until a running service ends, except by `restart`, and return the service."""
         while True:
             running = {child.ended: child for child in self.children if child.ended is not None and child.runs}
             done, _ = await asyncio.wait(running, return_when="FIRST_COMPLETED")
@@ -270,7 +270,7 @@ class Supervisor:
                 return child
 
     async def restart(self, name: str) -> None:
-        """Kill a service, start it again, and wait until it is ready."""
+        """Kill a service, start it again, and wait until the service is ready."""
         (killed,) = (child for child in self.children if child.name == name)
         child = Child(killed.service, self._report)
         self.children[self.children.index(killed)] = child
@@ -279,10 +279,10 @@ class Supervisor:
         await child.ready(self._start_seconds)
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Start everything, do the work, stop everything, and return the result of the work.
+        """Start all services, do the work, stop all services, and return the result of the work.
 
-        Returns None if a signal, or `stopping`, cancelled the work; a second signal kills the services that still run.
-        Raises CommandError if a service does not start.
+        Returns None if a signal or `stopping` cancelled the work. A second signal kills the remaining services. Raises
+        CommandError if a service does not start.
         """
         with self._signal_handlers():
             working, stopping = asyncio.ensure_future(self._run(work)), asyncio.ensure_future(self.stopping.wait())
@@ -316,8 +316,7 @@ class Supervisor:
             (self._kill_now if self.stopping.is_set() else self.stopping).set()
 
         loop = asyncio.get_running_loop()
-        # An ignored SIGHUP stays ignored (nohup). An ignored SIGINT does not: shells ignore it in every background
-        # process of a script.
+        # Keep ignoring SIGHUP under nohup, but handle SIGINT, which shells ignore for background processes of scripts.
         handled = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
         for each in handled:
             loop.add_signal_handler(each, on_signal)

@@ -1,4 +1,4 @@
-"""The services of a system on this machine: their settings and addresses, and the folder of their sockets."""
+"""Plans the services of a system on this machine: settings, addresses, and the folder for sockets."""
 
 import os
 import socket
@@ -17,20 +17,20 @@ from tokenbus.worker import engine_kind
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
 _GRACE_MS = 1000
 _MODEL = "tokenbus"
-"""The gateway's name for a model without a name."""
+"""The name that the gateway gives to a model without a name."""
 _LONGEST_FOLDER = 60
-"""A socket's path has at most 107 bytes on Linux and 103 elsewhere; the rest of the path needs the difference."""
+"""Maximum length of the folder's path. The path of a socket has at most 107 bytes on Linux and 103 elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The services of a system on this machine, and the settings of its clients."""
+    """The services of a system on this machine, and the settings of the system's clients."""
 
     settings: Settings
     services: tuple[Service, ...]
-    """Processor, workers and gateways, in the order of display."""
+    """The processor, the workers and the gateways in the order of display."""
     model: str
-    """The model's name in requests."""
+    """The name of the model in requests."""
 
 
 def plan_for(  # noqa: PLR0913 - all but two are keyword-only
@@ -47,9 +47,9 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
 ) -> Plan:
     """Plan a processor, the workers of each role, and gateways.
 
-    Default addresses become sockets in the folder and free ports; other addresses stay. All gateways share `port`.
-    `model` is a model's folder, whose tokenizer the gateways use too. `ranks` holds the engine's options of each
-    data-parallel rank; workers take the ranks in turn. `steps_per_second` limits the workers; 0 means no limit.
+    Default addresses become sockets in the folder and free ports. All gateways share `port`. `model` is a model's
+    folder, whose tokenizer the gateways also use. `ranks` has the engine's options for each data-parallel rank. Workers
+    are assigned to the ranks in rotation. `steps_per_second` limits the workers unless it is 0.
     """
     shared = _shared(settings, folder, engine_kind(engine).tokenizer if model is None else str(model.resolve()))
 
@@ -59,7 +59,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
         return Service(name, tuple(command), environment_of(shared, given), ready, stop_seconds)
 
     def workers(role: str, count: int) -> Iterator[Service]:
-        drain_ms = 2 * shared.worker.drain_timeout_ms  # finish the requests, then wait for acknowledgement
+        drain_ms = 2 * shared.worker.drain_timeout_ms  # first for the requests, then for the acknowledgements
         command = ["worker", "--engine", engine]
         if model:
             command += ["--model", str(model)]
@@ -84,7 +84,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
 
 
 def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str, str]:
-    """Return this process's environment with exactly these settings, changed by `given`, which has values by key."""
+    """Return this process's environment with exactly these settings, except for the values by key in `given`."""
     ours = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
     for key, entry in ENTRIES.items():
         value = given.get(key, entry.value_in(settings))
@@ -94,7 +94,7 @@ def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str,
 
 
 def _shared(settings: Settings, folder: Path, tokenizer: str) -> Settings:
-    """Return the settings of all services: addresses in the folder and the tokenizer, where they are defaults."""
+    """Return the settings of all services, with addresses in the folder and the tokenizer in place of defaults."""
     own = {
         "bus.workers_address": f"ipc://{folder}/workers",
         "bus.clients_address": f"ipc://{folder}/clients",
@@ -102,7 +102,7 @@ def _shared(settings: Settings, folder: Path, tokenizer: str) -> Settings:
     }
     given = {key: value for key, value in own.items() if _is_default(key, settings)}
     given["processor.metrics_address"] = _usable("processor.metrics_address", settings)
-    given |= {"log.format": "json", "log.level": "info"}  # the supervisor parses the services' log lines
+    given |= {"log.format": "json", "log.level": "info"}  # the supervisor parses the log lines of services
     return Settings.load(environment=environment_of(settings, given))
 
 
@@ -111,7 +111,7 @@ def _is_default(key: str, settings: Settings) -> bool:
 
 
 def _usable(key: str, settings: Settings) -> str:
-    """Return an address, with port 0 (any free port) if it is a default that is already taken."""
+    """Return the address in a setting. If a default address is in use, its port becomes 0 for any free port."""
     address = str(ENTRIES[key].value_in(settings))
     host, _, port = address.rpartition(":")
     if _is_default(key, settings):
@@ -123,12 +123,12 @@ def _usable(key: str, settings: Settings) -> str:
 
 
 def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict[str, object]:
-    """Return the gateways' addresses: several gateways share one port, and each has its own port for metrics."""
+    """Return the settings for the addresses of the gateways, which share a port but have separate ports for metrics."""
     address = f"127.0.0.1:{port}" if port is not None else _usable("gateway.address", settings)
     if count <= 1:
         return {"gateway.address": address}
     host, _, number = address.rpartition(":")
-    if number == "0":  # otherwise each gateway would get another port
+    if number == "0":  # choose the port now, because all gateways must share it
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         with socket.create_server((host.strip("[]"), 0), family=family) as found:
             address = f"{host}:{found.getsockname()[1]}"
@@ -138,7 +138,7 @@ def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict
 
 @contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """Create a private folder in XDG_RUNTIME_DIR, TMPDIR or /tmp, and remove it at the end of the block.
+    """Create a private folder in XDG_RUNTIME_DIR, TMPDIR or /tmp, and remove the folder at the end of the block.
 
     If this process is killed, its services remove the folder.
     """

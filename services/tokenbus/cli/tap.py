@@ -48,7 +48,7 @@ _WORDS = {
     "prefilled": ("PREFILLED", "bold", "request {request_id}, {transfer_state} for the decode worker"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
-"""For each kind of item: its word, the style of the word, and the text after it."""
+"""The word, the style of the word, and the following text for each kind of item."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ async def _run(settings: Settings, options: argparse.Namespace, show: Callable[[
 async def tap(
     items: AsyncGenerator[StreamItem, None], options: argparse.Namespace, show: Callable[[Values], None]
 ) -> None:
-    """Show each item, and each gap."""
+    """Show each item and each gap."""
     shown = 0
     async with aclosing(items):
         async for item in items:
@@ -106,7 +106,7 @@ def _print_lines(values: Values) -> None:
 
 
 def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | None = None) -> Values:
-    """Return the values of an item, with the rows of one request or of all; for an invalid item, the error."""
+    """Return the values of an item, with the rows of one request or of all, or the error of an invalid item."""
     logged_at = item.logged_at
     values: Values = {"stream": _stream(item), "sequence": str(item.sequence), "bytes": len(item.payload)}
     if logged_at is not None:
@@ -149,7 +149,7 @@ def _stream(item: StreamItem) -> Values:
 
 
 def lines_of(values: Values) -> list[str]:
-    """Return the line of an item, and a line for each of its rows."""
+    """Return a line for an item, and a line for each row of the item."""
     stream = values["stream"]
     name = printable(f"{stream['worker_id']}/{stream['epoch']}")
     if values["what"] == "left_out":
@@ -166,7 +166,7 @@ def _event_values(event: RequestEvent) -> Values:
         return {"what": "unknown", "payload_kind": PayloadKind.PAYLOAD_KIND_REQUEST_EVENT}
     found = getattr(event, what)
     values: Values = MessageToDict(found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    if what == "prompt_scores":  # its columns are bytes
+    if what == "prompt_scores":  # the columns of prompt scores are bytes
         scores, names = PromptScores.of(found), ("request_id", "position", "prompt_tokens", "alternatives")
         columns = {name: getattr(scores, name).tolist() for name in ("token_ids", "logprobs", "ranks")}
         values = {name: values[name] for name in names} | columns
@@ -175,7 +175,7 @@ def _event_values(event: RequestEvent) -> Values:
     if "request_id" in values:
         values["request_id"] = f"{int(values['request_id']):016x}"
     if "code" in values:
-        values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # a number if the code has no name
+        values["code"] = str(values["code"]).removeprefix("ERROR_CODE_")  # codes without a name are numbers
     return {"what": what, **values}
 
 

@@ -48,11 +48,11 @@ _MOST_GATEWAYS = 64
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _READY_SECONDS, _SOON = 0.25, 8
-"""The interval between checks of whether a request would be answered, and the first check that shows the reason."""
+"""Number of seconds between readiness checks, and number of the first check whose reason is shown."""
 
 
 def declare(parser: Parser) -> None:
-    find_spec("tokenbus.processor")  # raises PythonVersionError if the services cannot run
+    find_spec("tokenbus.processor")  # raises PythonVersionError on Python 3.10
     parser.description = _DESCRIPTION
     declare_engine(parser, has_options=False)
     parser.add_argument("--workers", type=whole(0, _MOST_WORKERS), default=1, metavar="N", help="mixed workers (1)")
@@ -129,7 +129,7 @@ async def _serve(plan: Plan, system: Supervisor, screen: "Screen") -> None:
 
 
 async def _show(plan: Plan, system: Supervisor, screen: "Screen") -> None:
-    """Wait until a request would be answered, and print that the system is up."""
+    """Wait until the gateway can answer requests, and print that the system is up."""
     gateway = _gateway(system.children)
     last_shown, checks = "", 0
     while (problem := await asyncio.to_thread(_problem, gateway)) is not None:
@@ -145,8 +145,8 @@ async def _show(plan: Plan, system: Supervisor, screen: "Screen") -> None:
 
 
 def _problem(gateway: str) -> str | None:
-    """Return why the gateway cannot answer a request yet; None if it can."""
-    if not gateway.startswith("http://"):  # there is no gateway, or its certificate is for another name
+    """Return why the gateway cannot answer requests yet, or None if it can."""
+    if not gateway.startswith("http://"):  # no gateway, or HTTPS with an unknown certificate
         return None
     try:
         urlopen(f"{gateway}/readyz").close()  # noqa: S310 - http only
@@ -172,7 +172,7 @@ class Screen:
         self.system: Supervisor | None = None
 
     def service(self, event: ServiceEvent) -> None:
-        """Print an event of a service; `starting` only as progress."""
+        """Print an event of a service. The event `starting` appears only as progress."""
         if event.event == "starting":
             if not self.as_json and self.failure is None:
                 self.progress.show(f"{event.service:11} {printable(event.text)}")
@@ -189,13 +189,13 @@ class Screen:
         self.put(json.dumps({"event": event, "text": text, **values}) if self.as_json else text)
 
     def put(self, text: str) -> None:
-        """Print, and stop the system if that fails."""
+        """Print a text. If printing fails, stop the system."""
         if self.failure is not None:
             return
         try:
             self.progress.clear()
             print(text, flush=True)
-        except OSError as error:  # the terminal or the reader is gone
+        except OSError as error:  # the terminal or the reader of the pipe is gone
             self.failure = error
             if self.system is not None:
                 self.system.stopping.set()

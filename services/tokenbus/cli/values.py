@@ -11,9 +11,9 @@ from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
 Values = dict[str, Any]
 """Values of a JSON object."""
 Texts = Callable[[int], str]
-"""Maps a token id to its text."""
+"""A function that maps a token id to the token's text."""
 _LIKELY, _UNLIKELY = -0.7, -2.3
-"""A token is green if its logprob is at least the first one (probability 1/2), and red below the second (1/10)."""
+"""A token is green if its logprob is at least -0.7 (probability 1/2), and red below -2.3 (probability 1/10)."""
 
 
 def batch_values(batch: LogprobBatch) -> Values:
@@ -29,7 +29,7 @@ def batch_values(batch: LogprobBatch) -> Values:
 
 
 def row_values(row: Row) -> Values:
-    """Return the values of a row; logprobs and ranks are None in a row that was not scored."""
+    """Return the values of a row. In unscored rows, logprobs and ranks are None."""
     is_scored = row.scoring is not Scoring.NONE
     return {
         "request_id": f"{row.request_id:016x}",
@@ -67,7 +67,7 @@ def coloured(text: str, logprob: float | None) -> str:
 
 
 def tokenizer_of(name: str) -> Tokenizer | None:
-    """Return the tokenizer of that name in the settings; None for `numbers`, whose texts are the ids."""
+    """Return the tokenizer with this name in the settings, or None for `numbers`, which shows ids."""
     try:
         return None if name == "numbers" else load_tokenizer(name)
     except PluginError as error:
@@ -75,7 +75,7 @@ def tokenizer_of(name: str) -> Tokenizer | None:
 
 
 def text_of(tokenizer: Tokenizer | None) -> Texts:
-    """Return the function that maps token ids to texts; for an id without a token, the text is the id."""
+    """Return a function that maps token ids to texts. The text of an unknown id is the id."""
     size = 0 if tokenizer is None else tokenizer.vocabulary_size
 
     def text(token_id: int) -> str:

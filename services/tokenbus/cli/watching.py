@@ -1,4 +1,4 @@
-"""The live items that `tap` and `record` read."""
+"""Watches the live items of workers, for `tap` and `record`."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ def declare_watching(parser: argparse.ArgumentParser) -> None:
 async def watched(
     settings: Settings, worker_id: str, stop: asyncio.Event, transport: Transport | None = None
 ) -> AsyncGenerator[StreamItem, None]:
-    """Yield the items of one worker, or of all; after `stop` is set, yield the buffered items and end."""
+    """Yield the items of one worker or of all workers. After `stop` is set, yield the buffered items and end."""
     async with Client(settings, transport=transport) as client, client.watch(worker_id, most=_MOST_WAITING) as items:
         stopping = asyncio.create_task(stop.wait())
         try:

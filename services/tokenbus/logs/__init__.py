@@ -1,4 +1,4 @@
-"""Structured logs, as JSON or as readable lines; untrusted values are escaped."""
+"""Structured logs as JSON or as readable lines. Untrusted values are escaped."""
 
 from tokenbus.logs.deduplicated import DeduplicatedLog
 from tokenbus.logs.output import configure, logger

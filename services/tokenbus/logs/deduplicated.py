@@ -1,4 +1,4 @@
-"""DeduplicatedLog: logs a repeated event once at its beginning and once at its end."""
+"""DeduplicatedLog: logs a repeated event at the beginning and at the end of the repetitions."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -8,7 +8,7 @@ from tokenbus.logs.values import safe
 
 _MS = 1000
 _TOGETHER = object()
-"""The key that all keys beyond `most` share."""
+"""The key for all events whose keys exceed `most`."""
 
 
 @dataclass(slots=True)
@@ -21,31 +21,31 @@ class _Repetition:
 
 
 class DeduplicatedLog:
-    """Logs the first event of each key, counts its repetitions, and logs a summary when they are over.
+    """Logs the first event of each key, counts the repetitions, and logs a summary after the last repetition.
 
-    They are over after `end`, or after `quiet_ms` without a repetition, which `expire` checks: call it now and then. At
-    most `most` keys are tracked; further keys are counted together, so that a peer that keeps inventing keys cannot
-    flood the log.
+    The repetitions end by a call of `end`, or after `quiet_ms` without a repetition. The owner must call `expire`
+    regularly to check that time. At most `most` keys are tracked. Further keys are counted together, so that peers
+    cannot flood the log with new keys.
     """
 
     def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:
         self._quiet = quiet_ms / _MS
         self._most = most
         self._now = now
-        # The least recently used key is first.
+        # The first key is the least recently used key.
         self._open: dict[Hashable, dict[str, _Repetition]] = {}
 
     def __len__(self) -> int:
         return len(self._open) - (_TOGETHER in self._open)
 
     def begin(self, key: Hashable, log: Callable[..., object], event: str, **values: object) -> bool:
-        """Log the first event of its kind for a key, or count a repetition; return whether it was logged."""
+        """Log the first event of a kind for a key, or count a repetition. Return whether the event was logged."""
         now = self._now()
         if key not in self._open and len(self) >= self._most:
             self.expire()
             if len(self) >= self._most:
                 key, values = _TOGETHER, {**values, "counted_together": True}
-        kinds = self._open[key] = self._open.pop(key, {})  # move the key to the end of the order
+        kinds = self._open[key] = self._open.pop(key, {})  # move the key to the end
         known = kinds.get(event)
         if known is not None and not self._is_over(known, now):
             known.last = now
@@ -53,18 +53,18 @@ class DeduplicatedLog:
             return False
         if known is not None:
             _sum_up(event, known)
-        # Keep only short texts until the end: an exception would keep the frames of its traceback alive.
+        # Keep only short texts for the summary, because an exception would keep its traceback's frames in memory.
         kinds[event] = _Repetition(log, {name: safe(name, value) for name, value in values.items()}, now, now)
         log(event, **values)
         return True
 
     def end(self, key: Hashable, *, even_one: bool = True) -> None:
-        """Log the summary of a key's events; with `even_one`, also of events that were not repeated."""
+        """Log the summary of a key's events. If `even_one`, include events that were not repeated."""
         for event, repetition in self._open.pop(key, {}).items():
             _sum_up(event, repetition, even_one=even_one)
 
     def expire(self) -> None:
-        """Log the summary of events that did not recur for `quiet_ms`."""
+        """Log the summary of events that were not repeated for `quiet_ms`."""
         now = self._now()
         while self._open:
             key, kinds = next(iter(self._open.items()))
@@ -73,7 +73,7 @@ class DeduplicatedLog:
             self.end(key, even_one=False)
 
     def close(self) -> None:
-        """Log the summary of all events, at the end of the process."""
+        """Log the summary of all events at the end of the process."""
         for key in list(self._open):
             self.end(key, even_one=False)
 

@@ -1,4 +1,4 @@
-"""The output of the logs: a structlog configuration for Tokenbus only, not for the whole process."""
+"""The output of the logs. This module configures structlog only for Tokenbus, not for the whole process."""
 
 import contextlib
 import json
@@ -20,34 +20,34 @@ _ONE_WRITE = threading.Lock()
 
 
 class _Output:
-    """The stream, level and renderer of all loggers."""
+    """The stream, the level and the renderer of all loggers."""
 
     stream: TextIO | None = None
     level = logging.DEBUG
     render: Processor | None = None
-    """None until `configure`."""
+    """The renderer of log lines, or None before `configure` is called."""
 
     def write(self, line: str) -> None:
-        """Write a line; a failure is ignored, because logging must not end the process."""
+        """Write a line. Failures are ignored, because logging must not end the process."""
         stream = self.stream
         if stream is None:  # standard error is closed
             return
-        with _ONE_WRITE, contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
+        with _ONE_WRITE, contextlib.suppress(OSError, ValueError):  # a closed stream raises ValueError
             encoding = getattr(stream, "encoding", None) or "utf-8"
             stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             stream.flush()
 
     debug = info = warning = error = critical = write
-    """The methods that structlog calls."""
+    """The methods that structlog calls for each level."""
 
 
 _output = _Output()
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Write all logs of Tokenbus to a stream (default: standard error), also those of existing loggers.
+    """Write all logs of Tokenbus, including those of existing loggers, to a stream or by default to standard error.
 
-    The format `auto` is readable lines on a terminal and JSON elsewhere. NO_COLOR turns colours off.
+    The format `auto` writes readable lines on a terminal, and JSON elsewhere. NO_COLOR disables colours.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream is not None and stream.isatty()
@@ -62,12 +62,12 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
 
 
 def unconfigure() -> None:
-    """Send lines to Python's logging again, as before `configure`."""
+    """Undo `configure`, so that log lines go to Python's logging again."""
     _output.render = None
 
 
 def logger(name: str) -> FilteringBoundLogger:
-    """Return a logger; until `configure` is called, its lines go to Python's logging."""
+    """Return a logger, whose lines go to Python's logging until `configure` is called."""
     made = structlog.wrap_logger(
         _output,
         processors=[_process],

@@ -1,4 +1,4 @@
-"""Makes untrusted values short, printable and safe for any JSON reader."""
+"""Makes untrusted values short, printable and safe for all JSON readers."""
 
 import math
 from collections.abc import Mapping, Sized
@@ -20,7 +20,7 @@ _HIDDEN = frozenset({"secret", "secret_key", "proof"})
 
 
 def safe(name: str, value: object) -> object:
-    """Return the loggable form of a value: request ids as 16 hex digits, secrets hidden."""
+    """Return a value in a form for logs, with request ids as 16 hexadecimal digits and with hidden secrets."""
     if name in _HIDDEN:
         return "(hidden)"
     return _safe(value, is_key=name in _KEYS, depth=0)
@@ -33,7 +33,7 @@ def safe_text(text: str) -> str:
 
 
 def safe_traceback(text: str) -> str:
-    """Return a traceback's last lines, indented so that none can be mistaken for a log line."""
+    """Return the last lines of a traceback, indented so that no line looks like a log line."""
     lines = text[-_LONGEST_TRACEBACK:].splitlines()
     return "\n".join(f"    {printable(line)}" for line in lines)
 
@@ -46,7 +46,7 @@ def _safe(value: object, *, is_key: bool, depth: int) -> object:
             shown = value.name
         case Integral():
             shown = _number(int(value), is_key=is_key)
-        case Real():  # numpy's numbers too
+        case Real():  # Real includes numpy's numbers
             number = float(value)
             shown = number if math.isfinite(number) else str(number)
         case bytes() | bytearray():
@@ -68,7 +68,7 @@ def _safe(value: object, *, is_key: bool, depth: int) -> object:
 def _number(value: int, *, is_key: bool) -> object:
     if is_key and 0 <= value < 1 << _KEY_BITS:
         return f"{value:016x}"
-    # Many JSON readers keep only 53 bits of a number.
+    # Many JSON readers keep only 53 bits of an integer.
     return value if abs(value) <= _EXACT_IN_JSON else safe_text(_text(value))
 
 

@@ -1,4 +1,4 @@
-"""A model's folder, as Hugging Face's tools write it: its tokenizer and its chat template."""
+"""The tokenizer and the chat template in a model's folder, in the format of Hugging Face's tools."""
 
 from tokenbus.model_files.chat_template import ChatTemplate, ChatTemplateError, ModelFilesError
 from tokenbus.model_files.tokenizer import ModelTokenizer

@@ -1,4 +1,4 @@
-"""ChatTemplate: renders a chat's messages as the text that a model was trained on."""
+"""ChatTemplate: renders the messages of a chat as text in the format of the model's training."""
 
 import json
 import re
@@ -19,30 +19,30 @@ _NO_VARIABLES: Mapping[str, Any] = {}
 _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 """A lone surrogate, which UTF-8 cannot encode."""
 _MARK = "(the answer goes on here)"
-"""Marks the end of a last message that is continued, to find it in the rendered text."""
+"""A mark that is added to the end of a continued message, to find the end in the rendered text."""
 
 
 class ModelFilesError(ValueError):
-    """A file of a model's folder is missing or cannot be used; one line with the path says why."""
+    """A file of a model's folder is missing or unusable. The message is one line with the path and the reason."""
 
 
 class ChatTemplateError(ValueError):
-    """A template refuses a chat, for example because roles do not alternate; one line says why."""
+    """A template refuses a chat, for example because roles do not alternate. The message is one line."""
 
 
 class MessageForm(NamedTuple):
-    """The form of messages that a template reads."""
+    """The form of messages that a template expects."""
 
     has_parts: bool
-    """Whether it loops over a message's parts; otherwise a message's content is one text."""
+    """Whether the template loops over the parts of a message. Otherwise a message's content must be one text."""
     knows_developer: bool
-    """Whether it has the role `developer`.
+    """Whether the template has the role `developer`.
 
-    Otherwise a developer's messages become system messages, before all others.
+    Otherwise a developer's messages become system messages in front of all other messages.
     """
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages in this form, without nulls, and with the arguments of calls as objects."""
+        """Return messages in this form without nulls. The arguments of calls become objects."""
         fitted = [self._fit(message) for message in messages]
         if self.knows_developer or all(message["role"] != "developer" for message in fitted):
             return fitted
@@ -65,7 +65,7 @@ class MessageForm(NamedTuple):
             if message.get("tool_calls"):
                 fitted["tool_calls"] = [_call(call) for call in message["tool_calls"]]
             thought = message.get("reasoning") or message.get("reasoning_content")
-            if thought is not None:  # models use both names
+            if thought is not None:  # templates use either name
                 fitted["reasoning"] = fitted["reasoning_content"] = thought
         for name in ("tool_call_id", "name"):
             if message.get(name) is not None:
@@ -74,9 +74,9 @@ class MessageForm(NamedTuple):
 
 
 class ChatTemplate:
-    """A model's Jinja template. It runs in a sandbox, in which it can neither change anything nor access files.
+    """The Jinja template of a model. A sandbox keeps the template from changing objects and accessing files.
 
-    Some models have a second one for chats with tools.
+    Some models have a second template for chats with tools.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile the templates, by name: `default` and optionally `tool_use`; raises a ModelFilesError.
+        """Compile the template named `default` and, if present, `tool_use`. Raises a ModelFilesError.
 
-        `special_tokens` are variables of the template, such as `bos_token`; `now` returns the time that it may show.
+        `special_tokens` are variables of the template, such as `bos_token`. `now` returns the time for templates.
         """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
@@ -109,9 +109,9 @@ class ChatTemplate:
             raise ModelFilesError(f"its chat templates: one must be {_DEFAULT!r}, got {', '.join(templates)}")
 
     def reserves(self, name: str) -> bool:
-        """Return whether templates rely on a name, so that callers should refuse such a variable.
+        """Return whether a template relies on a variable, which clients therefore must not set.
 
-        That includes the special tokens that the model does not have: templates rely on their absence.
+        Templates also rely on the absence of special tokens that the model does not have.
         """
         return name in self._names or name.endswith(("_token", "_tokens"))
 
@@ -124,17 +124,16 @@ class ChatTemplate:
         continues_last: bool = False,
         most: int = sys.maxsize,
     ) -> str:
-        """Return the text of a chat, up to where the assistant's next message begins.
+        """Return the text of a chat up to the beginning of the assistant's next message.
 
         Args:
-            messages: As OpenAI's API has them: each with `role` and `content`, a text or a list of parts.
-            tools: The functions that the model may call, as OpenAI's API has them.
-            variables: Further variables, such as `enable_thinking`; they replace others of the same name.
-            continues_last: Whether the text ends within the last message, at the end of its content.
-            most: The maximum number of characters of the text.
+            messages: The messages in OpenAI's format, each with a `role` and a `content`, which is a text or parts.
+            tools: The functions that the model may call, in OpenAI's format. variables: Further variables, such as
+            `enable_thinking`, which replace other variables of the same name. continues_last: Whether the text ends
+            with the content of the last message. most: Maximum number of characters of the text.
 
         Raises:
-            ChatTemplateError: The template refuses the chat, fails, or renders a longer text.
+            ChatTemplateError: The template refuses the chat, fails, or renders a text that is too long.
         """
         template, form = self._templates.get(_WITH_TOOLS if tools else _DEFAULT) or self._templates[_DEFAULT]
         fitted = form.fit(messages)
@@ -148,11 +147,11 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 - the template is a program, which may raise anything
             raise ChatTemplateError(_line(error)) from None
         text = _until_mark(text) if continues_last else text
-        return _HALF_OF_A_PAIR.sub("\ufffd", text)  # a model may have written one into a call's arguments
+        return _HALF_OF_A_PAIR.sub("\ufffd", text)  # a model's calls may contain these
 
 
 def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a model's templates by name, from its folder and tokenizer_config.json; empty without any."""
+    """Return the templates in a model's folder and its tokenizer_config.json, by name."""
     found = config.get("chat_template")
     try:
         if (path := folder / "chat_template.jinja").exists():
@@ -172,7 +171,7 @@ def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _bounded(pieces: Iterable[str], most: int) -> str:
-    """Join pieces of up to `most` characters; rendering stops if the text is longer."""
+    """Join pieces of text. Rendering stops when the text is longer than `most` characters."""
     taken, left = [], most
     for piece in pieces:
         left -= len(piece)
@@ -183,7 +182,7 @@ def _bounded(pieces: Iterable[str], most: int) -> str:
 
 
 def _mark_end(message: dict[str, Any]) -> None:
-    # The space shows whether the template keeps spaces at the end of a content.
+    # The space before the mark shows whether the template keeps spaces at the end of a content.
     content = message["content"]
     if isinstance(content, str):
         message["content"] = f"{content}{_MARK} "
@@ -201,7 +200,7 @@ def _until_mark(text: str) -> str:
 
 
 class _Generation(Extension):
-    """Ignores `{% generation %}`, which marks the assistant's text for training."""
+    """Ignores the tag `{% generation %}`, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -217,7 +216,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """Return JSON; jinja2's filter would escape it for HTML."""
+    """Return JSON without the HTML escapes of Jinja's filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -241,14 +240,14 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):  # a model wrote them, so the chat must go on
+    except (ValueError, RecursionError):  # the model wrote invalid JSON
         arguments = {}
     arguments = arguments if isinstance(arguments, dict) else {}
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _goes_through_parts(tree: nodes.Template) -> bool:
-    """Return whether a template loops over a message's content."""
+    """Return whether a template loops over the content of a message."""
     names = {"content"}
     while True:
         assigned = {
@@ -262,7 +261,7 @@ def _goes_through_parts(tree: nodes.Template) -> bool:
 
 
 def _parameters(tree: nodes.Template, names: set[str]) -> set[str]:
-    """Return the parameters of macros that are called with a message's content."""
+    """Return the names of macro parameters that receive the content of a message."""
     macros = {macro.name: [each.name for each in macro.args] for macro in tree.find_all(nodes.Macro)}
     found = set()
     for call in tree.find_all(nodes.Call):
@@ -274,7 +273,7 @@ def _parameters(tree: nodes.Template, names: set[str]) -> set[str]:
 
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    """Return whether an expression is a message's content, or part of it; `names` are variables that hold it."""
+    """Return whether an expression is a message's content, a part of the content, or a variable in `names`."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):

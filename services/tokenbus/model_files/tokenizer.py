@@ -1,4 +1,4 @@
-"""ModelTokenizer: the tokenizer of a model's folder, with each token's bytes."""
+"""ModelTokenizer: the tokenizer in a model's folder, with the bytes of each token."""
 
 import json
 import re
@@ -21,18 +21,18 @@ _OTHERS = sorted({*range(256)}.difference(_ALPHABET))
 _BYTES_OF_CHARACTERS = dict.fromkeys(_OTHERS, sys.maxunicode) | dict(
     zip(_ALPHABET[-len(_OTHERS) :], _OTHERS, strict=True)
 )
-"""Byte-level BPE's alphabet: printable bytes stand for themselves, characters above U+00FF for the others."""
+"""The alphabet of byte-level BPE. Printable bytes stand for themselves, and characters above U+00FF for other bytes."""
 
 
 class ModelTokenizer:
-    """The tokenizer in tokenizer.json, for vocabularies in which each token stands for certain bytes.
+    """The tokenizer in tokenizer.json, if each token of the vocabulary stands for fixed bytes.
 
-    These are byte-level BPE (GPT, Llama 3, Qwen) and SentencePiece (Llama 2, Gemma). A text is the concatenation of its
-    tokens' bytes, so tokens can be shown as they come, even if they split characters. Special tokens have no text.
+    Byte-level BPE (GPT, Llama 3, Qwen) and SentencePiece (Llama 2, Gemma) have such vocabularies. A text is the
+    concatenation of its tokens' bytes, so tokens can be shown when they arrive. Special tokens have no text.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Load a folder's tokenizer and chat template; raises a ModelFilesError of one line."""
+        """Load the tokenizer and the chat template of a folder. Raises a ModelFilesError with one line."""
         self.folder = folder
         if not folder.is_dir():
             raise ModelFilesError(f"{folder}: no such folder")
@@ -54,37 +54,37 @@ class ModelTokenizer:
         except ModelFilesError as error:
             raise ModelFilesError(f"{path}: {error}") from None
         self.vocabulary_size = len(self._pieces)
-        """Number of token ids, including those without a token."""
+        """Number of token ids, including unused ids."""
         templates, tokens = templates_in(folder, config), _special_tokens(config)
         self.chat_template = ChatTemplate(templates, tokens) if templates else None
         shown = {"tokenizer_class": "PreTrainedTokenizerFast", **config, **tokens}
         self.config = shown | {"chat_template": templates.get("default")}
-        """The folder's tokenizer_config.json, with the chat template."""
+        """The contents of tokenizer_config.json, with the chat template."""
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's token ids, with the special tokens that the model wants around every text."""
+        """Return the token ids of a text, with the special tokens that the model expects around every text."""
         return self._ids(text, adds_special=True)
 
     def encode_chat(self, text: str) -> list[int]:
-        """Return the token ids of a rendered chat, which has its special tokens."""
+        """Return the token ids of a rendered chat, which already contains special tokens."""
         return self._ids(text, adds_special=False)
 
     def _ids(self, text: str, *, adds_special: bool) -> list[int]:
-        # Without offsets, encoding takes half the time and two thirds of the memory.
+        # Encoding without offsets takes half the time and two thirds of the memory.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
         return list(encoding.ids)
 
     def spans(self, text: str, *, adds_special: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return a text's token ids and their character ranges in the text; an added token has (0, 0)."""
+        """Return the token ids of a text and their character ranges in the text. Added special tokens have (0, 0)."""
         encoding = self._tokenizer.encode(text, add_special_tokens=adds_special)
         return list(encoding.ids), list(encoding.offsets)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, with the names of special ones; an id without a token has no text."""
+        """Return the text of tokens, with the names of special tokens. Unknown ids have no text."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def token_name(self, token_id: int) -> str | None:
-        """Return a token's name in the vocabulary, such as `Ġcat`; None for an id without a token."""
+        """Return the name of a token in the vocabulary, such as `Ġcat`, or None for an unknown id."""
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name
 
@@ -93,12 +93,12 @@ class ModelTokenizer:
         return token_id
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, which may be part of a character; none for special tokens."""
+        """Return the bytes of a token, which may split a character. Special tokens have no bytes."""
         return self._pieces[token_id]
 
 
 def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[bytes]:
-    """Return each token's bytes by its id, as the library decodes them."""
+    """Return the bytes of each token by id. Raises a ModelFilesError if the library decodes a token differently."""
     names = {token_id: token for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
     if not names:
         raise ModelFilesError("it has no tokens")
@@ -113,15 +113,15 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
     shown = [token_id for token_id in sorted(names) if token_id not in added or not added[token_id].special]
     for token_id, text in _decoded(tokenizer, before, shown):
         piece, expected = pieces[token_id], pieces[token_id].decode(errors="ignore")
-        if token_id in added:  # the text of a token may differ from its name
+        if token_id in added:  # an added token's text may differ from its name
             pieces[token_id] = text.encode()
-        elif text != expected and piece == expected.encode():  # this token splits no character
+        elif text != expected and piece == expected.encode():  # the token splits no character
             raise ModelFilesError(f"token {token_id}: its text is {expected!r}, but it is decoded to {text!r}")
     return pieces
 
 
 def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield each token with the text that the library decodes for it after another token."""
+    """Yield each token with the text that the library decodes for this token after another token."""
     start = len(tokenizer.decode([before]))
     for begin in range(0, len(token_ids), _DECODED_AT_ONCE):
         some = token_ids[begin : begin + _DECODED_AT_ONCE]
@@ -130,7 +130,7 @@ def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) ->
 
 
 def _decoding(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """Return the function from a token's name to its bytes; raises a ModelFilesError if other tokens matter."""
+    """Return the function that converts a token's name to bytes. Raises a ModelFilesError for unknown decoders."""
     parts = [] if decoder is None else decoder.get("decoders", [decoder])
     kinds = [str(part.get("type")) for part in parts]
     if kinds == ["ByteLevel"]:
@@ -146,7 +146,7 @@ def _decoding(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
 def _byte_level(name: str) -> bytes:
     try:
         return name.translate(_BYTES_OF_CHARACTERS).encode("latin-1")
-    except UnicodeEncodeError:  # not in that alphabet, for example an added token
+    except UnicodeEncodeError:  # not in the alphabet, for example an added token
         return name.encode()
 
 
@@ -160,7 +160,7 @@ def _with_byte_fallback(name: str) -> bytes:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that a template may use by name, such as `eos_token`."""
+    """Return the texts of special tokens by the name in templates, such as `eos_token`."""
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
