@@ -1,4 +1,4 @@
-"""Tokenbus: every token that an LLM engine emits, with its logprobs, from the engine to the client that asked for it.
+"""Tokenbus: delivers every token of an LLM engine, with its logprobs, to the client that requested it.
 
     import tokenbus
 
@@ -6,8 +6,8 @@
         async for token in client.generate("Once upon a time", max_tokens=8, top_logprobs=2, seed=1):
             print(token.id, token.logprob)
 
-A client begins with `connect`, an engine with `run_engine`; docs/api.md has every name. Importing this package imports
-nothing else: a name is loaded when it is first used, and a GPU framework only when an engine needs it.
+A client begins with `connect`, and an engine with `run_engine`. docs/api.md has every name. Importing this package
+imports nothing else, because names are loaded when they are first used.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tokenbus.on_use import loader
 
-# isort would write one statement for each name.
+# Skip isort, which would write one statement for each name.
 # isort: skip_file
 if TYPE_CHECKING:
     from tokenbus.bus import AddressError as AddressError

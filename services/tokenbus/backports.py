@@ -1,4 +1,4 @@
-"""Names from Python 3.11's standard library that also work on 3.10."""
+"""Names of Python 3.11's standard library that this module also provides on Python 3.10."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Clock: the source of time, which tests replace."""
+"""Clock: the source of time, which tests can replace."""
 
 import asyncio
 import contextlib
@@ -12,17 +12,17 @@ class Clock(Protocol):
     """Tells the time and waits for events."""
 
     def now(self) -> float:
-        """Return the seconds of a monotonic clock."""
+        """Return the time of a monotonic clock in seconds."""
 
     def unix_ms(self) -> int:
-        """Return milliseconds since 1970-01-01 UTC, the form of deadlines between processes."""
+        """Return the milliseconds since 1970-01-01 UTC. Deadlines between processes have this form."""
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for an event, for at most `seconds`; return whether it is set."""
+        """Wait for an event for at most `seconds`. Return whether the event is set."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the machine."""
 
     def now(self) -> float:
         return time.monotonic()

@@ -1,4 +1,4 @@
-"""UsageError: the base of errors that end a command with one line."""
+"""UsageError: the base class of errors that end a command with a one-line message."""
 
 
 class UsageError(Exception):

@@ -1,4 +1,4 @@
-"""Runs a coroutine on an event loop in its own thread."""
+"""Runs a coroutine on an event loop in a new thread."""
 
 import asyncio
 import threading
@@ -15,10 +15,10 @@ _log = logger("service")
 def start_loop_thread(
     name: str, run: Callable[["Future[T]"], Coroutine[Any, Any, None]], *, daemon: bool = False
 ) -> tuple[threading.Thread, T]:
-    """Start a thread that runs a coroutine; return the thread, to be joined, and the result of the start.
+    """Start a thread that runs a coroutine. Return the thread, which the caller must join, and the result of the start.
 
-    The coroutine gets a future and sets it when it is ready. This function blocks until then and raises earlier
-    exceptions of the coroutine; later ones are logged.
+    The coroutine gets a future and must set its result after the start. This function blocks until then. It raises
+    exceptions of the coroutine until then. Later exceptions are logged.
     """
     started: Future[T] = Future()
 

@@ -1,4 +1,4 @@
-"""loader: imports the public names of a package lazily, when they are first used."""
+"""loader: imports the public names of a package when they are first used."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,9 +9,8 @@ def loader(package: str, homes: Mapping[str, str], names: dict[str, Any]) -> Cal
     """Return the `__getattr__` of a package.
 
     Args:
-        package: the package's name, for errors.
-        homes: the public names by module, separated by spaces.
-        names: the package's `globals()`, which cache the loaded names.
+        package: the name of the package, for error messages. homes: the public names by module. Spaces separate the
+        names. names: the `globals()` of the package, which cache the loaded names.
     """
     modules = {name: module for module, defined in homes.items() for name in defined.split()}
 

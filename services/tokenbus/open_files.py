@@ -1,4 +1,4 @@
-"""Raises the limit of open files (ulimit) at the start of a service."""
+"""Raises the limit on open files (ulimit) when a service starts."""
 
 import resource
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from tokenbus.settings import Settings
 
 _log = logger("service")
 _OTHERS = 128
-"""Files other than connections: metrics, logs, weights."""
+"""Number of open files that are not connections, such as logs and weights."""
 
 
 def open_files_for(settings: Settings) -> Callable[[], None]:
-    """Raise the limit for the settings, as far as the system allows; return a function that logs the result.
+    """Raise the limit as far as the settings need and the system allows. Return a function that logs the result.
 
-    A service calls that function once it is running, so that a failed start logs only the reason.
+    A service calls the returned function when it has started, so that a failed start logs only the reason.
     """
-    # A connection of the bus needs two descriptors: libzmq's, and the duplicate through which the bus limits it.
+    # A bus connection needs two file descriptors: one of libzmq, and a duplicate through which the bus sets limits.
     wanted = 2 * settings.most_connections + settings.gateway.most_connections + _OTHERS
     soft = _raised_to(wanted)
     return partial(_log.info, "open files", limit=soft, wanted=wanted)
 
 
 def room_for(connections: int) -> int:
-    """Raise the limit, as far as the system allows; return the number of connections that it is enough for.
+    """Raise the limit as far as `connections` need and the system allows. Return the number of possible connections.
 
-    Beyond that number a connection cannot even be refused, and `accept` fails thousands of times a second.
+    Above the returned number, a connection cannot even be refused, and `accept` fails thousands of times a second.
     """
     wanted = connections + _OTHERS
     soft = _raised_to(wanted)

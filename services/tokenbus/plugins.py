@@ -1,16 +1,16 @@
-"""Plugins: engines and tokenizers from entry points. Only the requested one is imported."""
+"""Plugins: engines and tokenizers from entry points. Only requested plugins are imported."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 ENGINES = "tokenbus.engines"
-"""The entry-point group of engines; each entry is a `worker.EngineKind`."""
+"""The entry-point group of engines. Each entry is a `worker.EngineKind`."""
 TOKENIZERS = "tokenbus.tokenizers"
-"""The entry-point group of tokenizers; each entry is a function without arguments that returns a `Tokenizer`."""
+"""The entry-point group of tokenizers. Each entry is a function without arguments that returns a `Tokenizer`."""
 
 END_NAME = "<|end|>"
-"""Shown to people in place of an end token, which has no text and, outside a model's folder, no name."""
+"""The name that people see for an end token without a text and a name."""
 
 T = TypeVar("T")
 
@@ -25,22 +25,22 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of token ids."""
+        """Number of token ids."""
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's token ids."""
+        """Return the token ids of a text."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token, which may be an incomplete character."""
 
 
 def names(group: str) -> list[str]:
-    """Return the names of the installed plugins of a group, without importing them."""
+    """Return the names of the installed plugins of a group without importing the plugins."""
     return sorted({entry.name for entry in entry_points(group=group)})
 
 
 def load(group: str, name: str, kind: type[T]) -> T:
-    """Import one plugin; raises PluginError."""
+    """Import one plugin. Raises PluginError."""
     found = list(entry_points(group=group, name=name))
     if not found:
         raise PluginError(f"{group}: one of {', '.join(names(group)) or 'none installed'}, got {name!r}")
@@ -58,14 +58,14 @@ def load(group: str, name: str, kind: type[T]) -> T:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer: an object with `encode(text)`, `token_bytes(token_id)` and `vocabulary_size`.
+    """Load a tokenizer, which has `encode(text)`, `token_bytes(token_id)` and `vocabulary_size`.
 
     Args:
-        name: The name of an installed tokenizer, such as `ngram` or `bytes` (of the engines ngram and paddle); or the
+        name: The name of an installed tokenizer, such as `ngram` or `bytes` (of the engines ngram and paddle), or the
         path of a model's folder, with a slash.
 
     Raises:
-        PluginError: There is no such tokenizer, or it cannot be loaded.
+        PluginError: The tokenizer does not exist or cannot be loaded.
 
     Example:
         tokenizer = tokenbus.load_tokenizer("ngram")

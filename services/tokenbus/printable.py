@@ -7,5 +7,5 @@ def printable(text: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the system's message for an error, or else its own, in lower case."""
+    """Return the operating system's message for an error, or else the error's text, in lower case."""
     return (getattr(error, "strerror", None) or str(error)).lower()

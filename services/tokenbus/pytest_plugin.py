@@ -1,4 +1,4 @@
-"""pytest fixtures for `tokenbus.testing`, loaded by every pytest; they import the bus only when used."""
+"""pytest fixtures for `tokenbus.testing`. Every pytest loads this module, so the bus is imported only when used."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tokenbus.testing import Bus
 
 _HAS_ASYNCIO = find_spec("pytest_asyncio") is not None
-"""Without it only the golden messages are available."""
+"""Whether pytest_asyncio is installed. Without it, only the golden messages are available."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +31,7 @@ if _HAS_ASYNCIO:
 
     @pytest_asyncio.fixture
     async def tokenbus_buses() -> AsyncIterator[Callable[..., Awaitable["Bus"]]]:
-        """A function that starts a bus, with the arguments of `tokenbus.testing.bus`; the bus ends with the test."""
+        """A function that starts a bus with the arguments of `tokenbus.testing.bus`. The bus ends with the test."""
         async with AsyncExitStack() as stack:
 
             async def start(*arguments: Any, **named: Any) -> "Bus":  # noqa: ANN401 - those of `bus`

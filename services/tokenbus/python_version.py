@@ -1,4 +1,4 @@
-"""Refuses imports of packages that need Python 3.11; workers and FastDeploy's ops run on 3.10."""
+"""Refuses imports of packages that need Python 3.11. Workers and FastDeploy's ops also run on Python 3.10."""
 
 import sys
 
@@ -18,7 +18,7 @@ class PythonVersionError(ImportError):
 
     @classmethod
     def instead_of(cls, error: ImportError, name: str) -> ImportError:
-        """Return `error`, or a PythonVersionError if this Python's standard library lacks the imported module."""
+        """Return a PythonVersionError if this Python's standard library lacks the imported module, or else `error`."""
         lacking = (error.name or "").partition(".")[0]
         return cls.of(name) if sys.version_info < (3, 11) and lacking in _LIBRARY else error
 

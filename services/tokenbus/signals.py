@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first signal shuts a service down, the second ends its process at once."""
+"""SIGTERM and SIGINT: the first signal shuts a service down, and the second signal ends the process at once."""
 
 import asyncio
 import signal
@@ -14,12 +14,12 @@ _log = logger("service")
 
 @contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first signal sets; the second signal ends the process. Main thread only."""
+    """Yield an event that the first signal sets. The second signal ends the process. Call this in the main thread."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        # Not the event loop's signal handlers: a stopped terminal can block the loop.
+        # The event loop's signal handlers would not run while a stopped terminal blocks the loop.
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         loop.call_soon_threadsafe(stop_service, number)

@@ -1,8 +1,8 @@
-"""Compares two tokenizers by a digest of their tokens and by their encoding of fixed texts, the probes.
+"""Compares tokenizers by a digest of their tokens and by their encodings of fixed texts, the probes.
 
-A gateway reads a model's tokenizer.json; an engine may load the same tokenizer differently and split texts differently,
-although the tokens are the same. A worker's handshake therefore has its encoding of the probes, and an error can name
-the first text that differs.
+A gateway and an engine may load the same tokenizer files in different ways. Then the tokens are the same, but texts are
+split differently. A worker therefore sends its encodings of the probes in the handshake, and an error can name a text
+that is encoded differently.
 """
 
 import hashlib
@@ -42,14 +42,14 @@ PROBES: tuple[str, ...] = (
     *(f"{space}5{space}" for space in _SPACES),
     *_SENTENCES,
 )
-"""The texts. They never change, because the digest covers them."""
+"""The probes, which must never change, because the digest covers them."""
 
 Encode = Callable[[str, bool], Sequence[int]]
-"""Encodes a text; the second argument says whether to add special tokens."""
+"""Encodes a text. The second argument says whether to add special tokens."""
 
 
 def probed(encode: Encode) -> tuple[int, ...]:
-    """Return a 32-bit hash for each probe, of its ids with and without special tokens."""
+    """Return a 32-bit hash of each probe's token ids, with and without special tokens."""
     return tuple(_hash(encode(text, True), encode(text, False)) for text in PROBES)  # noqa: FBT003 - positional
 
 
@@ -59,7 +59,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
 
 
 def digest_of(tokenizer: Tokenizer, probes: Sequence[int]) -> int:
-    """Return a 64-bit digest of the tokens and the probes; 0 for a tokenizer without tokens."""
+    """Return a 64-bit digest of the tokens and the probes, or 0 for a tokenizer without tokens."""
     size = tokenizer.vocabulary_size
     digest = hashlib.blake2b(digest_size=8)
     for piece in map(tokenizer.token_bytes, range(size)):
@@ -70,7 +70,7 @@ def digest_of(tokenizer: Tokenizer, probes: Sequence[int]) -> int:
 
 
 def first_difference(probes: Sequence[int], others: Sequence[int]) -> str | None:
-    """Return the first probe that two tokenizers encode differently; None if there is none."""
+    """Return the first probe that two tokenizers encode differently, or None if all are equal."""
     return next((text for text, one, other in zip(PROBES, probes, others, strict=False) if one != other), None)
 
 

@@ -1,4 +1,4 @@
-"""tokenbus.testing: a whole bus in the process and event loop of a test, with scripted engines.
+"""tokenbus.testing: a whole bus, with scripted engines, in the process and the event loop of a test.
 
     import tokenbus.testing
 
@@ -7,14 +7,14 @@
         async with tokenbus.testing.bus(tokenbus.testing.ScriptedEngine(answer)) as bus:
             assert await my_consumer(bus.client) == [5, 6, 7]
 
-`tokenbus.pytest_plugin` has fixtures for pytest. The guide: docs/testing.md.
+`tokenbus.pytest_plugin` has fixtures for pytest. The guide is docs/testing.md.
 """
 
 from typing import TYPE_CHECKING
 
 from tokenbus.on_use import loader
 
-# It would write one statement for each name.
+# Skip isort, which would write one statement for each name.
 # isort: skip_file
 if TYPE_CHECKING:
     from tokenbus.engines.synthetic import (
@@ -40,6 +40,6 @@ _HOMES = {
     "tokenbus_contracts.published.golden": "GoldenMessage golden_messages",
     "tokenbus.engines.synthetic": "SyntheticEngine TrueTokens true_tokens",
 }
-"""Imported lazily: engines and parts of a worker run on Python 3.10, a whole bus does not."""
+"""The names by module. Modules are imported lazily, because only a few of them work on Python 3.10."""
 __all__ = [name for defined in _HOMES.values() for name in defined.split()]
 __getattr__ = loader(__name__, _HOMES, globals())

@@ -15,32 +15,32 @@ _MAY_PROPOSE = (RowStatus.ACTIVE, RowStatus.HANDED_OFF)
 
 
 class RowShape(NamedTuple):
-    """The shape of a row; its tokens depend on its id and position, as in `true_tokens`.
+    """The shape of a row, whose tokens depend on its request id and position as in `true_tokens`.
 
     Example:
         row = tokenbus.testing.RowShape(request_id=7, tokens=3, top_k=2, status=tokenbus.RowStatus.FINISHED_STOP)
     """
 
     request_id: int
-    """The request's id."""
+    """The id of the request."""
     position: int = 0
-    """The position of its first token."""
+    """The position of the first token."""
     tokens: int = 1
     status: RowStatus = RowStatus.ACTIVE
     scoring: Scoring = Scoring.FULL
     top_k: int = 0
     stop: int = 0
-    """With FINISHED_STOP, the number of the request's stop that ended it; 0: none."""
+    """With FINISHED_STOP, the number of the stop that ended the request, or 0 for none."""
     drafted: int | None = None
-    """The number of verified draft tokens; None: 0 or 1, depending on the id."""
+    """The number of verified draft tokens, or None for 0 or 1 depending on the id."""
     proposals: int | None = None
-    """The number of proposed draft tokens; None: up to 2, depending on the id, if the status allows it."""
+    """The number of proposed draft tokens, or None for up to 2 depending on the id and the status."""
 
 
 def row_shapes(
     keys: Iterable[int], position: int = 0, tokens: int = 1, status: RowStatus = RowStatus.ACTIVE
 ) -> list[RowShape]:
-    """Return one row for each id; the rows differ in their top-k."""
+    """Return one row for each id. The rows differ in their top-k."""
     return [RowShape(key, position, tokens, status, top_k=key % 3) for key in keys]
 
 
@@ -62,21 +62,15 @@ def batch(  # noqa: PLR0913 - keyword-only with defaults
     """Return a batch of the given rows.
 
     Args:
-        rows: the shapes of the rows; see also `row_shapes`.
-        step: the number of the step.
-        sequence: the sequence number in the worker's stream.
-        worker_id: the worker's id.
-        epoch: the life of the worker.
-        indices: the rows' batch indices; default: their order.
-        kind: target or draft.
-        method: the speculative method.
-        step_rows: the number of rows of the whole step; default: the number of given rows.
-        part: the index of this part, and the number of parts.
-        draft_follows: whether a draft batch of the step follows.
-        selection: whether the batch has only some rows of the step, as in a batch for a client.
+        rows: the shapes of the rows, for example from `row_shapes`. step: the number of the step. sequence: the
+        sequence number in the worker's stream. worker_id: the worker's id. epoch: the epoch of the worker. indices: the
+        batch indices of the rows, by default 0, 1, 2 and so on. kind: a target or a draft batch. method: the
+        speculative method. step_rows: the number of rows of the whole step, by default the number of given rows. part:
+        the index of this part, and the number of parts of the step. draft_follows: whether a draft batch of the same
+        step follows. selection: whether the batch has only some rows of the step, like a batch for a client.
 
     Returns:
-        a valid batch, if the rows are valid; its values depend only on the arguments.
+        a batch, which is valid if the rows are valid. The values depend only on the arguments.
 
     Example:
         rows = tokenbus.testing.row_shapes([7, 8, 9], tokens=2)

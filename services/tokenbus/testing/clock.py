@@ -1,4 +1,4 @@
-"""ManualClock: a clock that a test moves."""
+"""ManualClock: a clock that a test controls."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from tokenbus.backports import Timeout
 
 
 class ManualClock:
-    """A clock that stands still until the test moves it; moving it wakes the waiting tasks.
+    """A clock that moves only when the test moves it. Tasks whose wait is over then continue.
 
     Example:
         clock = tokenbus.testing.ManualClock()
@@ -20,9 +20,9 @@ class ManualClock:
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start
         self._due: dict[Timeout, float] = {}
-        """When each wait ends."""
+        """The time at which each wait ends."""
         self._runs_since: float | None = None
-        """The machine's time at which `run` was called."""
+        """The machine's time when `run` was called, or None before."""
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -44,14 +44,14 @@ class ManualClock:
             wait.reschedule(asyncio.get_running_loop().time())
 
     def run(self) -> None:
-        """Let the clock run at the speed of the machine's clock."""
+        """Let the clock run from now on at the speed of the machine's clock."""
         self._runs_since = time.monotonic()
         for wait, due in self._due.items():
             wait.reschedule(asyncio.get_running_loop().time() + max(0.0, due - self._now))
         self._due.clear()
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait for an event, for at most `seconds` of this clock; return whether it is set."""
+        """Wait for an event for at most `seconds` of this clock. Return whether the event is set."""
         if not event.is_set() and seconds <= 0:
             await asyncio.sleep(0)
         elif not event.is_set():

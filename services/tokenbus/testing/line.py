@@ -1,4 +1,4 @@
-"""Line: a peer's connection in memory, on which a test can drop, repeat or hold messages."""
+"""Line: a peer's in-memory connection, on which a test can drop, repeat or hold messages."""
 
 import asyncio
 from collections import deque
@@ -9,21 +9,20 @@ from tokenbus.bus.memory import MemoryConnection, MemoryTransport
 
 
 class Line:
-    """The transport of one peer.
+    """The connection of one peer to a processor, with faults that a test controls.
 
-    `drop` and `repeat` affect the next messages, but cause no lost or repeated tokens. A real connection loses
-    messages only when it breaks, so `drop` cuts the connection after the dropped messages.
+    `drop` and `repeat` affect the next messages, but never cause lost or repeated tokens.
     """
 
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport
         self._copies = {"sent": deque[int](), "received": deque[int]()}
-        """How often each of the next messages arrives: first those to drop, then those to repeat."""
+        """Number of times that each of the next messages arrives: first the dropped, then the repeated messages."""
         self._open: list[_LineConnection] = []
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.is_dead = False
-        """Whether the peer was lost: its messages no longer arrive."""
+        """Whether the peer was lost, so that its messages no longer arrive."""
 
     def drop(self, *, sent: int = 0, received: int = 0) -> None:
         """Drop the next `sent` and `received` messages of the peer, then break the connection."""
@@ -38,7 +37,7 @@ class Line:
         self._copies["received"].extend([2] * received)
 
     def cut(self) -> None:
-        """Break the connection and lose the messages in flight; the peer reconnects at once."""
+        """Break the connection and lose the messages in flight. The peer reconnects at once."""
         for connection in self._open:
             connection.cut()
 
@@ -47,13 +46,13 @@ class Line:
         self._flowing.clear()
 
     def release(self) -> None:
-        """Deliver the held messages in order, and all later ones."""
+        """Deliver the held messages in order, and deliver later messages at once."""
         self._flowing.set()
         for connection in self._open:
             connection.flush()
 
     def copies(self, direction: str) -> int:
-        """Return how often the next message in a direction arrives: 0, 1 or 2 times."""
+        """Return the number of times, 0 to 2, that the next message in a direction arrives."""
         following = self._copies[direction]
         copies = following.popleft() if following else 1
         if not copies and 0 not in following:
@@ -71,7 +70,7 @@ class Line:
     # The interface of a transport.
 
     async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> Listener:
-        """Listen at an address; the line does not affect the listener's peers."""
+        """Listen at an address, unaffected by the faults of this line."""
         return await self._transport.listen(address, refused)
 
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:
@@ -92,7 +91,7 @@ class _LineConnection:
     def __init__(self, line: Line, inner: MemoryConnection) -> None:
         self.inner = inner
         self._line = line
-        self._held: deque[Parts] = deque()  # bounded like the connection
+        self._held: deque[Parts] = deque()  # at most high_water_mark messages
         self._again: deque[list[bytes]] = deque()
 
     async def receive(self) -> list[bytes]:
@@ -103,7 +102,7 @@ class _LineConnection:
         return self._again.popleft()
 
     def send(self, parts: Parts) -> bool:
-        """Send without waiting; False if too many messages are in flight."""
+        """Send without waiting. Return False if too many messages are in flight."""
         if self._line.is_dead:
             return True
         if not self._line.is_held:
@@ -116,7 +115,7 @@ class _LineConnection:
         return True
 
     def _send_copies(self, parts: Parts) -> bool:
-        """Send a message 0 to 2 times; False if there is no room."""
+        """Send a message 0 to 2 times. Return False if the connection is full."""
         if not self.inner.has_room(2):
             return False
         for _ in range(self._line.copies("sent")):
@@ -124,7 +123,7 @@ class _LineConnection:
         return True
 
     def flush(self) -> None:
-        """Send the held messages while there is room."""
+        """Send held messages until the connection is full."""
         while self._held and self._send_copies(self._held[0]):
             self._held.popleft()
 

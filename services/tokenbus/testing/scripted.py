@@ -20,45 +20,45 @@ _UNLIKELY = -10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A ScriptedEngine's answer to one request.
+    """The answer of a ScriptedEngine to one request.
 
     Example:
         answer = tokenbus.testing.Answer(tokens=[5, 6, 7], logprobs=[-0.1, -2.0, -0.3], fails_after=2)
     """
 
     tokens: Sequence[int]
-    """All tokens; a lower `max_tokens` of the request truncates them."""
+    """The ids of all tokens. A lower `max_tokens` of the request truncates the answer."""
     logprobs: Sequence[float] | float = -0.5
-    """One per token, or one for all."""
+    """The logprob of each token, or one value for all tokens."""
     ranks: Sequence[int] | int = 1
-    """One per token, or one for all."""
+    """The rank of each token, or one value for all tokens."""
     alternatives: Sequence[Sequence[Alternative]] | None = None
-    """A list per token, the most probable first; None: generated to agree with logprob and rank."""
+    """The alternatives of each token, most probable first, or None to generate values that fit logprob and rank."""
     other_logprobs: Sequence[float] | float = -0.5
-    """One per token, or one for all.
+    """The other logprob of each token, or one value for all tokens.
 
-    Only sent if a request asks for them; the same holds for entropies, given logprobs and masks.
+    Only requests that ask for other logprobs, entropies, given logprobs or masks get these values.
     """
     entropies: Sequence[float] | float = 1.0
-    """One per token, or one for all."""
+    """The entropy at each token, or one value for all tokens."""
     given_logprobs: Sequence[Mapping[int, float]] | Mapping[int, float] = field(default_factory=dict)
-    """The logprobs of ids in `logprob_token_ids`: one mapping per token, or one for all; other ids have -10."""
+    """The logprobs for `logprob_token_ids`, one mapping per token or one for all tokens. Other ids have -10."""
     masks: Sequence[Sequence[int]] | None = None
-    """A list per token of the ids that sampling could choose; None: only the token itself."""
+    """The ids that sampling could choose for each token, or None for only the token itself."""
     tokens_per_step: int = 1
     drafts: Sequence[Sequence[Alternative]] = ()
-    """A list per step of the draft model's proposals with logprobs; only sent if a request asks for drafts."""
+    """The draft model's proposals with logprobs for each step. Only requests that ask for drafts get them."""
     status: RowStatus = RowStatus.FINISHED_STOP
-    """The final status: FINISHED_STOP or FINISHED_LENGTH; see `fails_after` for errors."""
+    """The final status, FINISHED_STOP or FINISHED_LENGTH. For errors, use `fails_after`."""
     fails_after: int | None = None
-    """The number of tokens after which a step fails because of this request, which ends with an error."""
+    """The number of tokens after which a step fails because of this request and ends it, or None."""
     breaks_after: int | None = None
-    """The number of tokens after which the engine breaks, which ends all its requests and its worker."""
+    """The number of tokens after which the engine breaks, or None. All requests and the worker then end."""
     error: str = "as the script demands"
 
 
 class ScriptedEngine:
-    """Answers each request with the next answer, or with the result of the function `answer`.
+    """An engine that gives each request the next answer, or the result of the function `answer`.
 
     Example:
         engine = tokenbus.testing.ScriptedEngine(tokenbus.testing.Answer(tokens=[5, 6, 7]))
@@ -74,7 +74,7 @@ class ScriptedEngine:
         self.vocabulary_size = vocabulary_size
         self.admitted: list[Generate] = []
         self.aborted: list[int] = []
-        """The ids of aborted requests, and of failed requests."""
+        """The ids of aborted and failed requests."""
         self._answers = iter(answers)
         self._answer = answer or self._next
         self._rows: dict[int, _Row] = {}
@@ -95,7 +95,7 @@ class ScriptedEngine:
         return max(1, len(generate.tokens.token_ids) or len(generate.text.text))
 
     def abort(self, key: int) -> None:
-        """End a request at the next step."""
+        """End a request at the next step with the status ABORTED."""
         self.aborted.append(key)
         if key in self._rows:
             self._rows[key].is_aborted = True
@@ -196,7 +196,7 @@ class _Row:
         return list(zip(ids, values, strict=True))
 
     def columns(self, *, has_extras: bool) -> _Columns:
-        """Return the row's part of the next step."""
+        """Return the columns of this row in the next step."""
         tokens = list(self.tokens())
         scored = tokens if self.is_scored else []
         columns: _Columns = {
@@ -235,7 +235,7 @@ class _Row:
         }
 
     def draft_columns(self) -> _Columns:
-        """Return the row's part of the next step's draft batch."""
+        """Return the columns of this row in the draft batch of the next step."""
         scored = self.draft if self.is_scored else ()
         return {
             "request_ids": [self.key],
@@ -249,10 +249,10 @@ class _Row:
 
 
 def _joined(rows: Sequence[_Columns]) -> dict[str, Any]:
-    """Return the columns of all rows, one row after another."""
+    """Return the concatenated columns of all rows."""
     return {name: list(chain.from_iterable(row[name] for row in rows)) for name in rows[0]}
 
 
 def _at(place: int, values: Sequence[T] | T) -> T:
-    """Return the value at an index of a sequence, or the value for all."""
+    """Return the value at an index of a sequence, or a value that holds for all indexes."""
     return values[place] if isinstance(values, Sequence) else values

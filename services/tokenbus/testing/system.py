@@ -1,4 +1,4 @@
-"""A bus in a test: processors, workers and clients with the real protocol, on the test's event loop."""
+"""A bus in a test, with processors, workers, clients and the real protocol on the test's event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -18,12 +18,12 @@ from tokenbus.testing.worker import Worker
 from tokenbus.worker.engine import Engine, engine_of, is_engine
 
 _QUIET_TURNS = 30
-"""The number of turns of the event loop without a message or a step after which the bus counts as idle."""
+"""Number of turns of the event loop without messages and steps after which the bus counts as idle."""
 _MOST_TURNS = 500
 _MOST_TURNS_A_TICK = 100
-"""The maximum number of turns of the event loop between two movements of the clock."""
+"""Maximum number of turns of the event loop between two movements of the clock."""
 _TICKS = 10
-"""The clock's steps per heartbeat interval: longer steps would look like a stalled process."""
+"""Number of clock steps per heartbeat interval. Longer steps would look like a stalled process."""
 _numbers = count(1)
 T = TypeVar("T")
 
@@ -37,23 +37,20 @@ async def bus(
     step_seconds: float = 0.0,
     settings: Mapping[str, object] | None = None,
 ) -> AsyncIterator["Bus"]:
-    """Run a bus within an `async with` block, without ports, processes or threads; the test controls the time.
+    """Run a bus within an `async with` block, without ports, processes or threads. The test controls the time.
 
     Args:
-        engine: the workers' engine, or for several workers a function that creates one; default: a
-            `SyntheticEngine`, whose output `true_tokens` predicts.
-        workers: the initial number of workers.
-        processors: the number of processors; clients connect to all of them.
-        step_seconds: the duration of a step, by the bus's clock; `Worker.step_seconds` changes it.
-        settings: settings by key, such as `{"worker.max_requests": 8}`; all others have their defaults. The environment
-            is ignored.
+        engine: the engine, or for several workers a function that creates an engine, by default a `SyntheticEngine`,
+        whose output `true_tokens` predicts. workers: the initial number of workers. processors: the number of
+        processors, all of which clients connect to. step_seconds: the duration of a step on the bus's clock, which
+        `Worker.step_seconds` can change. settings: settings by key, such as `{"worker.max_requests": 8}`. All other
+        settings have defaults, and the environment is ignored.
 
     Yields:
-        the `Bus`, when its client and its workers are connected.
+        the `Bus`, after the client and the workers have connected.
 
     Raises:
-        SettingsError: a setting cannot be used.
-        ValueError: one engine is given for several workers, or `processors` is 0.
+        SettingsError: a setting cannot be used. ValueError: several workers got one engine, or `processors` is 0.
 
     Example:
         async with tokenbus.testing.bus() as bus:
@@ -75,14 +72,14 @@ async def bus(
 
 
 def _settings(values: Mapping[str, object]) -> Settings:
-    """Return the settings, without drain timeouts."""
+    """Return the settings without drain timeouts."""
     loaded = Settings.load(environment={}, overrides={"worker.drain_timeout_ms": 0, "gateway.control": True, **values})
     processor, client = replace(loaded.processor, drain_timeout_ms=0), replace(loaded.client, drain_timeout_ms=0)
     return replace(loaded, processor=processor, client=client)
 
 
 class Bus:
-    """A bus in a test; `bus` creates it."""
+    """A bus in a test, created by `bus`."""
 
     client: Client
 
@@ -97,9 +94,9 @@ class Bus:
         self.address = clients
         """The address for `tokenbus.connect` in the code under test."""
         self.clock = ManualClock()
-        """The clock of the bus; `advance` moves it."""
+        """The clock of the bus, which `advance` moves."""
         self.processors: list[Processor | None] = [None] * processors
-        """The processors by number; None while one is not running."""
+        """The processors by number, with None for a processor that is not running."""
         self.workers: list[Worker] = []
         """The workers in the order of their addition."""
         self._transport = memory.MemoryTransport(self.settings.bus, self.clock)
@@ -113,11 +110,11 @@ class Bus:
         self.client = await self.add_client()
 
     async def close(self) -> None:
-        """Stop everything, without waiting for open requests."""
-        async with AsyncExitStack() as stack:  # if this raises, the rest is stopped nevertheless
+        """Stop the bus without waiting for open requests."""
+        async with AsyncExitStack() as stack:  # stop the rest even after an error
             for address in (each for place in self._places for each in place):
                 stack.callback(memory.SHARED.pop, address, None)
-            stack.callback(self.clock.run)  # for connections that the test still has
+            stack.callback(self.clock.run)  # for connections that the test left open
             for place, processor in enumerate(self.processors):
                 if processor is not None:
                     stack.push_async_callback(self.lose_processor, place)
@@ -146,10 +143,10 @@ class Bus:
         role: Literal["mixed", "prefill", "decode"] = "mixed",
         step_seconds: float | None = None,
     ) -> Worker:
-        """Add and connect a worker; with the id of a lost worker, it replaces that worker in `workers`, like a restart.
+        """Add and connect a worker. A worker with the id of a lost worker replaces it in `workers`, like a restart.
 
-        With prefill workers, whose engine must stop after the first token (`SyntheticEngine(role="prefill")`), requests
-        go to them first and then to decode workers.
+        Requests go to prefill workers first, if any, and then to decode workers. The engine of a prefill worker must
+        stop after the first token, as `SyntheticEngine(role="prefill")` does.
         """
         running = {worker.id for worker in self.workers if worker.is_running}
         if worker_id in running:
@@ -182,13 +179,13 @@ class Bus:
         return client
 
     def line(self, client: Client) -> Line:
-        """Return the line of a client; a worker's is `Worker.line`."""
+        """Return the line of a client. The line of a worker is `Worker.line`."""
         if client not in self._clients:
             raise ValueError("client: not a client of this bus, or lost")
         return self._clients[client]
 
     async def lose_client(self, client: Client) -> None:
-        """End a client like SIGKILL, without a goodbye."""
+        """End a client without a goodbye, like SIGKILL."""
         line = self.line(client)
         del self._clients[client]
         line.is_dead = True
@@ -210,7 +207,7 @@ class Bus:
         return found
 
     async def start_processor(self, place: int = 0) -> Processor:
-        """Start a processor, also after `lose_processor`."""
+        """Start a processor, for example after `lose_processor`."""
         if self.processors[place] is not None:
             raise RuntimeError(f"processor {place} is running already")
         workers, clients = self._places[place]
@@ -222,7 +219,7 @@ class Bus:
         return processor
 
     async def lose_processor(self, place: int = 0) -> None:
-        """End a processor like SIGKILL: without a goodbye, and its memory is lost."""
+        """End a processor without a goodbye, like SIGKILL. The memory of the processor is lost."""
         processor = self.processors[place]
         if processor is None:
             raise RuntimeError(f"processor {place} is not running")
@@ -233,7 +230,7 @@ class Bus:
         await processor.__aexit__(type(over), over, None)
 
     async def restart_processor(self, place: int = 0) -> Processor:
-        """Lose and restart a processor; requests continue."""
+        """Lose and restart a processor. Requests continue."""
         await self.lose_processor(place)
         return await self.start_processor(place)
 
@@ -250,7 +247,7 @@ class Bus:
     async def until(self, awaited: Awaitable[T], seconds: float = 60.0) -> T:
         """Advance the clock until an awaitable is done, and return its result.
 
-        Use it for everything that waits for a timer: only this method and `advance` move the clock. Raises TimeoutError
+        Use this method to wait for timers, because only this method and `advance` move the clock. Raises TimeoutError
         after `seconds` of the bus's time.
         """
         task = asyncio.ensure_future(awaited)
@@ -269,7 +266,7 @@ class Bus:
                 await asyncio.wait({task})
 
     async def settle(self, turns: int = _MOST_TURNS) -> None:
-        """Run the event loop until the bus is idle, for at most `turns`; raises an engine's defect, if any."""
+        """Run the event loop for at most `turns` until the bus is idle. Raises the exception of a defective engine."""
         quiet = 0
         for _ in range(turns):
             before = self._moved

@@ -1,4 +1,4 @@
-"""Worker: an engine and its publisher on the test's event loop."""
+"""Worker: an engine and a publisher on the test's event loop."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -13,11 +13,11 @@ from tokenbus.worker.run import engine_publisher
 
 _IDLE_SECONDS = 0.1
 _FULL = {"block": 0.5, "shed": 0.9}
-"""For each policy, the fill level of retention at which the worker pauses: it cannot block the test's thread."""
+"""The fill level of retention at which the worker pauses, by policy, because blocking would stop the test."""
 
 
 class Worker:
-    """A worker of a bus in a test; it computes its steps on the event loop."""
+    """A worker of a bus in a test, which computes steps on the event loop."""
 
     def __init__(self, engine: Engine, settings: Settings, line: Line, clock: ManualClock) -> None:
         self.id = settings.worker.id
@@ -25,13 +25,13 @@ class Worker:
         self.line = line
         """The connection to the processor."""
         self.step_seconds = 0.0
-        """The duration of a step by the test's clock; may be changed at any time."""
+        """The duration of a step on the test's clock, which the test may change at any time."""
         self.failure: Exception | None = None
-        """The engine's exception that stopped the worker: EngineBrokenError, or a defect."""
+        """The exception of the engine that stopped the worker: an EngineBrokenError or a defect."""
         self.defect: Exception | None = None
-        """A defect of the engine, which the bus raises once in the test."""
+        """The exception of a defective engine, which the bus raises once in the test."""
         self.steps = 0
-        """The number of computed steps."""
+        """Number of computed steps."""
         self._settings = settings
         self._clock = clock
         self._came = asyncio.Event()
@@ -41,11 +41,11 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and neither stopped nor lost."""
+        """Whether the worker is running."""
         return self._running is not None
 
     async def start(self) -> None:
-        """Connect, and run the engine."""
+        """Connect to the processor and run the engine."""
         publisher = engine_publisher(self.engine, self._settings, self.line, self._clock)
         self.publisher = await self._stack.enter_async_context(publisher.publisher)
         self.publisher.incoming.on_arrival = self._came.set
@@ -56,7 +56,7 @@ class Worker:
         try:
             while True:
                 if not self.engine.has_work and not await self._clock.wait(self._came, _IDLE_SECONDS):
-                    self._loop.turn()  # a paused engine has requests but no work
+                    self._loop.turn()  # process requests even if the engine is paused
                     continue
                 self._came.clear()
                 if self.step_seconds:
@@ -86,16 +86,16 @@ class Worker:
         await self.publisher.link.progress.wait()
 
     async def stop(self) -> None:
-        """End like SIGTERM with no time to drain: with a goodbye."""
+        """End the worker with a goodbye, like SIGTERM without time to drain."""
         await self._end(None)
 
     async def lose(self) -> None:
-        """End like SIGKILL: without a goodbye, and unsent items are lost."""
+        """End the worker without a goodbye, like SIGKILL. Unsent items are lost."""
         self.line.is_dead = True
         await self._end(ConnectionAbortedError("the worker was lost"))
 
     async def halt(self) -> None:
-        """Stop computing, but stay connected."""
+        """Stop computing steps, but stay connected."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
