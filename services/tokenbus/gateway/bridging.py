@@ -1,4 +1,4 @@
-"""Bridge: the prompt of a session's next turn, built from the exact token ids of the turn before.
+"""Bridge: builds the prompt of a session's next turn from the exact token ids of the last turn.
 
 Only the new messages are encoded, by a renderer of the package `renderers`, which knows the model family's chat format.
 The result is used only if the model's own chat template writes the same text for the new messages.
@@ -18,7 +18,7 @@ from tokenbus.gateway.vocabulary import Vocabulary
 from tokenbus.settings import GatewaySettings
 from tokenbus.settings.errors import SettingsError
 
-if TYPE_CHECKING:  # the extra bridge may be missing
+if TYPE_CHECKING:  # the extra `bridge` may be missing
     from renderers import Renderer
 
 IDS = "I"
@@ -26,33 +26,33 @@ _DIGEST_BYTES = 16
 _MOST_RENDERERS = 16
 """Maximum number of renderers, one for each set of template variables."""
 _NOT_OF_A_FAMILY = frozenset({"auto", "custom", "default"})
-"""Renderers that guess the family, load other code, or cannot continue a turn."""
+"""Renderers that guess the model family, load other code, or cannot continue a turn."""
 
 
 class Turn(NamedTuple):
-    """A finished turn: the ids of its prompt and of its output, as arrays of `IDS`."""
+    """A finished turn: the ids of the prompt and of the output, as arrays of `IDS`."""
 
     prompt: bytes
     output: bytes
 
 
 FindTurn = Callable[[str, bytes], Turn | None]
-"""Returns the turn of a session after which a conversation has a certain digest."""
+"""A function that returns the last turn of a session by the digest of the conversation, or None."""
 
 
 class BridgedPrompt(NamedTuple):
     """A conversation, with the prompt that continues its last turn."""
 
     digest: bytes
-    """The conversation's digest, with which its next turn is kept."""
+    """The digest of the conversation before its next turn."""
     result: Literal["", "bridged", "unknown", "refused"]
-    """The use of the last turn: none before the first answer, and `unknown` after an edit of the history."""
+    """The use of the last turn: empty before the first answer, and `unknown` after an edit of the history."""
     ids: list[int] | None = None
     """The prompt, if the result is `bridged`."""
 
 
 class Bridge:
-    """Builds the prompts of sessions' next turns. Raises a SettingsError if its settings do not fit the model."""
+    """Builds the prompts of next turns. Raises a SettingsError if the settings do not fit the model."""
 
     def __init__(self, settings: GatewaySettings, encoder: PromptEncoder, vocabulary: Vocabulary) -> None:
         self.find: FindTurn = lambda _session, _digest: None
@@ -72,7 +72,7 @@ class Bridge:
         families = sorted(configs.json_schema()["discriminator"]["mapping"].keys() - _NOT_OF_A_FAMILY)
         if self._name not in families:
             raise self._refused(f"empty or one of {', '.join(families)}")
-        # With `all`, thoughts stay in the history, although some templates drop them: the session stays one branch.
+        # Keep thoughts in the history, although some templates drop them, so that the session stays one branch.
         self._config = configs.validate_python({"name": self._name, "thinking_retention": "all"})
         self._variables = renderers.template_field_names(self._config)
         self._renderers: OrderedDict[bytes, Renderer | None] = OrderedDict()
@@ -83,7 +83,7 @@ class Bridge:
             raise self._refused(f"the family of the model in gateway.tokenizer ({reason})") from None
 
     def prompt(self, body: Chat, tools: Sequence[Mapping[str, Any]], session: str, model: str) -> BridgedPrompt:
-        """Return the prompt that continues the session's turn, if the history is the one that the client received."""
+        """Return the prompt that continues the session's last turn, if the client did not edit the history."""
         messages, variables = messages_of(body), variables_of(body, self._vocabulary.chat_template)
         digest = _digest([model, tools, variables])
         before, answered = b"", 0
@@ -106,7 +106,7 @@ class Bridge:
     def _added(
         self, renderer: "Renderer", turn: Turn, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
-        """Return the ids that follow the turn, or none if the renderer cannot continue it."""
+        """Return the ids that follow the turn, or an empty list if the renderer cannot continue the turn."""
         prompt, output = array(IDS, turn.prompt).tolist(), array(IDS, turn.output).tolist()
         functions = [tool["function"] for tool in tools] or None
         try:
@@ -121,7 +121,7 @@ class Bridge:
     def _agrees(
         self, added: list[int], body: Chat, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> bool:
-        """Return whether these ids are the new messages, as the chat template and the tokenizer write them."""
+        """Return whether the chat template and the tokenizer give the same ids for the new messages."""
         text, _ = self._encoder.chat_text(body, tools)
         new = self._vocabulary.decode(added)
         return text.endswith(new) and _shows(new, messages) and self._vocabulary.encode_chat(new) == added
@@ -172,7 +172,7 @@ class _Tokenizer:
 def digest_with(digest: bytes, message: Mapping[str, Any]) -> bytes:
     """Return the digest of a conversation with one more message.
 
-    It is the same for messages that a client repeats in another form: parts for a text, or other ids of calls.
+    The digest does not depend on a message's form: parts or a text, and the ids of calls.
     """
     content, given = message.get("content") or "", message.get("tool_calls") or ()
     if isinstance(content, list) and len(content) == 1:
@@ -185,7 +185,7 @@ def digest_with(digest: bytes, message: Mapping[str, Any]) -> bytes:
 
 
 def _shows(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a text has all messages in order, as they are or as JSON: a renderer may leave out a role."""
+    """Return whether a text has all messages, plain or as JSON, in order, because a renderer may omit a role."""
     begin = 0
     for message in messages:
         content = message.get("content") or ""
@@ -202,7 +202,7 @@ def _shows(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
 def _arguments(given: object) -> object:
     try:
         return orjson.loads(given) if isinstance(given, str) else given or {}
-    except orjson.JSONDecodeError:  # a model may write anything
+    except orjson.JSONDecodeError:  # a model may write invalid JSON
         return given
 
 

@@ -96,7 +96,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The answer's id as chosen by the client, or empty for the id of the first choice's request."""
     session: str = ""
     conversation: bytes = b""
-    """The digest of a session's chat, if its next turn may be bridged."""
+    """The digest of a session's chat if the next turn may be bridged, or else empty."""
     bridging: str = ""
     """The use of the session's last turn, as in BridgedPrompt."""
     is_chat: bool = False
@@ -439,7 +439,7 @@ class Reader:
     def _bridged(
         self, body: bodies.Chat, tools: Sequence[Mapping[str, Any]], common: dict[str, Any]
     ) -> list[list[int]]:
-        """Return the prompt that continues the session's last turn, if it can be bridged, and note the conversation."""
+        """Return the prompt that continues the session's last turn, if possible, and note the conversation."""
         is_one = body.n == 1 and not isinstance(body, bodies.ChatBatch)
         is_plain = body.add_generation_prompt and not (body.add_special_tokens or body.echo)
         if self.bridge is None or not (common["session"] and is_one and is_plain):

@@ -61,7 +61,7 @@ class Task(NamedTuple):
     job: bytes
     body: bytearray
     find: FindTurn
-    """Answers an encoder that asks for the turn before."""
+    """The function that answers an encoder's request for a session's last turn."""
 
 
 class _EndedError(Exception):

@@ -38,7 +38,7 @@ ENDED = struct.Struct("<Ii")
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 86
 RESULT, ERROR, DEFECT, TURN = b"=", b"!", b"?", b"<"
-"""The kinds of replies. TURN asks the gateway for a session's turn, and is followed by the reply to the body."""
+"""The kinds of replies. TURN asks the gateway for a session's last turn, and precedes the reply to the body."""
 _NICE = 5
 """Niceness of the encoders: on a busy machine, streams have priority over reading bodies."""
 _STATM = Path("/proc/self/statm")

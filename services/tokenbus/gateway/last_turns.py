@@ -1,4 +1,4 @@
-"""LastTurns: the finished turns that a session's next request may continue. TurnRecorder: collects one of them."""
+"""LastTurns: the finished turns that a session's next request may continue. TurnRecorder: records one turn."""
 
 from array import array
 from collections import OrderedDict
@@ -10,17 +10,17 @@ from tokenbus.gateway.tool_calls import call_writer
 from tokenbus.gateway.vocabulary import Vocabulary
 
 _TURN_BYTES = 512
-"""Memory of a kept turn besides its ids."""
+"""Number of bytes of memory that a kept turn takes besides its ids."""
 _ID_BYTES = array(IDS).itemsize
 
 
 class LastTurns:
-    """Turns by tenant, session and digest of the conversation. Above a bound the least recently used are dropped."""
+    """Turns by tenant, session and conversation digest. Above a bound, the least recently used turns are dropped."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.size = 0
-        """Bytes of kept turns, and of turns that are being recorded."""
+        """Number of bytes of kept turns, and of turns that are being recorded."""
         self.dropped = 0
         self._turns: OrderedDict[tuple[int, str, bytes], Turn] = OrderedDict()
 
@@ -31,13 +31,13 @@ class LastTurns:
         return turn
 
     def keep(self, tenant: int, session: str, digest: bytes, turn: Turn) -> None:
-        """Keep a turn, whose bytes are already held."""
+        """Keep a turn, whose bytes `hold` has already counted."""
         before = self._turns.pop((tenant, session, digest), None)
         self.size -= 0 if before is None else size_of(before)
         self._turns[tenant, session, digest] = turn
 
     def hold(self, count: int) -> bool:
-        """Count bytes, and drop turns to make room for them; return False if there is no room."""
+        """Count bytes, and drop turns to make room. Return False if there is no room."""
         while self._turns and self.size + count > self.most:
             self.size -= size_of(self._turns.popitem(last=False)[1])
             self.dropped += 1
@@ -48,7 +48,7 @@ class LastTurns:
 
 
 class TurnRecorder:
-    """Collects the output of a session's turn. Keeps the turn if the model's end token has ended it."""
+    """Records the output of a session's turn, and keeps the turn if the model's end token ended it."""
 
     def __init__(self, turns: LastTurns, tenant: int, request: CompletionRequest, vocabulary: Vocabulary) -> None:
         self._turns = turns
@@ -67,11 +67,11 @@ class TurnRecorder:
             self._is_open = self._hold(_ID_BYTES * (len(self._output) - before))
 
     def end(self, ending: Ending) -> None:
-        """Keep the turn with the digest of the conversation that its answer is part of."""
+        """Keep the turn under the digest of the conversation including the answer."""
         if not self._is_open or ending.reason != "stop" or ending.stop is not None or not self._output:
             return
         request, pieces = self._request, self._pieces
-        # The last token is the model's end token, which an answer does not show.
+        # Omit the last token, the model's end token, which answers do not show.
         text = b"".join(pieces[each] for each in self._output[:-1]).decode(errors="replace")
         calls = call_writer(request.forced, request.auto)
         message = {"role": "assistant", **({"content": text} if calls is None else calls.message(text))}
@@ -80,7 +80,7 @@ class TurnRecorder:
         self._held, self._is_open = 0, False
 
     def close(self) -> None:
-        """Free the bytes of a turn that was not kept."""
+        """Stop counting the bytes of a turn that was not kept."""
         self._turns.size -= self._held
         self._held, self._is_open = 0, False
 

@@ -75,8 +75,9 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_bridged_turns_total{result}",
-        "Turns of sessions that continue an earlier one, and kept turns that were dropped for newer ones.",
-        "unknown: an edited history, another gateway, or a dropped turn. refused: the template writes another text.",
+        "Turns of sessions that continue an earlier turn, by result, and `dropped` kept turns.",
+        "For `unknown`, the history was edited, or the turn was dropped or at another gateway. For `refused`, the "
+        "template writes another text.",
         lambda view: {"dropped": view.turns.dropped, **view.counts.bridged_turns},
     ),
     Family(
