@@ -102,6 +102,8 @@ def test_scores_and_answers_in_a_line() -> None:
     assert lines_of(values) == ["worker-0/7 #4 SCORED request 0000000000000005, its prompt's tokens 1 to 2 of 3"]
     values = values_of(event(prefilled=pb.Prefilled(request_id=5, transfer_state=b"state")), EVENT)
     assert lines_of(values) == ["worker-0/7 #4 PREFILLED request 0000000000000005, 5 bytes for the decode worker"]
+    values = values_of(event(session_prompt=pb.SessionPrompt(request_id=5, session="run", prompt_tokens=2)), EVENT)
+    assert lines_of(values) == ["worker-0/7 #4 SESSION request 0000000000000005 of run, prompt of 2 tokens"]
     for error, state, line in (
         ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),
         ("no folder", EngineState(weight_version=7), "no folder; weights 7"),

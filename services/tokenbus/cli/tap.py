@@ -44,6 +44,7 @@ _NS = 1_000_000_000
 _WORDS = {
     "admitted": ("ADMITTED", "bold", "request {request_id}, prompt of {prompt_tokens} tokens"),
     "error": ("ERROR", "red", "request {request_id} {code} after {emitted_tokens} tokens: {message}"),
+    "session_prompt": ("SESSION", "bold", "request {request_id} of {session}, prompt of {prompt_tokens} tokens"),
     "refused": ("REFUSED", "red", "{error}"),
     "prefilled": ("PREFILLED", "bold", "request {request_id}, {transfer_state} for the decode worker"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
