@@ -301,7 +301,7 @@ class RequestError(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., emitted_tokens: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer", "prefilled", "session_prompt")
+    __slots__ = ("sequence", "admitted", "error", "prompt_scores", "control_answer", "prefilled", "session_prompt", "routed_experts")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +309,7 @@ class RequestEvent(_message.Message):
     CONTROL_ANSWER_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     SESSION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     admitted: Admitted
     error: RequestError
@@ -316,7 +317,30 @@ class RequestEvent(_message.Message):
     control_answer: _control_pb2.ControlAnswer
     prefilled: Prefilled
     session_prompt: SessionPrompt
-    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., session_prompt: _Optional[_Union[SessionPrompt, _Mapping]] = ...) -> None: ...
+    routed_experts: RoutedExperts
+    def __init__(self, sequence: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScoresChunk, _Mapping]] = ..., control_answer: _Optional[_Union[_control_pb2.ControlAnswer, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., session_prompt: _Optional[_Union[SessionPrompt, _Mapping]] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
+
+class RoutedExperts(_message.Message):
+    __slots__ = ("request_id", "file", "offset", "length", "dtype", "shape", "position", "digest", "missing")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    file: str
+    offset: int
+    length: int
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    position: int
+    digest: bytes
+    missing: str
+    def __init__(self, request_id: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., digest: _Optional[bytes] = ..., missing: _Optional[str] = ...) -> None: ...
 
 class SessionPrompt(_message.Message):
     __slots__ = ("request_id", "session", "parent", "owner", "tenant", "position", "prompt_tokens", "token_ids")
