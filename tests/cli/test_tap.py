@@ -104,6 +104,12 @@ def test_scores_and_answers_in_a_line() -> None:
     assert lines_of(values) == ["worker-0/7 #4 PREFILLED request 0000000000000005, 5 bytes for the decode worker"]
     values = values_of(event(session_prompt=pb.SessionPrompt(request_id=5, session="run", prompt_tokens=2)), EVENT)
     assert lines_of(values) == ["worker-0/7 #4 SESSION request 0000000000000005 of run, prompt of 2 tokens"]
+    for place, line in (
+        (pb.RoutedExperts(request_id=5, file="w.0.experts", offset=7, length=96), "96 bytes at 7 of w.0.experts"),
+        (pb.RoutedExperts(request_id=5, missing="no room"), "no room"),
+    ):
+        values = values_of(event(routed_experts=place), EVENT)
+        assert lines_of(values) == [f"worker-0/7 #4 EXPERTS request 0000000000000005: {line}"]
     for error, state, line in (
         ("", EngineState(weight_version=8, is_paused=True), "done; weights 8, paused"),
         ("no folder", EngineState(weight_version=7), "no folder; weights 7"),

@@ -173,6 +173,8 @@ def _event_values(event: RequestEvent) -> Values:
         values = {name: values[name] for name in names} | columns
     if what == "prefilled":
         values["transfer_state"] = f"{len(found.transfer_state)} bytes"
+    if what == "routed_experts":
+        values["digest"] = found.digest.hex()
     if "request_id" in values:
         values["request_id"] = f"{int(values['request_id']):016x}"
     if "code" in values:
@@ -198,6 +200,9 @@ def _words(values: Values) -> tuple[str, str, str]:
             first, count = values["position"], len(values["token_ids"])
             where = f"tokens {first} to {first + count - 1} of {values['prompt_tokens']}" if count else "no token"
             return "SCORED", "bold", f"request {values['request_id']}, its prompt's {where}"
+        case "routed_experts":
+            where = values["missing"] or f"{values['length']} bytes at {values['offset']} of {values['file']}"
+            return "EXPERTS", "red" if values["missing"] else "bold", f"request {values['request_id']}: {where}"
         case what:
             word, style, text = _WORDS[what]
             cached = f", {values['cached_tokens']} of them cached" if "cached_tokens" in values else ""

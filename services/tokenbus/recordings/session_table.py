@@ -28,6 +28,17 @@ _ATTEMPT = pa.struct(
         ("error", pa.string()),
     ]
 )
+_EXPERTS = pa.struct(
+    [
+        ("file", pa.string()),
+        ("offset", pa.uint64()),
+        ("length", pa.uint64()),
+        ("dtype", pa.string()),
+        ("shape", pa.list_(pa.uint32())),
+        ("position", pa.uint32()),
+        ("digest", pa.string()),
+    ]
+)
 _REQUEST = pa.struct(
     [
         ("request_id", pa.uint64()),
@@ -40,6 +51,7 @@ _REQUEST = pa.struct(
         ("attempts", pa.list_(_ATTEMPT)),
         ("branch", pa.int32()),
         ("begin", pa.uint32()),
+        ("routed_experts", _EXPERTS),
     ]
 )
 _DIVERGENCE = pa.struct(

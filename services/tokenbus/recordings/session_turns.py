@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.recordings.items import StreamItem
+from tokenbus.recordings.routed_experts import RoutedExperts
 from tokenbus.recordings.token_columns import TokenBuffer
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent, SessionPrompt
@@ -80,6 +81,9 @@ class Turn:
     parent: int = 0
     cached_tokens: int | None = None
     prompt_tokens: int = 0
+    routed_experts: RoutedExperts | None = None
+    lost_experts: str = ""
+    """Why the engine does not have the routed experts; empty: it does, or was not asked."""
     prompt: list[bytes] = field(default_factory=list)
     """Recorded chunks from the beginning of the prompt."""
     tokens: list[Columns] = field(default_factory=list)
@@ -244,6 +248,10 @@ class TurnReader:
                 self._turn(life, event.admitted.request_id).admit(event.admitted)
             case "session_prompt":
                 self._turn(life, event.session_prompt.request_id).add_prompt(event.session_prompt)
+            case "routed_experts":
+                turn, found = self._turn(life, event.routed_experts.request_id), event.routed_experts
+                turn.lost_experts = found.missing
+                turn.routed_experts = RoutedExperts.of(found) if found.file else None
             case "error":
                 reason = f"{_name_of(event.error.code)}: {event.error.message}"
                 self._end(life, event.error.request_id, "ERROR", reason)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus.recordings.items import RecordingError, StreamItem, read_recording
+from tokenbus.recordings.routed_experts import RoutedExperts
 from tokenbus.recordings.session_turns import (
     MASK,
     NO_IDS,
@@ -61,6 +62,7 @@ class SessionRequest:
     """Index of the branch with the output, or -1 if there is none because the prompt is incomplete."""
     begin: int = 0
     """Position of the first output token in the branch."""
+    routed_experts: RoutedExperts | None = None
 
 
 @dataclass(slots=True)
@@ -409,6 +411,8 @@ def _request_of(
         faults.append(f"output tokens are missing before position {positions[holes[0]]}")
     if last.status not in _COMPLETE:
         faults.append(_END_OF.get(last.status, f"it ended with {last.error or last.status}"))
+    if turns[-1].lost_experts:
+        faults.append(f"its routed experts are missing: {turns[-1].lost_experts}")
     request = SessionRequest(
         request_id=first_id,
         parent=turns[0].parent,
@@ -418,6 +422,7 @@ def _request_of(
         status=last.status,
         error=last.error,
         attempts=[turn.attempt for turn in turns],
+        routed_experts=turns[-1].routed_experts,
     )
     is_whole = longest.size == length and not holes.size
     return request, longest if is_whole else None, faults

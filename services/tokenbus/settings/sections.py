@@ -103,6 +103,8 @@ class WorkerSettings(Section):
         low=0,
         high=Limits.schema().max_top_k,
     )
+    routed_experts_folder: str = path("folder for the routed experts of sessions in vLLM, or empty for none")
+    routed_experts_bytes: int = size(10_737_418_240, "limit of the files in that folder")
     metrics_address: str = host_and_port("", "address of the metrics, or empty for none")
     abandon_after_ms: int = milliseconds(
         2000,

@@ -54,7 +54,7 @@ def scheduled_of(tokens: dict[str, int], **changes: object) -> Any:  # noqa: ANN
 
 
 def output_of(name: str, tokens: list[int], reason: object = None, stop: object = None, **more: object) -> Any:  # noqa: ANN401
-    others = {"new_logprobs": None, "prefill_stats": None, **more}
+    others = {"new_logprobs": None, "prefill_stats": None, "routed_experts": None, **more}
     return SimpleNamespace(request_id=name, new_token_ids=tokens, finish_reason=reason, stop_reason=stop, **others)
 
 
@@ -97,6 +97,8 @@ class Core:
         """Further members of the model's outputs."""
         self.prefill_stats: Any = None
         """What the next output says of its prompt."""
+        self.more: dict[str, dict[str, Any]] = {}
+        """Further members of the next output of a request."""
         self.prompt: list[int] | None = [1]
         """The prompt of new requests; None: embeddings."""
         self._new: list[str] = []
@@ -136,7 +138,8 @@ class Core:
             )
             tokens = [int(computed.logprobs.logprob_token_ids[index, 0])]
             stats, self.prefill_stats = self.prefill_stats, None
-            outputs.append(output_of(name, tokens, new_logprobs=scores if wants else None, prefill_stats=stats))
+            more = self.more.pop(name, {})
+            outputs.append(output_of(name, tokens, new_logprobs=scores if wants else None, prefill_stats=stats, **more))
         return {0: SimpleNamespace(outputs=outputs)}
 
     def shutdown(self) -> None:
@@ -570,6 +573,11 @@ def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"worker.top_logprobs": 21}, {"max_logprobs": 30}, "worker.top_logprobs: at most 20, as limits.max_top_k or "),
         ({"worker.top_logprobs": 9}, {"max_logprobs": 5}, "worker.top_logprobs: at most 5, as --max-logprobs, got 9"),
         ({}, {"is_diffusion": True}, "--scheduler-cls: tokenbus.engines.vllm.scheduler is not for diffusion models"),
+        (
+            {"worker.routed_experts_folder": "/spool"},
+            {},
+            "worker.routed_experts_folder: only with vLLM's --enable-return-routed-experts, got /spool",
+        ),
     ],
 )
 def test_wrong_settings_are_one_line(

@@ -135,6 +135,8 @@ OF_MASKS: tuple[Call | Members, ...] = (
     Members(_OUTPUTS, "SamplingMaskLists", "token_ids offsets cu_num_generated_tokens"),
 )
 """Names that the scheduler plugin uses with `--return-sampling-mask`."""
+OF_ROUTED_EXPERTS: tuple[Call | Members, ...] = (Members(_ENGINE, "EngineCoreOutput", "routed_experts"),)
+"""Names that the scheduler plugin uses with `--enable-return-routed-experts`."""
 
 
 def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from tokenbus.engines.kinds import MOST_RANKS
 from tokenbus.engines.vllm.adapters import Adapter, adapters_of
+from tokenbus.engines.vllm.routed_experts import refuse_routed_experts
 from tokenbus.logs import logger
 from tokenbus.settings import Settings
 from tokenbus.tokenizer_probes import digest_of, encoder_of, first_difference, probed
@@ -61,6 +62,7 @@ def configured(
         set_rank(config, rank)
     check_limits(config, settings)
     check_top_k("limits.max_top_k", settings.limits.max_top_k, config)
+    refuse_routed_experts(config)
     if parsed.token_scores:
         check_token_scores(config)
     return config, adapters, parsed.token_scores

@@ -19,10 +19,11 @@ import numpy as np
 
 from tokenbus.bus import AddressError
 from tokenbus.engines.vllm.columns import NO_ROWS, Rows, add_masks
-from tokenbus.engines.vllm.compatibility import OF_MASKS, OF_SCHEDULER, check_members, load_vllm
+from tokenbus.engines.vllm.compatibility import OF_MASKS, OF_ROUTED_EXPERTS, OF_SCHEDULER, check_members, load_vllm
 from tokenbus.engines.vllm.configuration import check_limits, check_top_k, tokenizer_of
 from tokenbus.engines.vllm.request_ids import RequestIds
 from tokenbus.engines.vllm.requests import Request, Requests
+from tokenbus.engines.vllm.routed_experts import SessionExperts, Spool, check_routed_experts
 from tokenbus.engines.vllm.sessions import Sessions
 from tokenbus.engines.vllm.weight_versions import follow_weight_versions, version_number
 from tokenbus.logs import configure, logger
@@ -61,6 +62,8 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
             tokenizer = given["structured_output_manager"].tokenizer
         made = own_class(config)(**given)
         check_members(made, _USED_OF_SCHEDULER)
+        if settings.worker.routed_experts_folder:
+            load_vllm(OF_ROUTED_EXPERTS)
         configure(settings.log)
         follow_weight_versions(vllm.EngineCore)
         Published(vllm, config, settings, tokenizer).observe(made)
@@ -87,6 +90,7 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     check_limits(config, found)
     top_k = found.worker.top_logprobs
     check_top_k("worker.top_logprobs", top_k, config)
+    check_routed_experts(config, found)
     most = min(found.limits.max_top_k, model.get_vocab_size())
     if top_k > most:
         raise ValueError(f"worker.top_logprobs: at most {most}, as limits.max_top_k or the vocabulary, got {top_k}")
@@ -112,7 +116,7 @@ class Published:
     """Publishes a scheduler's steps from separate threads. Retention bounds the data that waits for a processor."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any, settings: Settings, tokenizer: Any) -> None:  # noqa: ANN401
-        """Start publishing, even without a processor. Raise AddressError if metrics cannot be served."""
+        """Start publishing, even without a processor. Raise AddressError or ValueError if a setting cannot be used."""
         model = config.model_config
         self._vllm = vllm
         self._tokenizer = tokenizer
@@ -129,11 +133,14 @@ class Published:
         self._last_rows = NO_ROWS
         """Last rows of the requests that ended since the last step."""
         self._weight_version = 0
+        self._experts: SessionExperts | None = None
         self._is_on = True
         # No adapters are announced, because requests do not come over the bus.
         described = EngineDescription(model.max_model_len, *tokenizer_of(Path(str(model.tokenizer)), tokenizer))
         with ExitStack() as stack:
             self._client, self._out = publishing(stack, settings, model.get_vocab_size(), described)
+            if settings.worker.routed_experts_folder:
+                self._experts = SessionExperts(Spool(settings.worker, self._client.epoch))
             self._running = stack.pop_all()
         # Close even if vLLM's core fails early. Functions of atexit would run only after the threads have ended.
         getattr(threading, "_register_atexit", atexit.register)(self.close)
@@ -198,6 +205,8 @@ class Published:
             self._ended.discard(name)
             self._choosing.discard(name)
             self._asked.pop(name, None)
+        if self._experts is not None:
+            self._experts.remove(scheduled.finished_req_ids)
         for new in scheduled.scheduled_new_reqs:
             name, sampling = new.req_id, new.sampling_params
             if sampling is None:  # the request asks for an embedding
@@ -235,6 +244,8 @@ class Published:
             self._out.admitted(request_id, len(session.tokens.token_ids))
             for event in session_events(session):
                 self._out.publish_event(event)
+            if self._experts is not None:
+                self._experts.add(name, session, sampling)
 
     # After a step.
 
@@ -255,6 +266,10 @@ class Published:
         self._ended.update(stopped, unpublished)
         for prompt in self._requests.cached_prompts:
             self._out.admitted(*prompt)
+        if self._experts is not None:
+            self._experts.collect(outputs)
+            for event in self._experts.ended(rows):
+                self._out.publish_event(event)
         if rows := last_rows + rows:
             self._emit(rows, scheduled, logprobs, computed.sampling_masks if self._has_masks else None)
         if len(set(self._asked.values())) > 1:
