@@ -17,8 +17,8 @@ def start_loop_thread(
 ) -> tuple[threading.Thread, T]:
     """Start a thread that runs a coroutine. Return the thread, which the caller must join, and the result of the start.
 
-    The coroutine gets a future and must set its result after the start. This function blocks until then. It raises
-    exceptions of the coroutine until then. Later exceptions are logged.
+    The coroutine gets a future and must set its result when it is ready. This function blocks until the result is set,
+    and raises earlier exceptions of the coroutine. Later exceptions are logged.
     """
     started: Future[T] = Future()
 

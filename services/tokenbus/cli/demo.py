@@ -44,7 +44,7 @@ _PROMPTS = (
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
 _WORKER, _WORKER_TOKENS = "mixed-0", 300
-"""The worker to kill, and the number of tokens of its open requests at which to kill it."""
+"""The worker that is killed, and the number of tokens that its open requests have before the kill."""
 _ALL_TOKENS = 5000
 """Number of tokens of all requests after which the processor is killed. Most requests are open then."""
 _STEPS_PER_SECOND = 60

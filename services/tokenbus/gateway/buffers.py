@@ -187,7 +187,7 @@ class SendQueue:
 
     Arriving rows add bytes, and one task removes bytes as the client reads.
 
-    After that task has set `write`, chunks are written to the socket directly, and wait here only while the socket is
+    After the task has set `write`, chunks are written to the socket directly, and wait here only while the socket is
     full. Waking a task for each row would cost as much as writing the row.
     """
 
@@ -294,7 +294,7 @@ class SendQueue:
         return held
 
     def settle(self) -> None:
-        """Reduce the counted memory to that of the waiting chunks."""
+        """Reduce the counted memory to the size of the waiting chunks."""
         self._free_reserved()
         self.hold(sum(chunk.size for chunk in self._chunks) - self.size)
 

@@ -78,7 +78,7 @@ class EventStream:
 
     tokens: int = _of_state("tokens")
     characters: int = _of_state("characters")
-    """Number of characters in the choice's tokens so far, if the logprobs need that number."""
+    """Number of characters in the choice's tokens, if the logprobs need that number."""
     socket: int = _of_state("socket")
     """The file descriptor of the socket for the events, or -1 if the events go to the answer's queue."""
     is_held: bool = _of_state("is_held")

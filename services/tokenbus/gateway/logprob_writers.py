@@ -321,7 +321,7 @@ def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[by
 def _echoed(prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary, tables: Tables) -> Iterator[Piece]:
     """Yield the elements of the four lists of a completion, some tokens of the prompt at a time.
 
-    The first token has no logprob. Each later token is one of its own alternatives.
+    The first token has no logprob. Each later token is listed among its alternatives.
     """
     texts, characters = tables.texts, vocabulary.characters
     yield texts[prompt[0]], b"null", b"null", b"0"

@@ -107,7 +107,7 @@ class Hermes(ToolParser):
         self._tail = ""
         """The end of the text that may begin the next mark."""
         self._is_behind = False
-        """Whether the text so far ends with a call. Spaces after a call are dropped."""
+        """Whether the last item was a call. Spaces after a call are dropped."""
 
     def _read(self, text: str) -> None:
         text, begin = self._tail + text, 0

@@ -147,7 +147,7 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 - the template is a program, which may raise anything
             raise ChatTemplateError(_line(error)) from None
         text = _until_mark(text) if continues_last else text
-        return _HALF_OF_A_PAIR.sub("\ufffd", text)  # a model's calls may contain these
+        return _HALF_OF_A_PAIR.sub("\ufffd", text)  # a model's calls may contain lone surrogates
 
 
 def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -114,7 +114,7 @@ class Bus:
         async with AsyncExitStack() as stack:  # stop the rest even after an error
             for address in (each for place in self._places for each in place):
                 stack.callback(memory.SHARED.pop, address, None)
-            stack.callback(self.clock.run)  # for connections that the test left open
+            stack.callback(self.clock.run)  # connections that the test left open need a running clock
             for place, processor in enumerate(self.processors):
                 if processor is not None:
                     stack.push_async_callback(self.lose_processor, place)
