@@ -403,6 +403,24 @@ async def test_prompt_scores_are_published(bus: Bus) -> None:
     assert batch.positions.tolist() == [0, 0, 0, 0]
 
 
+async def test_scores_of_ids_by_position_are_logged(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """PromptScores cannot hold these scores. The scores of the prompt's own tokens are still published."""
+    caplog.set_level(logging.WARNING)
+    for request_id, name in enumerate(("first", "second"), 1):
+        ids = {"prompt_logprob_token_ids": np.array([[5, 6], [7, -1]]), "skip_reading_prefix_cache": True}
+        own = {"prompt_logprobs": 0} if name == "second" else {}
+        bus.core.add(name, **ids, **own, extra_args={ARGUMENT: request_id})
+        bus.core.more[name] = {"prompt_token_id_logprobs": np.zeros((2, 2), np.float32)}
+    bus.core.computed["prompt_logprobs_dict"] = {"second": tensors(1, 2)}
+    bus.core.step()
+    scores, batch = await items_of(bus, 2)
+    assert PromptScores.of(scores.prompt_scores).request_id == 2
+    assert batch.request_ids.tolist() == [1, 2]
+    lines = [line for line in caplog.messages if line.startswith("prompt scores not published")]
+    assert len(lines) == 1
+    assert 'field="prompt_logprob_token_ids" request_id="0000000000000001"' in lines[0]
+
+
 def tensors(width: int, tokens: int) -> SimpleNamespace:
     """Return scores of a prompt, as vLLM's LogprobsTensors."""
     found = lists(width, tokens)

@@ -26,7 +26,7 @@ from tokenbus.engines.vllm.requests import Request, Requests
 from tokenbus.engines.vllm.routed_experts import SessionExperts, Spool, check_routed_experts
 from tokenbus.engines.vllm.sessions import Sessions
 from tokenbus.engines.vllm.weight_versions import follow_weight_versions, version_number
-from tokenbus.logs import configure, logger
+from tokenbus.logs import DeduplicatedLog, configure, logger
 from tokenbus.settings import ENTRIES, Settings
 from tokenbus.worker import NotRunningError
 from tokenbus.worker.engine import EngineDescription
@@ -133,6 +133,7 @@ class Published:
         self._last_rows = NO_ROWS
         """Last rows of the requests that ended since the last step."""
         self._weight_version = 0
+        self._repeated_log = DeduplicatedLog()
         self._experts: SessionExperts | None = None
         self._is_on = True
         # No adapters are announced, because requests do not come over the bus.
@@ -239,6 +240,11 @@ class Published:
             most = self._most_top_k if wanted == _EVERY_TOKEN else min(wanted, self._most_top_k)
             scoring = PromptScoring(top_logprobs=most)
             self._requests.prompts.add(name, Generate(request_id=request_id, prompt_scoring=scoring))
+        # vLLM scores other ids at each position, and not the prompt's own token, which PromptScores requires. Older
+        # versions of vLLM have no such scores.
+        if getattr(sampling, "prompt_logprob_token_ids", None) is not None:
+            values = {"field": "prompt_logprob_token_ids", "request_id": request_id}
+            self._repeated_log.begin("scores", _log.warning, "prompt scores not published", **values)
         prompt = new.prompt_token_ids if new.prompt_embeds is None else None
         if session := self._sessions.of(request_id, name, sampling.extra_args, prompt):
             self._out.admitted(request_id, len(session.tokens.token_ids))
