@@ -29,16 +29,25 @@ class EngineOutput(ABC):
     def publish_event(self, event: RequestEvent) -> None:
         """Publish an event. The publisher sets the event's sequence."""
 
-    def admitted(self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> None:
-        self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens))
+    def admitted(
+        self, request_id: int, prompt_tokens: int, cached_tokens: int | None = None, weight_version: int = 0
+    ) -> None:
+        self.publish_event(admitted_event(request_id, prompt_tokens, cached_tokens, weight_version))
 
     def failed(self, request_id: int, code: ErrorCode, message: str) -> None:
         self.publish_event(error_event(request_id, code, message))
 
 
-def admitted_event(request_id: int, prompt_tokens: int, cached_tokens: int | None = None) -> RequestEvent:
-    """Return the event of an admission. The publisher sets the worker and the turn."""
-    admitted = Admitted(request_id=request_id, prompt_tokens=max(1, prompt_tokens), cached_tokens=cached_tokens)
+def admitted_event(
+    request_id: int, prompt_tokens: int, cached_tokens: int | None = None, weight_version: int = 0
+) -> RequestEvent:
+    """Return the event of an admission. The publisher sets the worker, the turn, and an unknown weight version (0)."""
+    admitted = Admitted(
+        request_id=request_id,
+        prompt_tokens=max(1, prompt_tokens),
+        cached_tokens=cached_tokens,
+        weight_version=weight_version,
+    )
     return RequestEvent(admitted=admitted)
 
 

@@ -133,8 +133,8 @@ class WorkerSession(ReconnectingSession):
         self._introduction.weight_version = state.weight_version
 
     def describe(self, admitted: Admitted) -> None:
-        """Add the turn and the version of the weights to an admission."""
-        admitted.weight_version = self._introduction.weight_version
+        """Add the turn to an admission, and the version of the weights unless the engine has set it."""
+        admitted.weight_version = admitted.weight_version or self._introduction.weight_version
         _, turn = self.requests.get(admitted.request_id, NO_TURN)
         if turn is not None:
             admitted.MergeFrom(turn)

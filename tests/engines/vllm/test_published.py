@@ -351,6 +351,20 @@ async def test_steps_have_the_version_of_their_weights(bus: Bus, caplog: pytest.
     assert "step-8" in lines[0]
 
 
+async def test_admissions_have_the_version_of_their_weights(bus: Bus) -> None:
+    core = EngineCore(bus.core)
+    follow_weight_versions(EngineCore)
+    for request_id, version in enumerate(("default", "7", "8"), 1):
+        core.set_weight_version(version)
+        bus.core.add(version, extra_args={ARGUMENT: request_id, SESSION: "run"})
+        bus.core.prefill_stats = prefilled(48, 32)
+        bus.core.step()
+        bus.core.drop(version)
+    admissions = [item.admitted for item in await items_of(bus, 12) if hasattr(item, "admitted")]
+    versions = [(each.request_id, each.weight_version) for each in admissions if each.request_id]
+    assert versions == [(1, 0), (1, 0), (2, 7), (2, 7), (3, 8), (3, 8)]
+
+
 async def test_sampling_masks_are_published_if_vllm_returns_them(folder: Path) -> None:
     bus = Bus(folder, {"return_sampling_mask": True})
     bus.core.add("first", extra_args={ARGUMENT: 1})

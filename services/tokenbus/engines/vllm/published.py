@@ -247,7 +247,7 @@ class Published:
             self._repeated_log.begin("scores", _log.warning, "prompt scores not published", **values)
         prompt = new.prompt_token_ids if new.prompt_embeds is None else None
         if session := self._sessions.of(request_id, name, sampling.extra_args, prompt):
-            self._out.admitted(request_id, len(session.tokens.token_ids))
+            self._out.admitted(request_id, len(session.tokens.token_ids), weight_version=self._weight_version)
             for event in session_events(session):
                 self._out.publish_event(event)
             if self._experts is not None:
@@ -271,7 +271,7 @@ class Published:
         rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
         self._ended.update(stopped, unpublished)
         for prompt in self._requests.cached_prompts:
-            self._out.admitted(*prompt)
+            self._out.admitted(*prompt, weight_version=self._weight_version)
         if self._experts is not None:
             self._experts.collect(outputs)
             for event in self._experts.ended(rows):
