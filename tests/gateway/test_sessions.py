@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 
 from tests.gateway.answering import App, answering
 from tests.gateway.reading import VALID, read, reading
+from tests.recordings.test_routed_experts import answered, place_of
+from tests.recordings.test_sessions import Worker
 from tests.support.waiting import until
 from tests.system.serving import error_of
 from tokenbus.bus import AddressError
@@ -25,6 +27,7 @@ from tokenbus.gateway.encoder_process import RESULT, Job, Reply, answer
 from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.session_reader import SessionReader
 from tokenbus.recordings.items import StreamItem
+from tokenbus.recordings.routed_experts import RoutedExperts
 from tokenbus.settings import Settings
 from tokenbus_contracts.generated.request_pb2 import Generate
 
@@ -279,3 +282,27 @@ async def test_sessions_of_clients_without_a_key_are_for_this_machine(log: Log) 
     async with answering(durable_log__address=ADDRESS, gateway__hosts="*") as app, app.client("10.1.2.3") as client:
         await log.keep(app, "a")
         assert (await client.get("/sessions/a")).status_code == 403
+
+
+@pytest.mark.usefixtures("log")
+async def test_reads_count_towards_the_rate_of_a_key(tmp_path: Path) -> None:
+    clear, key = made("alice", requests_per_minute=2)
+    write_keys(tmp_path / "keys.json", [key])
+    given: dict[str, Any] = {"gateway__keys_file": str(tmp_path / "keys.json"), "durable_log__address": ADDRESS}
+    async with answering(**given) as app, app.client() as client:
+        headers = {"authorization": f"Bearer {clear}"}
+        answers = [await client.get("/sessions/a", headers=headers) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [404, 404, 429]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+        assert error_of(answers[2].text)["code"] == "rate_limit_exceeded"
+        assert (await client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 429
+
+
+async def test_request_has_the_place_of_its_routed_experts(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.items = answered(answered(Worker(), 1, place_of()), 2).items
+    monkeypatch.setattr(Client, "owner", 5)
+    async with answering(workers=0, durable_log__address=ADDRESS) as app, app.client() as client:
+        first, second = (await client.get("/sessions/s")).json()["requests"]
+    place = asdict(RoutedExperts.of(place_of()))
+    assert first["routed_experts"] == place | {"shape": list(place["shape"])}
+    assert second["routed_experts"] is None

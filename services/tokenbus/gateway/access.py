@@ -28,6 +28,7 @@ _INSIDE = frozenset({"/bus", "/inspect", "/load", "/metrics", "/openapi.json"})
 """Paths that only clients with a key or on this machine may use, even if the gateway has no keys."""
 _SESSIONS = "/sessions/"
 """Prefix of the paths that need a key or, if the gateway has no keys, a client on this machine."""
+_READING = ("GET", "HEAD")
 _ANY = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"})
@@ -66,7 +67,7 @@ class Access:
         self._paths = paths
         """Paths with a separate count of requests. All other paths share a label, because clients may send any path."""
         self._token_routes = token_routes
-        """Paths whose requests count towards a key's rate limit."""
+        """Paths whose POST requests count towards a key's rate limit, as do reads of sessions."""
         self._app = app
         self._callers = gateway.callers
         self._counts = gateway.counts
@@ -129,7 +130,9 @@ class Access:
             key = visitor.caller.key
             self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
         scope["extensions"][_EXTENSION] = visitor
-        if scope["path"] in self._token_routes and scope["method"] == "POST":
+        path, method = scope["path"], scope["method"]
+        is_session = path.startswith(_SESSIONS) and method in _READING
+        if is_session or (path in self._token_routes and method == "POST"):
             self._charge(scope, visitor.caller, added)
         return None
 

@@ -89,7 +89,7 @@ def document(types: RequestTypes) -> dict[str, Any]:
 
 
 def _session() -> dict[str, Any]:
-    route = _get("Read the exact tokens of a session from the durable log.", _OBJECT, 400, 401, 403, 404, 503)
+    route = _get("Read the exact tokens of a session from the durable log.", _OBJECT, 400, 401, 403, 404, 429, 503)
     label = {"name": "session_id", "in": "path", "required": True, "schema": _TEXT}
     return {"get": route["get"] | {"parameters": [label]}}
 

@@ -131,6 +131,7 @@ def _request(request: SessionRequest) -> dict[str, Any]:
         "branch": request.branch if request.branch >= 0 else None,
         "begin": request.begin,
         "attempts": attempts,
+        "routed_experts": request.routed_experts,
     }
 
 
