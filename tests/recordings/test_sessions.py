@@ -276,14 +276,17 @@ def test_parent_comes_first_although_its_clock_is_ahead() -> None:
     assert branch.token_ids.tolist() == second
 
 
-def test_parents_in_a_cycle_lose_no_request() -> None:
+def test_parents_in_a_cycle_lose_no_request_and_are_named() -> None:
     worker = Worker()
     first = worker.answer(1, [10], parent=2)
     second = worker.answer(2, [*first, 11], parent=1)
     third = worker.answer(3, [*second, 12], parent=3)
+    fourth = worker.answer(4, [*third, 13], parent=1)
     session = only(worker)
-    assert sorted(each.request_id for each in session.requests) == [1, 2, 3]
-    assert third in [branch.token_ids.tolist() for branch in session.branches]
+    assert sorted(each.request_id for each in session.requests) == [1, 2, 3, 4]
+    assert fourth in [branch.token_ids.tolist() for branch in session.branches]
+    line = "request {:016x}: parent: an earlier request, got {:016x}, whose parents lead back to this one"
+    assert sorted(session.missing) == [line.format(*pair) for pair in ((1, 2), (2, 1), (3, 3))]
 
 
 def saved(path: Path, worker: Worker, items: Sequence[StreamItem]) -> Path:
@@ -310,6 +313,17 @@ def test_recordings_of_one_life_may_overlap_in_any_order(tmp_path: Path, order: 
     (whole,) = read_sessions(holed, paths[2])
     assert whole.is_complete
     assert whole.branches[0].digest == branch.digest
+
+
+def test_request_that_began_before_the_recording_is_missing_as_a_parent(tmp_path: Path) -> None:
+    """Its rows do not say to which session it belongs, so only a request that names it can tell."""
+    worker = Worker()
+    first = worker.answer(1, [10, 11])
+    worker.answer(2, [*first, 12], parent=1)
+    (session,) = read_sessions(saved(tmp_path / "late", worker, worker.items[2:]))
+    assert [each.request_id for each in session.requests] == [2]
+    line = "request 0000000000000002: parent: a request of this session, got 0000000000000001, a request that is not"
+    assert session.missing == [f"{line} recorded"]
 
 
 def test_items_between_two_recordings_of_one_life_are_missing(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def _assembled(
     requests: list[SessionRequest] = []
     paths: list[_Path] = []
     missing: list[str] = []
-    for of_it in _parents_first(_by_request(turns)):
+    for of_it, is_in_cycle in _parents_first(_by_request(turns)):
         first_id, outputs = of_it[0].first_id, _outputs_of(_in_order(of_it))
         request, prompt, faults = _request_of(first_id, of_it, outputs)
         requests.append(request)
@@ -316,6 +316,8 @@ def _assembled(
             of_parent = session_of.get(request.parent)
             of_other = f"a request of session {of_parent.label!r}" if of_parent else "a request that is not recorded"
             faults.append(f"parent: a request of this session, got {request.parent:016x}, {of_other}")
+        if is_in_cycle:
+            faults.append(f"parent: an earlier request, got {request.parent:016x}, whose parents lead back to this one")
         missing += [f"request {first_id:016x}: {fault}" for fault in faults]
         if prompt is not None:
             request.branch = _place(paths, prompt, request.parent)
@@ -359,20 +361,27 @@ def _is_decode(turn: Turn) -> bool:
     return turn.attempt.status != RowStatus.HANDED_OFF.name
 
 
-def _parents_first(requests: Sequence[list[Turn]]) -> list[list[Turn]]:
-    """Order requests by time, but parents before children, because the clocks of hosts may differ."""
+def _parents_first(requests: Sequence[list[Turn]]) -> list[tuple[list[Turn], bool]]:
+    """Order requests by time, but parents before children, because the clocks of hosts may differ.
+
+    Return with each request whether its parents lead back to the request.
+    """
     first_use: dict[int, int] = {}
     for index, turns in enumerate(requests):
         first_use.setdefault(turns[0].first_id, index)
     placed: dict[int, None] = {}
+    in_cycles: set[int] = set()
     for index in range(len(requests)):
         waiting: dict[int, None] = {}
         ancestor: int | None = index
         while ancestor is not None and ancestor not in placed and ancestor not in waiting:
             waiting[ancestor] = None
             ancestor = first_use.get(requests[ancestor][0].parent)
+        if ancestor is not None and ancestor in waiting:
+            descendants = list(waiting)
+            in_cycles.update(descendants[descendants.index(ancestor) :])
         placed |= dict.fromkeys(reversed(waiting))
-    return [requests[index] for index in placed]
+    return [(requests[index], index in in_cycles) for index in placed]
 
 
 def _in_order(turns: list[Turn]) -> list[Turn]:
