@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -195,11 +196,17 @@ class Log:
 
     async def keep(self, app: App, *sessions: str) -> None:
         """Ask for one answer in each session, and keep all items."""
-        async with app.bus.client.watch() as watched, app.client() as client:
-            collecting = asyncio.create_task(self._collect(watched))
+        async with self.keeping(app), app.client() as client:
             for session in sessions:
                 body = COMPLETION | {"session_id": session, "logprobs": 0}
                 assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+    @asynccontextmanager
+    async def keeping(self, app: App) -> AsyncIterator[None]:
+        """Keep all items that the workers publish during the block."""
+        async with app.bus.client.watch() as watched:
+            collecting = asyncio.create_task(self._collect(watched))
+            yield
             await app.bus.settle()
             collecting.cancel()
 
@@ -306,3 +313,32 @@ async def test_request_has_the_place_of_its_routed_experts(log: Log, monkeypatch
     place = asdict(RoutedExperts.of(place_of()))
     assert first["routed_experts"] == place | {"shape": list(place["shape"])}
     assert second["routed_experts"] is None
+
+
+class EngineWithoutStops(NgramEngine):
+    """An engine that ignores stop texts, so that only the gateway sees them."""
+
+    def admit(self, generate: Generate) -> int:
+        ignoring = Generate()
+        ignoring.CopyFrom(generate)
+        del ignoring.sampling.stop[:]
+        return super().admit(ignoring)
+
+
+async def test_stop_that_only_the_gateway_saw_is_an_abort(log: Log) -> None:
+    """The worker's last row does not say why the client aborted, and tokens after the stop are in the session."""
+    given: dict[str, Any] = {"gateway__tokenizer": "ngram", "durable_log__address": ADDRESS}
+    async with answering(EngineWithoutStops(), **given) as app, app.client() as client:
+        body = {"prompt": "In the evening", "max_tokens": 500, "stop": " ", "session_id": "a", "return_token_ids": True}
+        async with log.keeping(app):
+            answer = await app.bus.until(client.post("/v1/completions", json=body))
+            await app.bus.advance(20)
+        session = (await client.get("/sessions/a")).json()
+    (choice,) = answer.json()["choices"]
+    (request,), (branch,) = session["requests"], session["branches"]
+    assert choice["finish_reason"] == "stop"
+    assert request["status"] == "ABORTED"
+    assert session["missing"] == [f"request {request['request_id']}: it was aborted"]
+    output = branch["token_ids"][request["prompt_tokens"] :]
+    assert len(choice["token_ids"]) <= len(output) < 500
+    assert output[: len(choice["token_ids"])] == choice["token_ids"]
