@@ -1,4 +1,4 @@
-"""The bus: messages between processes, over any transport."""
+"""The bus carries messages between processes over any transport."""
 
 from tokenbus.bus.errors import AddressError, BusError, ClosedError, MessageError
 from tokenbus.bus.memory import SHARED
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def clock_for(address: str) -> Clock:
-    """Return the clock for an address: the test bus's clock for a memory address, or else the system clock."""
+    """Return the clock for an address: the test bus's clock for a memory address, otherwise the system clock."""
     transport = SHARED.get(address)
     return SystemClock() if transport is None else transport.clock
 

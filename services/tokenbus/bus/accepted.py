@@ -1,4 +1,4 @@
-"""AcceptedConnection: the bytes that libzmq holds for one connection."""
+"""AcceptedConnection: measures the bytes that libzmq buffers for one connection."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in the kernel's struct tcp_info
 _MUCH = 1_048_576
 _STUCK_BYTES, _STUCK_SECONDS = 65_536, 0.05
-"""Number and age (in seconds) of unread bytes from which a connection is charged with the process's growth."""
+"""Number and age (seconds) of unread bytes above which the process's memory growth is charged to their connection."""
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # CURVE adds a command name, a nonce, an authenticator and flags to each part
 _LIBC = ctypes.CDLL(None)
@@ -26,9 +26,9 @@ class AcceptedConnection:
     """A connection that libzmq has accepted, observed through a duplicate of its descriptor.
 
     libzmq buffers the parts of an unfinished message without a bound, and does not report the size of this buffer. For
-    TCP, the size is the kernel's count of received bytes minus the bytes of the messages that were read. For a Unix
-    socket, the kernel keeps no such count. Tiny parts also occupy thirty times their size in libzmq. Therefore the
-    growth of the process since the connection's last finished message is measured too.
+    TCP, the buffer's size is the kernel's count of received bytes minus the bytes of the messages that were read. For a
+    Unix socket, the kernel does not count received bytes. Tiny parts also occupy thirty times their size in libzmq.
+    Therefore the growth of the process since the connection's last finished message is measured too.
     """
 
     report: Callable[["AcceptedConnection", str], None]
@@ -39,8 +39,8 @@ class AcceptedConnection:
     def __init__(self, descriptor: int, local_address: object, handshakes: int, now: float) -> None:
         """Duplicate a descriptor; `handshakes` is the number of handshakes answered before this connection.
 
-        Raises OSError if the connection has ended. The descriptor number may then belong to another file, which is
-        recognised by its local address.
+        Raises OSError if the connection has ended. Once a connection has ended, its descriptor number may belong to
+        another file, which has another local address.
         """
         duplicate = os.dup(descriptor)
         try:
@@ -55,11 +55,11 @@ class AcceptedConnection:
         self.accepted = self.moved = now
         self.peer = b""
         self.public = ""
-        """Public key that the peer has proved, in Z85, or empty if the listener asks for no keys."""
+        """Public key of the peer in Z85, verified by the handshake, or empty if the listener requires no keys."""
         self.delivered = 0
         """Wire bytes of the messages that were read; only the event loop writes this attribute."""
         self.held = self.grown = 0
-        """`held` is the number of TCP bytes not yet read as whole messages.
+        """`held` is the number of received TCP bytes that were not yet read as whole messages.
 
         `grown` is the growth of the process during an unfinished message, in bytes.
         """
@@ -91,7 +91,7 @@ class AcceptedConnection:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (received,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
         held = int(received) - self.delivered
-        if held > _MUCH:  # a part of `held` may still be in the kernel, outside this process's memory
+        if held > _MUCH:  # a part of the `held` bytes may still be in the kernel, outside this process's memory
             held -= self._in_kernel()
         return max(0, held)
 
@@ -101,7 +101,7 @@ class AcceptedConnection:
     def shut_down(self, *, reset: bool = False) -> None:
         """End the connection, so that libzmq reads an end of file and frees the connection's memory.
 
-        With `reset`, libzmq does not read the bytes that are left in the kernel.
+        With `reset`, libzmq does not read the bytes that remain in the kernel's buffer.
         """
         self.is_cut = True
         if reset and self.is_tcp and not _LIBC.connect(self.connection.fileno(), _NO_ADDRESS, len(_NO_ADDRESS)):

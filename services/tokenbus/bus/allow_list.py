@@ -35,7 +35,7 @@ _log = logger("bus")
 
 
 def checked_name(name: object) -> str:
-    """Return a valid key name, which also names the key's files; raises ValueError for an invalid name."""
+    """Return the name of a key if it is valid; raises ValueError otherwise. The files of the key have the same name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         limit = "1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit"
         raise ValueError(f"name: {limit}, got {name!r}")
@@ -128,7 +128,7 @@ def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
 
 
 def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) -> AllowedKey:
-    """Return an entry that is valid from now on; raises ValueError for an invalid field."""
+    """Return an entry for a key that is allowed from now on; raises ValueError for an invalid field."""
     now = datetime.now(timezone.utc).replace(microsecond=0)
     return _parsed({"name": name, "public": public, "roles": list(roles), "names": list(names), "added": now})
 

@@ -1,7 +1,7 @@
 """Listening sockets, which Tokenbus binds itself because libzmq binds them unsafely.
 
 libzmq replaces another process's socket at the same path. On close, libzmq deletes the path even if another process
-owns it now. When an address cannot be used, libzmq gives little reason.
+owns it now. The errors of libzmq hardly explain why an address cannot be used.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus.bus.errors import AddressError
 from tokenbus.printable import reason_of
 
-_BACKLOG = 4096  # peers that may connect at once, for example after a restart; further peers retry a second later
+_BACKLOG = 4096  # number of peers that may connect at once, for example after a restart; others retry a second later
 _LOCK_TRIES = 10
 _OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"
@@ -43,11 +43,11 @@ class Binding:
         self._file = (endpoint.path, endpoint.path.stat()) if isinstance(endpoint, IpcEndpoint) else None
 
     def is_reachable(self) -> bool:
-        """Return whether connections can reach the socket, whose file may have been removed or replaced."""
+        """Return False if the socket's file was removed or replaced, so that no connection can reach the socket."""
         return self._file is None or _is_at(*self._file)
 
     def hand_over(self) -> None:
-        """Give up the descriptor, which its new owner must close."""
+        """Release the descriptor without closing it; its new owner must close it."""
         self._listening.detach()
 
     def release(self) -> None:
@@ -127,7 +127,7 @@ def _listen(listening: socket.socket, address: str | tuple[Any, ...]) -> None:
 def _make_private(folder: Path) -> None:
     """Create a socket's folder; raises OSError for a folder in which other users could replace the socket.
 
-    In a sticky folder such as /tmp, other users can only bind the path first, and then `bind` fails.
+    In a sticky folder such as /tmp, others cannot replace the socket; if they bind its path first, `bind` fails.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
@@ -151,11 +151,11 @@ def _clear_path(path: Path) -> None:
             except ConnectionRefusedError:
                 path.unlink()
             else:
-                raise OSError(errno.EADDRINUSE, _TAKEN)  # a process that does not use our locks listens there
+                raise OSError(errno.EADDRINUSE, _TAKEN)  # a process that does not use our locks uses the path
 
 
 class _PathLock:
-    """A file lock next to a socket's path, which the kernel releases when the process ends."""
+    """A lock file next to a socket's path; the kernel releases the lock when the process ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -30,7 +30,7 @@ _CHECK_SECONDS = 0.02
 _QUICK_SECONDS = 0.005
 _FULL_SECONDS = 0.25
 _MAX_SHARE = 0.05
-"""Largest fraction of time for full checks, during which no other Python code runs."""
+"""Maximum fraction of time that full checks may take, because they block all other Python code."""
 _GROWTH = 8_388_608
 """Growth of the process, in bytes, after which a full check is due."""
 _FAREWELL_SECONDS = 0.1  # time for a peer to read the reason before it is disconnected
@@ -39,7 +39,7 @@ _FREED = 8
 
 
 class Guard:
-    """Cuts off connections that exceed a limit; hold `lock` while using a connection."""
+    """Cuts off connections that exceed a limit; callers must hold `lock` while they use a connection."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
         """Start the thread; a low limit on open files reduces the maximum number of connections."""
@@ -144,7 +144,7 @@ class Guard:
             connection.shut_down(reset=True)
 
     def dismiss(self, connection: AcceptedConnection) -> None:
-        """Cut a connection off after a delay, in which the peer can read the last messages to it."""
+        """Cut off a connection after a delay that lets its peer read the last messages."""
         connection.cut_at = self._now() + _FAREWELL_SECONDS
 
     def _run(self) -> None:
@@ -191,7 +191,7 @@ class Guard:
             self.cut(connection, "bytes", reason)
 
     def _check_growth(self, live: list[AcceptedConnection], now: float, resident: int) -> None:
-        """Cut off every unadmitted peer that made the process grow too much, but only the worst admitted peer."""
+        """Cut off the peers that made the process grow too much: all unadmitted peers, and the worst admitted peer."""
         settings, admitted = self._settings, []
         for connection in live:
             if connection.is_admitted and connection.grown > settings.max_pending_bytes:
@@ -214,14 +214,14 @@ class Guard:
     def _check_introduction(self, connection: AcceptedConnection, now: float) -> None:
         most = self._settings.introduction_timeout_ms
         if not connection.is_admitted and now - connection.accepted > most / 1000:
-            # The hello may be unread; unread bytes at a Unix socket are not counted.
+            # The event loop may not have read the hello yet, and unread bytes of a Unix socket are not counted.
             cut = self.cut if connection.is_tcp and not connection.held else self._cut_if_read_out
             cut(connection, "silent", f"it has not introduced itself within {most} ms")
 
     def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
-        """Cut off the connections that hold the most bytes, until the rest is within the limit.
+        """Cut off the connections with the most pending bytes, until the sum of the others is within the limit.
 
-        The time without progress only breaks ties, because a flooder whose messages are read always makes progress.
+        The time without progress decides only between equal sizes, because a flooding peer can always make progress.
         """
         self.held_bytes = sum(each.held for each in live)
         unadmitted = [each for each in live if not each.is_admitted]
@@ -249,7 +249,7 @@ class Guard:
                 if is_same and connection.is_admitted == was_admitted and connection.is_read_out():
                     self.cut(connection, kind, reason)
 
-        with contextlib.suppress(RuntimeError):  # the loop has closed
+        with contextlib.suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(decide)
 
     def _resident(self) -> int:
@@ -257,7 +257,7 @@ class Guard:
 
 
 def _room(wanted: int) -> int:
-    """Return the number of connections for which descriptors are left; each connection needs two descriptors."""
+    """Return the possible number of connections, at most `wanted`; each connection needs two file descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

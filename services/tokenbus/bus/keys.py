@@ -55,11 +55,11 @@ def load_key(path: str) -> KeyPair:
 
 
 def public_key(given: str) -> bytes:
-    """Return a public key in Z85; `given` is the key or the path of its certificate. Raises ValueError."""
+    """Return a public key in Z85, from a key or the path of its certificate; raises ValueError for an invalid key."""
     path = Path(given)
     try:
         is_file = path.is_file()
-    except (OSError, ValueError):  # the text is too long for a path, or no valid path
+    except (OSError, ValueError):  # the text is no valid path, for example because it is too long
         is_file = False
     if is_file:
         try:
@@ -80,7 +80,7 @@ def create_key(folder: Path, name: str) -> tuple[Path, Path]:
     """
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
-    # The draft folder is private, because others may be able to read a new file until its mode is set.
+    # The temporary folder is private, because other users may be able to read a new file before its mode is set.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as draft:
         made = [Path(path) for path in zmq.auth.create_certificates(draft, name, {"name": name})]
         made[0].chmod(_PUBLIC_MODE)
@@ -121,7 +121,7 @@ class ProcessKeys:
         return self._own, self._allowed
 
     def for_connection(self, endpoint: TcpEndpoint | IpcEndpoint) -> tuple[KeyPair, bytes] | None:
-        """Return a connection's key pair and its listener's key, or None; raises the errors of `for_listener`."""
+        """Like `for_listener`, but return the key pair of a connection and the public key of its listener."""
         if isinstance(endpoint, IpcEndpoint):
             return None
         settings = self._settings
@@ -157,7 +157,7 @@ class ProcessKeys:
 
 
 def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes = b"") -> None:
-    """Set up CURVE on a connecting socket with its listener's public key, or on a listening socket without it."""
+    """Set up CURVE on a socket; a connecting socket needs the public key of its listener."""
     if listener:
         socket.setsockopt(zmq.CURVE_SERVERKEY, listener)
     else:

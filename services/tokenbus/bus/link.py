@@ -1,4 +1,4 @@
-"""The connection of a worker or client to its processor: the session decides what to send, the link sends it."""
+"""The connection of a worker or client to its processor: a session creates the messages, and a link sends them."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
 
 _FULL_WAIT = 0.005
 _UNANSWERED_SECONDS, _STILL_UNANSWERED_SECONDS = 3.0, 30.0
-"""Seconds until the first warning that no processor answers, and between later warnings."""
+"""Seconds without an answer before the first warning, and seconds between later warnings."""
 _MAX_DOUBLINGS = 16
 _NS = 1_000_000_000
 PROOF_BYTES = 16
@@ -66,7 +66,7 @@ class ReconnectingSession(ABC):
         self.home: int | None = None
         """Index of the processor that last welcomed the session."""
         self._leaves_at = inf
-        self._stays_until = -inf  # until this time the session tries no processor but its home
+        self._stays_until = -inf  # until this time the session tries only its home processor
         self._tries = 0  # number of processors tried in vain since the last welcome
         self._next_greeting = 0.0
         self._hellos = 0  # hellos sent since the processor last answered one
@@ -137,7 +137,7 @@ class ReconnectingSession(ABC):
                 self._handle(frame, body, parts[1:], now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Exclude `seconds`, in which this process was suspended, from the silence of the processor."""
+        """Subtract the `seconds` for which this process was suspended from the processor's time of silence."""
         self._last_heard = min(now, self._last_heard + seconds)
 
     def silence(self, now: float) -> float:
@@ -179,7 +179,7 @@ class ReconnectingSession(ABC):
         return max(0.0, min(self._last_sent + self.interval - now, self._leaves_at - now, self.interval))
 
     def is_leaving(self, now: float) -> bool:
-        """Return whether the session is about to move; if so, it sends nothing to the current processor."""
+        """Return whether the session must move to another processor, and so sends nothing to the current one."""
         return now >= self._leaves_at
 
     def move(self, now: float) -> None:
@@ -195,7 +195,7 @@ class ReconnectingSession(ABC):
 
     @property
     def _patience(self) -> float:
-        """Seconds for which each processor is tried.
+        """Seconds for which the session tries each processor.
 
         The value doubles with each round over all processors, because a slow processor may need longer to answer.
         """
@@ -214,7 +214,7 @@ class ReconnectingSession(ABC):
         return [self._encode(hello=self._hello())]
 
     def _pause(self) -> float:
-        """Return the random time until the next hello, in seconds; its range doubles with each hello.
+        """Return a random number of seconds until the next hello; the range doubles with each hello.
 
         The randomness keeps many peers from greeting one processor at the same moment.
         """
@@ -252,8 +252,8 @@ class ReconnectingSession(ABC):
         self.refusal = refusal
         self._hellos = 0
         self._next_greeting = now + self.timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
-        # A session moves on from a full processor, and from a processor that is not its home.
-        # Any other refusal has a cause that an operator must correct, so the session stays.
+        # If a processor is full or is not the session's home, the session tries another processor.
+        # Any other refusal has a cause that an operator must correct, so the session stays at the processor.
         self._leaves_at = inf
         is_full = refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS
         if self._processors > 1 and (is_full or self.asks_another):
@@ -295,10 +295,10 @@ class Link:
 
     def wake(self) -> None:
         """Make the loop send soon; any thread that holds the lock may call this."""
-        # One call into the loop serves all waiting items, because each call costs a system call.
+        # One call into the event loop sends all waiting items, because each call costs a system call.
         if not self._woken and self.loop is not None:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has closed
+            with contextlib.suppress(RuntimeError):  # the event loop has closed
                 self.loop.call_soon_threadsafe(self._send_now)
 
     async def start(self, transport: Transport, addresses: Sequence[str]) -> asyncio.Task[None]:
@@ -356,7 +356,7 @@ class Link:
         return await transport.connect(address, lost=lost)
 
     def stop(self, drain_seconds: float) -> None:
-        """End once everything is acknowledged, or after `drain_seconds`; any thread may call this."""
+        """End the session after the processor's last answer or after `drain_seconds`; any thread may call this."""
         self._drain_seconds = drain_seconds
         if self.loop is not None:
             with contextlib.suppress(RuntimeError):
@@ -390,7 +390,7 @@ class Link:
                 self._repeated_log.begin("processor", self._log.warning, "frame refused", reason=str(error))
                 continue
             if is_due and self.loop is not None:
-                self.loop.call_soon(self._send_now)  # one call serves all messages that have arrived
+                self.loop.call_soon(self._send_now)  # one call answers all messages that have arrived
             self.progress.set()
             if after is not before:
                 self._wake.set()
@@ -411,7 +411,7 @@ class Link:
                         return
                     seconds = self._session.seconds_to_wait(self._clock.now())
                     self._wakes_at = self._clock.now() + seconds
-                # A connection does not signal when its full queue has room again, so the loop polls it.
+                # A connection does not signal when its queue is no longer full, so this loop polls the connection.
                 await self._clock.wait(self._wake, _FULL_WAIT if is_full else seconds)
         finally:
             self._sends_on = None
@@ -438,8 +438,8 @@ class Link:
     def _send_now(self) -> None:
         """Send from the current callback, without a switch to the sending task.
 
-        The sending task is woken only after an error, for a full connection, for a move to another processor, and for
-        a message that is due before the task's next timeout.
+        Wake the sending task only if an error occurred, the connection is full, the session must move to another
+        processor, or a message is due before the task's next timeout.
         """
         connection = self._sends_on
         if connection is None:

@@ -13,12 +13,12 @@ from tokenbus.clock import Clock, SystemClock
 from tokenbus.settings import BusSettings
 
 SHARED: dict[str, "MemoryTransport"] = {}
-"""Transports that `transport_for` finds, by their addresses."""
+"""Transports that `transport_for` returns, by address."""
 _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 
 class MemoryTransport:
-    """Connects listeners and connections that use the same name `memory://NAME` of one transport object."""
+    """Connects each listener to the connections with the same address `memory://NAME` in one transport object."""
 
     def __init__(self, settings: BusSettings, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
@@ -36,7 +36,7 @@ class MemoryTransport:
             listener.crash()
 
     async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> "MemoryListener":
-        """Listen under a name that has no listener yet; this transport never calls `refused`."""
+        """Listen at an address that has no listener yet; this transport never calls `refused`."""
         del refused
         meeting = self._meeting(address)
         if meeting.listener is not None:
@@ -71,14 +71,14 @@ class _Meeting:
 
 
 class MemoryListener:
-    """The listener of one name."""
+    """The listener at one address."""
 
     def __init__(self, meeting: _Meeting, settings: BusSettings) -> None:
         self.address = meeting.address
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
         self.peers: dict[bytes, MemoryConnection] = {}
-        self._ready: deque[MemoryConnection] = deque()  # each connection at most once
+        self._ready: deque[MemoryConnection] = deque()  # connections with unread messages, each at most once
         self._readable = asyncio.Event()
         self.budget = ReceiveBudget()
         self._closed = False
@@ -119,7 +119,7 @@ class MemoryListener:
         """Do nothing, because this transport never disconnects silent peers."""
 
     def disconnect(self, peer: bytes) -> None:
-        """Disconnect a peer, whose connection becomes a new peer at once."""
+        """Disconnect a peer; its connection becomes a new peer at once."""
         connection = self.peers.pop(peer, None)
         if connection is not None:
             connection.outgoing.clear()
@@ -161,7 +161,7 @@ class MemoryListener:
 
 
 class MemoryConnection:
-    """A connection to the listener of one name."""
+    """A connection to the listener at one address."""
 
     def __init__(self, meeting: _Meeting, settings: BusSettings, lost: Callable[[], None]) -> None:
         self.peer = b""

@@ -22,7 +22,7 @@ _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PR
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _FAILURES
 _BATCH = 1000
 _ACCEPTED_AT_ONCE = 32
-"""Number of events after which `make_room` frees descriptors; each call costs time."""
+"""Number of events between two calls of `make_room`, because each call costs time."""
 _MAX_CUT = 4096
 _ID_BYTES = 5
 _NO_RIGHTS = Identity("", frozenset(), ())
@@ -49,7 +49,7 @@ class Monitor:
         guard: Guard,
         allowed: AllowList | None,
     ) -> None:
-        """Monitor a socket before it is bound; it will accept connections from the descriptor `listening`.
+        """Monitor a socket that is not bound yet; the socket will accept connections at the descriptor `listening`.
 
         `refused` is called with one line for each peer that is refused or cut off. `is_read_out` returns whether every
         message was read. `allowed` is the allow-list, or None if the listener asks for no keys.
@@ -60,7 +60,7 @@ class Monitor:
         """Accepted connections by libzmq's descriptor numbers."""
         self._is_read_out = is_read_out
         self._by_peer: dict[bytes, AcceptedConnection] = {}
-        self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # messages of these peers may still arrive
+        self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # cut-off peers whose messages may still arrive
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         """Descriptor that is readable while monitor events wait to be read."""
@@ -141,7 +141,7 @@ class Monitor:
             connection.is_admitted = True
 
     def disconnect(self, peer: bytes) -> None:
-        """Drop all further messages of a peer, and cut it off after it had time to read the last messages to it."""
+        """Drop further messages from a peer, and cut the peer off after a delay for reading its last messages."""
         if (connection := self._by_peer.get(peer)) is not None and connection.cut_at is None:
             self.guard.dismiss(connection)
 
@@ -202,7 +202,7 @@ class Monitor:
         elif event == zmq.EVENT_MONITOR_STOPPED:
             self.guard.release(self)
             self._socket.close()
-            with contextlib.suppress(RuntimeError):  # the loop has closed
+            with contextlib.suppress(RuntimeError):  # the event loop has closed
                 self._loop.call_soon_threadsafe(self.stopped.set)
 
     def _report_end(self, connection: AcceptedConnection | None) -> None:
@@ -221,7 +221,7 @@ class Monitor:
         if not self._silenced:
             name = "a peer" if connection is None else str(connection)
             # The callback runs on the event loop, so its errors do not appear as errors of the monitor.
-            with contextlib.suppress(RuntimeError):  # the loop has closed
+            with contextlib.suppress(RuntimeError):  # the event loop has closed
                 self._loop.call_soon_threadsafe(self._refused, f"{name}: {reason}")
 
     def _why(self, event: int, value: int) -> str:

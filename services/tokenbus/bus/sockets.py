@@ -15,7 +15,7 @@ import zmq
 from tokenbus.bus.errors import ClosedError
 from tokenbus.bus.transport import ReceiveBudget
 
-# These are plain numbers, because combining enum members costs as much time as a send.
+# These flags are plain numbers, because combining enum members costs as much time as a send.
 _NOW = int(zmq.NOBLOCK)
 _NOW_WITH_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _MORE, _EVENTS, _READABLE = int(zmq.RCVMORE), int(zmq.EVENTS), int(zmq.POLLIN)
@@ -26,7 +26,7 @@ class LoopSocket:
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
         self._socket = socket
-        # Calling pyzmq's Python wrappers would double the cost.
+        # Calling pyzmq's Python wrappers would double the cost of each call.
         bare: Any = super(zmq.Socket, socket)
         self._send, self._recv, self._get = bare.send, bare.recv, bare.get
         self._name = name
@@ -91,7 +91,7 @@ class LoopSocket:
             send(parts[0], _NOW)
         else:
             send(parts[0], _NOW_WITH_MORE)
-            # A later part can fail only because the connection ends. The remaining parts must be sent even then.
+            # Sending a later part fails only if the connection ends. The remaining parts must be sent even then.
             # Otherwise libzmq appends the next message to this unfinished message.
             last = len(parts) - 1
             for index in range(1, last + 1):

@@ -1,9 +1,9 @@
 """The interface of a transport, which carries multipart messages between one listener and many connections.
 
 A message arrives whole or not at all, at most once, and in order within its connection. Messages that are sent while a
-connection is broken may be lost. The last messages of a leaving peer may be lost if more than the high-water mark are
-unread. The stream and client protocols request lost messages again. Only `receive`, `listen`, `connect` and `close`
-wait. A transport belongs to one event loop.
+connection is broken may be lost. If more messages than the high-water mark are unread, the last messages of a leaving
+peer may be lost. The protocols on top of a transport resend lost messages. Only `receive`, `listen`, `connect` and
+`close` wait. A transport belongs to one event loop.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Identity:
     names: tuple[str, ...] = field(default=("*",))
     """Allowed worker ids or client names, as shell patterns such as `worker-*`."""
     key: str = ""
-    """Public key that the peer has proved, or empty without a key."""
+    """Verified public key of the peer, or empty for a peer without a key."""
 
     def may(self, role: Role, name: str | None = None) -> bool:
         return role in self.roles and (name is None or any(fnmatchcase(name, pattern) for pattern in self.names))
@@ -58,7 +58,7 @@ class Identity:
 ANONYMOUS = Identity("", frozenset(Role))
 """Identity with every role and name, for a peer without a key.
 
-Such peers connect on loopback, through a private folder, in this process, or with `bus.insecure`.
+Peers without a key connect on loopback, through a private folder, in this process, or with `bus.insecure`.
 """
 
 
@@ -75,7 +75,7 @@ class Usage:
     """Current usage of a transport's limits."""
 
     admitted: int = 0
-    """Connections whose peers have introduced themselves."""
+    """Number of connections whose peers have introduced themselves."""
     unadmitted: int = 0
     pending_bytes: int = 0
     """Bytes received over TCP but not yet read as whole messages, at the last check."""
@@ -84,12 +84,12 @@ class Usage:
 
 
 class Listener(Protocol):
-    """The side that accepts connections."""
+    """The side of a transport that accepts connections."""
 
     address: str
     """Address to connect to, including the port that the system chose for port 0."""
     budget: "ReceiveBudget"
-    """Limit on messages received without a pause; `receive` calls `before_pause` of the budget before it waits."""
+    """Limit on messages received without a pause; before it waits, `receive` calls the budget's `before_pause`."""
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the opaque id of a peer, and the peer's next message; busy peers take turns."""
@@ -113,14 +113,14 @@ class Listener(Protocol):
         """Return whether new connections can reach the listener."""
 
     def usage(self) -> Usage:
-        """Return the use of the limits by all listeners of the transport together."""
+        """Return the usage of the limits, summed over all listeners of the transport."""
 
     async def close(self) -> None:
-        """Close after all messages are sent or `linger_ms` is over; the address is free on return."""
+        """Close the listener once all messages are sent or `linger_ms` is over; afterwards the address is free."""
 
 
 class Connection(Protocol):
-    """The side that connects; after a restart of the listener, it reconnects as a new peer."""
+    """The connecting side of a transport; after a restart of the listener, it reconnects as a new peer."""
 
     async def receive(self) -> list[bytes]:
         """Return the next message."""
@@ -145,7 +145,7 @@ class Transport(Protocol):
         """Connect to an address, even if nothing listens there yet; raises AddressError for an invalid address.
 
         `lost` is called on the event loop whenever an accepted connection breaks, for example because the listener's
-        process died. A hanging listener process and `close` do not cause a call.
+        process died. If the listener's process hangs or the owner calls `close`, `lost` is not called.
         """
 
 

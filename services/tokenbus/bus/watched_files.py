@@ -25,8 +25,8 @@ class WatchedFiles:
     def refresh(self, read: Callable[[], object]) -> bool:
         """Call `read` if a file has changed, and return whether `read` was called; errors of `read` are raised.
 
-        After an error, `read` is called again a second later, because errors such as too many open files leave no
-        change in the file.
+        After an error, `read` is called again a second later, because an error such as too many open files does not
+        change the file.
         """
         is_due = self.is_unread and self._now() >= self._retry_at
         before, self._known = self._known, [_state(path) for path in self._paths]

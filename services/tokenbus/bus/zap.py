@@ -22,8 +22,8 @@ _log = logger("bus")
 class Authenticator:
     """Answers each handshake after all monitors have read their events.
 
-    Otherwise a peer could be cut off after its handshake before a monitor knows the connection. In the open domain,
-    peers need no key. In the key domain, each peer must prove an allowed key.
+    Otherwise a connection could complete its handshake and end before a monitor knows the connection. In the open
+    domain, peers need no key. In the key domain, each peer must prove an allowed key.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -55,7 +55,7 @@ class Authenticator:
                 verdict = [b"400", b"not allowed", b"", b""]
                 if user is not None:
                     verdict = [b"200", b"OK", user, _properties(self.handshakes)]
-                with contextlib.suppress(zmq.ZMQError):  # the socket that asked is closed
+                with contextlib.suppress(zmq.ZMQError):  # the socket that requested the verdict has closed
                     self._socket.send([version, request_id, *verdict])
 
     def _user(self, domain: bytes, mechanism: bytes, credentials: list[bytes], address: bytes) -> bytes | None:

@@ -24,7 +24,7 @@ from tokenbus.settings import BusSettings
 
 _KEYS_SECONDS = 1.0  # interval at which a listener disconnects the peers whose keys were revoked
 _HANDSHAKE_MS = 60_000
-_MAX_UNREAD = 64  # unread messages of one peer at which backpressure begins, long before the peer is cut off
+_MAX_UNREAD = 64  # number of unread messages of a peer at which backpressure begins, long before the peer is cut off
 _MAX_PROBES = 127  # Linux's maximum of TCP keepalive probes; with a larger value libzmq refuses every connection
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _FAILURES = {
@@ -37,7 +37,7 @@ _log = logger("bus")
 
 
 class SharedContext:
-    """A ZeroMQ context that exists while one of its sockets is open; callers close a socket, then call `leave`."""
+    """A ZeroMQ context that exists while one of its sockets is open; after closing a socket, callers call `leave`."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -79,7 +79,7 @@ class ZeroMQTransport:
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
         self.connected: Callable[[int], None] = lambda _: None
-        """Callback with the descriptor of each connection that a listener has accepted."""
+        """Callback that gets the descriptor of each connection once a listener has accepted it."""
         self._settings = settings
         self._keys = ProcessKeys(settings)
         # Connecting sockets have a context without an authenticator.
@@ -161,7 +161,7 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.TCP_KEEPALIVE_INTVL: interval,
         zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MAX_PROBES)),
         zmq.TCP_MAXRT: silence,
-        # The intervals are random, because libzmq itself only doubles a fixed interval.
+        # The reconnect intervals are random, because libzmq itself only doubles a fixed interval.
         # With equal intervals, all peers of a lost listener would retry at the same moments.
         zmq.RECONNECT_IVL: random.randint(-(-settings.reconnect_ms // 2), settings.reconnect_ms),  # noqa: S311
         zmq.RECONNECT_IVL_MAX: random.randint(settings.reconnect_ms, settings.reconnect_max_ms),  # noqa: S311

@@ -1,4 +1,4 @@
-"""AcceptedTokens: the accepted token ids of open requests, from which a client continues lost turns."""
+"""AcceptedTokens: stores the accepted token ids of open requests, so that another worker can continue a request."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ Serials = npt.NDArray[np.int64]
 
 
 class _Rows(NamedTuple):
-    """Tokens of some rows; the request with `serials[i]` has the next `counts[i]` tokens."""
+    """Token ids of several rows; row `i` belongs to the request `serials[i]`, and has the next `counts[i]` ids."""
 
     serials: Serials
     counts: npt.NDArray[np.intp]
@@ -80,7 +80,7 @@ class AcceptedTokens:
         order = np.argsort(serials, kind="stable")
         serials, counts, begins = serials[order], counts[order], begins[order]
         firsts = np.flatnonzero(np.diff(serials, prepend=-1))
-        # The index of each token in the old array; the tokens of a row stay together.
+        # `sources` has the index of each token in the old array; the tokens of a row stay together.
         sources = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         dropped = token_ids.size - sources.size
         self._size, self._dead = self._size - dropped, self._dead - dropped

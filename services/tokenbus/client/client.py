@@ -53,7 +53,7 @@ def connect(
         name: the client's name in the processor's logs; default: `client.name`.
         key_file: the file with the client's CURVE key from `tokenbus keys make`; default: `bus.key_file`.
         server_key: the processor's public key, or the path of its certificate; default: `bus.server_key`.
-        settings: all settings; default: the settings from the environment and the settings file.
+        settings: all settings; default: from the environment and the settings file.
 
     Raises:
         SettingsError: an argument is invalid for its setting. A processor that is not running yet is no error.
@@ -79,9 +79,9 @@ class Client:
     """A connection to one or several processors while `async with` lasts; `tokenbus.connect` creates it.
 
     The client reconnects automatically. A request survives a restart of its processor, and continues elsewhere if its
-    worker or processor is lost. Each request goes to the processor with the most room for its model. Call all methods
-    on the event loop that entered the client. Leaving waits up to 5 s for open requests whose iterators are still in
-    use.
+    worker or processor is lost. Each request goes to the processor with the most free capacity for its model. Call all
+    methods on the event loop that entered the client. Leaving `async with` waits up to 5 s for open requests whose
+    iterators are still in use.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -113,14 +113,14 @@ class Client:
             has_several=has_several,
             where=f" at bus.clients_address, {bus.clients_address[:_SHOWN_ADDRESSES]}",
         )
-        """Open requests."""
+        """The client's open requests."""
         self.sessions = self.requests.sessions
         """State of the connection to each processor, in the order of the addresses."""
         self._clock = clock or clock_for(addresses[0])
         self._transport = transport
         self._links: dict[str, tuple[ClientSession, Link]] = {}
         self._carrying: list[asyncio.Task[None]] = []
-        """Task of each connection."""
+        """Tasks that run the connections, one per processor."""
         self._watching_over: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()
         self._closing = asyncio.Event()
@@ -141,7 +141,7 @@ class Client:
 
     @property
     def owner(self) -> int:
-        """Owner of the client's sessions in recordings and logs, or 0 before a processor has welcomed the client."""
+        """Owner id of the client's sessions in recordings and logs, or 0 before the first connection."""
         return max(each.owner for each in self.sessions)
 
     @property
@@ -199,7 +199,7 @@ class Client:
                 task.cancel()
             await asyncio.gather(*self._carrying, return_exceptions=True)
         for outcome in outcomes:
-            if isinstance(outcome, Exception):  # CancelledError is a BaseException, but no Exception
+            if isinstance(outcome, Exception):  # CancelledError is a BaseException, but not an Exception
                 raise outcome
 
     async def _watch_over(self) -> None:
@@ -213,13 +213,13 @@ class Client:
 
         Args:
             prompt: a text, a sequence of token ids, or a whole `Generate` message, which is copied.
-            parameters: the fields of `RequestParameters`. A worker refuses a parameter that its engine does not
-                support, and names it. `deadline_ms` counts from this call, even if connections break.
+            parameters: the fields of `RequestParameters`. If an engine does not support a parameter, its worker refuses
+                the request and names the parameter. `deadline_ms` counts from this call, even if connections break.
 
         Raises:
-            ContractError: an argument is unknown or out of bounds; it names the argument, the limit and the value.
-            RequestFailedError: a request with this id is open, or 65536 requests are open. The iterator raises later
-                errors.
+            ContractError: an argument is unknown or out of bounds; the error names argument, limit and value.
+            RequestFailedError: a request with this id is open, or 65536 requests are open. The iterator raises all
+                later errors.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -232,8 +232,8 @@ class Client:
     def submit(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> int:
         """Send a request whose rows and end are delivered only by `steps`, and return its request id.
 
-        Arguments and errors are those of `generate`. Raises RuntimeError without an open `steps` iterator. The request
-        ends with that iterator or by `abort`.
+        Arguments and errors are those of `generate`. Raises RuntimeError if no `steps` iterator is open. Closing that
+        iterator or calling `abort` ends the request.
 
         Example:
             async with tokenbus.connect(address) as client, client.steps() as steps:
@@ -254,13 +254,13 @@ class Client:
             position: the position of the first token to receive. Tokens that a client has acknowledged cannot be sent
                 again.
             include_drafts: whether `steps` includes the proposals of the draft model.
-            deadline_unix_ms: the deadline of the request, in milliseconds since 1970-01-01 UTC; with 0, the processor
-                sets it.
+            deadline_unix_ms: the deadline of the request, in milliseconds since 1970-01-01 UTC; if 0, the processor
+                sets the deadline.
 
         Raises:
-            ContractError: as in `generate`.
-            RequestFailedError: as in `generate`. The iterator raises this error if the request is unknown or has
-                another owner.
+            ContractError: an argument is out of bounds.
+            RequestFailedError: for the same reasons as in `generate`. The iterator raises this error if the request is
+                unknown or has another owner.
 
         Example:
             async with tokenbus.connect(address) as client:
@@ -300,10 +300,10 @@ class Client:
         self.requests.abort(request_id)
 
     def steps(self, *, most: int = 64) -> Stream[StepRows | RequestEnd]:
-        """Return an async iterator over the rows of all requests of this client, as columns, and over their ends.
+        """Return an async iterator over the rows and ends of all requests of this client.
 
-        A `StepRows` has the client's rows of one step. A `RequestEnd` follows the last rows of its request, whether
-        the request finished, failed, reached its deadline, or was closed. While this iterator is open, only it
+        A `StepRows` has the client's rows of one step as columns. A `RequestEnd` follows the last rows of its request,
+        whether the request finished, failed, reached its deadline, or was closed. While this iterator is open, it alone
         yields rows, and a `Generation` yields only the end of its request.
 
         Args:
@@ -419,9 +419,9 @@ class Client:
     ) -> ControlAnswer:
         """Send a command to one worker's engine, and return its answer; `Operator` commands all workers.
 
-        `processor_id` is the worker's processor, as in `WorkerStatus`; it may be empty with one processor. A command
+        `processor_id` names the worker's processor as in `WorkerStatus`; with one processor, it may be empty. A command
         runs once, even if the client resends it after a broken connection. Raises ContractError if the command is out
-        of bounds, and TimeoutError without an answer in time; the worker may still execute the command.
+        of bounds, and TimeoutError if no answer arrives in time; the worker may then still execute the command.
         """
         sessions = [each for each in self.sessions if processor_id in ("", each.processor_id)]
         if not sessions:
@@ -451,7 +451,7 @@ class Client:
 
 
 def _merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:
-    """Return the sums of the processors' statuses, with all workers.
+    """Return one status with the sums and the workers of all processors.
 
     A worker that has moved is listed only at the processor to which it is connected.
     """

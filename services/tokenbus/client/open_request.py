@@ -20,11 +20,11 @@ _CONTINUED = frozenset(
         ErrorCode.ERROR_CODE_GAP,
     }
 )
-"""Errors of a turn after which another turn may continue the request."""
+"""Errors after which another worker may continue the request."""
 _MOST_LOSSES = 3
-"""Number of consecutive losses without a new token after which a request fails, as it may be killing its workers."""
+"""A request fails after this number of losses in a row without a new token, because it may crash its workers."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
-"""Maximum number of tokens of a prompt and a continuation together."""
+"""Maximum number of tokens in a prompt and its continuation together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,14 +33,14 @@ class OpenRequest:
 
     tokens: RequestTokens
     progress: Progress
-    """Next positions of all requests in the table."""
+    """Table with the next position of every request."""
     generate: Generate | None
     """Message of the current turn, or None once a processor is known to have received it."""
     include_drafts: bool
     origin: Generate = field(default_factory=Generate)
     """The original request of the application, or an empty message for a resumed request."""
     is_resumed: bool = False
-    """Whether the request came from `resume`; without a known prompt, it cannot be continued."""
+    """Whether the request came from `resume`; it cannot be continued, because its prompt is unknown."""
     scoring: ReceivedScores | None = None
     """Received prompt scores, or None if the request asked for none."""
     deadline_unix_ms: int = 0
@@ -54,7 +54,7 @@ class OpenRequest:
     turn: int = 0
     """Number of the current turn, counted from 0."""
     losses: int = 0
-    """Number of consecutive losses without a new token."""
+    """Number of times in a row that the request lost its worker without a new token."""
     loss: RequestError | None = None
     """Error that ended the last turn."""
     is_aborted: bool = False
@@ -64,7 +64,7 @@ class OpenRequest:
     refusal: RequestError | None = None
     """Error of the last processor that refused the request."""
     waits_since: float | None = None
-    """Time since which the request has been waiting for a processor, or None."""
+    """Time since which the request has been waiting for a processor, or None if it is not waiting."""
     closed_at: int | None = None
     """Next position while the request is not in the table; otherwise None, because `progress` has the position."""
 
@@ -115,20 +115,20 @@ class OpenRequest:
             self.progress.set_sender(self.request_id, session.ordinal)
 
     def forget_answer(self) -> None:
-        """Accept no rows until a processor answers again."""
+        """Reject rows of the request until a processor answers again."""
         self.is_answered = False
         if self.closed_at is None:
             self.progress.set_sender(self.request_id, NO_SENDER)
 
     def may_go_elsewhere(self, code: ErrorCode, *, has_several: bool) -> bool:
-        """Return whether another processor may take the request, because the failing processor never had it."""
+        """Return True if the failing processor never had the request, so that another processor may take it."""
         if self.generate is not None:
             return code in NOT_TAKEN and (has_several or self.loss is not None)
         is_searched = self.is_resumed and not self.is_answered
         return has_several and is_searched and code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
 
     def may_continue(self, code: ErrorCode) -> bool:
-        """Return whether another turn may follow a turn that ended with an error, and count the loss."""
+        """Count the loss of a turn that ended with an error, and return whether another turn may follow."""
         if self.is_resumed:
             return False
         is_unanswered = self.generate is not None

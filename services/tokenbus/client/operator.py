@@ -77,7 +77,7 @@ class Operator:
     def __init__(
         self, client: Client, model: str = "", *, timeout_seconds: float = 600.0, on_behalf_of: str = ""
     ) -> None:
-        """Create an operator for a model's workers; `on_behalf_of` is a name for the workers' logs."""
+        """Create an operator for a model's workers; `on_behalf_of` names the caller in the workers' logs."""
         self._client = client
         self._model = model
         self._seconds = timeout_seconds
@@ -104,7 +104,7 @@ class Operator:
         """Pause each engine, after aborting its requests (`abort`), after finishing them (`wait`), or at once (`keep`).
 
         New requests wait until the engines are resumed. With a lease, the engines resume automatically after
-        `lease_seconds`; another pause with a lease extends it, and ends no requests.
+        `lease_seconds`; another pause with a lease extends the lease without ending requests.
         """
         if not 0 <= lease_seconds <= _MOST_LEASE_SECONDS:
             raise ValueError(f"lease_seconds: 0 to {_MOST_LEASE_SECONDS}, got {lease_seconds}")
@@ -115,10 +115,10 @@ class Operator:
         return await self._tell("resume", ResumeEngine())
 
     async def update_weights(self, folder: str, weight_version: int = 0) -> States:
-        """Load the weights in a folder into each paused engine, as its next version or as `weight_version`.
+        """Pause the engines, load the weights in a folder, and resume the engines that ran before.
 
-        If a worker fails, the ControlError names it, and all engines stay paused, so that no engine computes tokens
-        with weights that another engine lacks.
+        A `weight_version` of 0 means the next version. If a worker fails, the ControlError names it, and all engines
+        stay paused, so that no engine computes tokens with weights that another engine lacks.
         """
         if weight_version >= _END_OF_VERSIONS:
             raise ValueError(f"weight_version: below {_END_OF_VERSIONS}, got {weight_version}")
@@ -172,7 +172,7 @@ class Operator:
         return await self._tell("sleep", SleepEngine(level=level, mode=_mode(mode)))
 
     async def wake_up(self, tags: Sequence[str] = ()) -> States:
-        """Restore each engine's memory, or only the parts in `tags`, and compute tokens again."""
+        """Restore each engine's memory, or only the parts in `tags`, and resume computing."""
         return await self._tell("wake", WakeEngine(tags=tags))
 
     async def reset_prefix_cache(self, *, also_running: bool = False) -> States:

@@ -20,7 +20,7 @@ Prompt = str | Sequence[int] | Ids
 
 
 class StructuredOutput(TypedDict, total=False):
-    """The required form of an output's text, with exactly one of these keys.
+    """The required form of an output's text, as a dict with exactly one key.
 
     Example:
         form: tokenbus.StructuredOutput = {"choice": ["yes", "no"]}
@@ -52,11 +52,11 @@ class RequestParameters(TypedDict, total=False):
     """
 
     max_tokens: int | None
-    """Maximum number of generated tokens, at least 1; default: as many as fit."""
+    """Limit on generated tokens, at least 1; default: as many as the context allows."""
     temperature: float | None
     """Divisor of the logits, at least 0; 0 always selects the most probable token; default: the worker's setting."""
     top_p: float | None
-    """Probability mass of the most probable tokens to sample from, above 0 to 1; default: the worker's setting."""
+    """Probability mass of the tokens to sample from, greater than 0 and at most 1; default: the worker's setting."""
     top_k: int | None
     """Number of most probable tokens to sample from; the default, 0, allows all tokens."""
     seed: int | None
@@ -68,13 +68,13 @@ class RequestParameters(TypedDict, total=False):
     ignore_end_token: bool | None
     """Whether the request goes on after the model's end token; default: False."""
     min_p: float | None
-    """Minimum probability relative to the highest one, from 0 to 1; default: the worker's setting."""
+    """Minimum probability of a token, as a fraction of the highest probability; default: the worker's setting."""
     presence_penalty: float | None
-    """Value subtracted from the logits of tokens in the output, from -2 to 2; default: the worker's setting."""
+    """Value from -2 to 2 subtracted from the logits of tokens in the output; default: the worker's setting."""
     frequency_penalty: float | None
-    """Value subtracted from a logit per occurrence in the output, from -2 to 2; default: the worker's setting."""
+    """Value from -2 to 2 subtracted from a logit per occurrence in the output; default: the worker's setting."""
     repetition_penalty: float | None
-    """Factor above 0 for tokens of the prompt and the output: it divides positive logits and multiplies negative
+    """Positive factor for tokens of the prompt and the output: it divides positive logits and multiplies negative
     logits. The value 1 has no effect; default: the worker's setting."""
     logit_bias: Mapping[int, float] | None
     """Values from -100 to 100 that are added to the logits of at most 1,024 token ids; default: none."""
@@ -99,17 +99,17 @@ class RequestParameters(TypedDict, total=False):
     engine_arguments: str | Mapping[str, Any] | None
     """Arguments of the engine's extensions, as a JSON object or its text; default: none."""
     top_logprobs: int | None
-    """Number of alternatives per token, from 0 (own logprob and rank only) to 127; default: token ids only."""
+    """Alternatives per token, at most 127; 0 returns only the token's logprob and rank; default: token ids only."""
     other_logprobs: bool | None
-    """Whether tokens also have the sampler's logprob, or the model's if the first is the sampler's; default: False."""
+    """Whether tokens have both the model's and the sampler's logprob instead of only one of them; default: False."""
     entropies: bool | None
     """Whether each token has the entropy of its distribution; default: False."""
     logprob_token_ids: Sequence[int] | Ids | None
     """At most 128 tokens whose logprobs are also returned for each position; default: none."""
     mask_bound: int | None
-    """Maximum size, up to 1,024, of the sampling masks whose token ids are returned; default: no masks.
+    """Size of the largest sampling mask whose token ids are returned, at most 1,024; default: no masks.
 
-    For a larger mask, only the number of its tokens is returned.
+    For a larger mask, only its size is returned.
     """
     prompt_logprobs: int | None
     """Number of alternatives per prompt token, at most 127, besides the token's own logprob and rank; default: no
@@ -121,7 +121,7 @@ class RequestParameters(TypedDict, total=False):
     include_draft_logprobs: bool | None
     """Whether `Client.steps` includes the proposals of the draft model; default: False."""
     model: str | None
-    """Name of the model at its worker; default: the only model."""
+    """Name of the requested model; default: the only model."""
     deadline_ms: int | None
     """Time limit of the request from now, in milliseconds; default: the processor's limit."""
     deadline_unix_ms: int | None
@@ -203,7 +203,7 @@ def _field_of(name: str) -> tuple[str, Any]:
 
 
 _FIELDS: dict[str, tuple[str, Any]] = {name: _field_of(name) for name in RequestParameters.__annotations__}
-"""Submessage of Generate and field in it, for each argument; the submessage is empty for Generate itself."""
+"""Submessage of Generate and its field for each argument; the submessage is empty for a field of Generate itself."""
 
 
 def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
@@ -322,7 +322,7 @@ _FORMS: dict[str, tuple[str, Callable[[str, Any], str]]] = {
     "grammar": ("text", _text),
     "structural_tag": ("tag", _json),
 }
-"""Field and reading function of each form of an output."""
+"""Field and parsing function for each form of structured output."""
 _READERS: dict[int, Callable[[str, Any], object]] = {
     FieldDescriptor.TYPE_UINT32: _whole,
     FieldDescriptor.TYPE_FIXED32: _whole,

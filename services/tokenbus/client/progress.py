@@ -11,7 +11,7 @@ from tokenbus.delivery.step import Step
 from tokenbus_contracts import LogprobBatch, RowStatus
 
 MOST_POSITION = 2**31 - 1
-"""Largest position that a Resume can name; a row may end beyond it."""
+"""Largest position that a Resume can name; a row may end beyond this position."""
 NO_SENDER = 0
 _ACTIVE = int(RowStatus.ACTIVE)
 
@@ -57,7 +57,7 @@ class Progress:
         return int(self._positions[self._slots[request_id]])
 
     def go_on(self, request_id: int, token_ids: Ids, *, is_last: bool) -> None:
-        """Count a row's new tokens; tokens of a last row are not kept, because no turn continues after them."""
+        """Count a row's new tokens; the tokens of a request's last row are not stored, because no turn follows."""
         slot = self._slots[request_id]
         self._positions[slot] += token_ids.size
         if not is_last:
@@ -72,7 +72,7 @@ class Progress:
         self._senders[self._slots[request_id]] = sender
 
     def advance(self, sender: int, target: LogprobBatch) -> tuple[Slots, npt.NDArray[np.bool_]]:
-        """Count each row that is next and not last for its request; return each row's slot, and whether it counted.
+        """Count the rows that continue their requests; return the slot of each row, and a mask of the counted rows.
 
         Other rows change nothing, because the caller handles each of them separately.
         """

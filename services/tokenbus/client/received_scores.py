@@ -9,7 +9,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, PromptScoresChunk
 
 
 class ReceivedScores:
-    """The chunks of one request; repeated chunks, for example after a restart of a processor, are ignored."""
+    """The received prompt scores of one request, without chunks that a restarted processor has repeated."""
 
     def __init__(self, generate: Generate) -> None:
         self._next = max(1, generate.prompt_scoring.first_position)

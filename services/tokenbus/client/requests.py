@@ -1,4 +1,4 @@
-"""OpenRequests: the requests of a client at its processors; decides whether lost turns end or continue."""
+"""OpenRequests: the open requests of a client; decides whether a request continues after it lost its worker."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ _MOST_ENDED = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_ids"].GetOption
 """Number of requests that one frame may name."""
 _COMPLETE = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH})
 _NOT_CONTINUED = NOT_TAKEN | {ErrorCode.ERROR_CODE_INVALID_REQUEST}
-"""Errors of a later turn after which no worker can continue, so that the previous turn's error ends the request."""
+"""Errors that show that no worker can continue a request, which then fails with the error of its previous turn."""
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _MOST_IGNORED = 1024
 _ENGINE, _UNRECOVERABLE = ErrorCode.ERROR_CODE_ENGINE, "the engine lost its state, and cannot compute it again"
@@ -46,8 +46,8 @@ _ENGINE, _UNRECOVERABLE = ErrorCode.ERROR_CODE_ENGINE, "the engine lost its stat
 class OpenRequests:
     """The open requests of a client at one or several processors.
 
-    A request stays at its processor through restarts. After `continue_after` seconds without its processor, the request
-    moves to another processor, with a new id and the accepted tokens.
+    After a restart of its processor, a request stays at that processor. After `continue_after` seconds without its
+    processor, the request moves to another processor, with a new id and the accepted tokens.
     """
 
     def __init__(  # noqa: PLR0913 - most arguments are passed by name
@@ -91,7 +91,7 @@ class OpenRequests:
         self.repeated = 0
         """Number of repeated rows and frames."""
         self.late = 0
-        """Number of received rows of ended turns and requests."""
+        """Number of rows that arrived after the end of their turn or request."""
         self.is_paused = False
         """Whether acks are withheld because the output stream is full, which slows the processor down."""
 
@@ -114,7 +114,7 @@ class OpenRequests:
     def open(self, generate: Generate, *, is_submitted: bool = False) -> RequestTokens:
         """Send a request; raises ContractError if the request is out of bounds.
 
-        A submitted request ends with the output stream. Raises RuntimeError if the output stream is not open.
+        Closing the output stream ends a submitted request. Submitting without an open stream raises RuntimeError.
         """
         if is_submitted and not self._output.is_open:
             raise RuntimeError("submit() needs steps() to be open: rows of the request would go nowhere")
@@ -189,7 +189,7 @@ class OpenRequests:
         self._output.open(consume)
 
     def close_stream(self) -> None:
-        """Deliver rows to their requests again, and end the requests that were submitted for the stream."""
+        """Buffer rows in their requests again, and end the requests that were submitted for the stream."""
         self._output.close()
         self.is_paused = False
         for request_id in [request_id for request_id, request in self.requests.items() if request.is_submitted]:
@@ -239,7 +239,7 @@ class OpenRequests:
     def _receive_row(
         self, session: ClientSession, request: OpenRequest, step: Step, index: int, status: RowStatus
     ) -> int:
-        """Deliver a row that `Progress.advance` rejected; return its number of old tokens, or -1 if it is dropped."""
+        """Deliver a row that `Progress.advance` did not count; return its number of old tokens, or -1 if dropped."""
         position, tokens = int(step.rows.positions[index]), int(step.rows.token_counts[index])
         if request.home is not session:
             return -1
@@ -331,7 +331,7 @@ class OpenRequests:
     def _under_request_ids(
         self, target: LogprobBatch, draft: LogprobBatch | None
     ) -> tuple[LogprobBatch, LogprobBatch | None, LogprobBatch | None]:
-        """Replace turn ids in a step by request ids; the third result has late rows of first turns."""
+        """Return a step with request ids instead of turn ids, and separately the late rows of lost first turns."""
         if not self._request_ids:
             return target, draft, None
         ids = target.request_ids
@@ -476,13 +476,13 @@ class OpenRequests:
             request.home.say(ClientFrame(abort=Abort(request_id=request.turn_id)))
 
     def welcomed(self, session: ClientSession, *, resumed: bool) -> None:
-        """Send or resume requests after a processor's welcome; `resumed` tells whether it still knew this client."""
+        """Send or resume requests after a processor's welcome; `resumed` means that the processor knew this client."""
         if not self.is_paused and self._ended_ids:
             session.say(ClientFrame(ended=Ended(request_ids=self._ended_ids)))
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
-            # A different incarnation of the processor may have sent the request to a worker, which may come back.
+            # A different incarnation of the processor may have sent the request to a worker, which may reconnect.
             if request.generate is not None and request.sent_to in ("", session.processor_id):
                 self._send(request, session)
             elif not (resumed and request.is_answered):
@@ -499,7 +499,7 @@ class OpenRequests:
         return max(able, key=lambda session: session.room_for(request.origin.model), default=None)
 
     def _place(self, request: OpenRequest) -> None:
-        """Send a request to the processor with the most room, or end it if every processor refuses it for good."""
+        """Send a request to the processor with the most free capacity, or end it if every processor refuses it."""
         best = self._best(request)
         if best is not None:
             self._send(request, best)

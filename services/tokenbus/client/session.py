@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST_COMMANDS = 1024
 _ACK_SECONDS = 0.05
-"""Maximum delay of a frame's ack while requests are open, in seconds."""
+"""Maximum seconds before a received frame is acknowledged while requests are open."""
 _ACK_SHARE = 8
 """Divisor of the window: an ack is sent once 1/8 of the window is used, because an ack costs as much as a frame."""
 ReceiveItem = Callable[[WatchedStream, Item, bytes], None]
@@ -40,7 +40,7 @@ ReceiveItem = Callable[[WatchedStream, Item, bytes], None]
 
 
 class ClientSession(ReconnectingSession):
-    """The frames that a client exchanges with one processor, across restarts of the processor."""
+    """Exchanges a client's frames with one processor, across restarts of the processor."""
 
     def __init__(
         self, hello: ClientHello, requests: "OpenRequests", limits: Limits, *, interval: float, timeout: float
@@ -72,7 +72,7 @@ class ClientSession(ReconnectingSession):
         self._status: asyncio.Future[ProcessorStatus] | None = None
         self._room: dict[str, ModelRoom] = {}
         self._used: Counter[str] = Counter()
-        """Number of requests sent per model since the processor's last Room."""
+        """Number of requests sent per model since the processor's last Room frame."""
         self.is_closing = False
         """Whether the processor is closing, so that its workers move to another processor."""
         self._away_since: float | None = None
@@ -94,7 +94,7 @@ class ClientSession(ReconnectingSession):
         return self.state is SessionState.OPEN and not self.is_silent
 
     def room_for(self, model: str) -> float:
-        """Return the room for requests per worker, or -inf if no known worker serves the model."""
+        """Return how many more requests each worker can accept on average, or -inf if no worker serves the model."""
         rooms = [room for name, room in self._room.items() if model in ("", name)]
         workers = sum(room.workers for room in rooms)
         used = sum(self._used[room.model] for room in rooms) + (0 if "" in self._room else self._used[""])
@@ -186,7 +186,7 @@ class ClientSession(ReconnectingSession):
                 raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)  # noqa: TRY301
             target, *drafts = [decode(part, self._limits) for part in parts]
         except ContractError as error:
-            # A repeated frame would have the same bytes. Any request may have tokens in the unreadable frame.
+            # A retry would return the same bytes. All requests fail, because the frame may have tokens of any request.
             self._requests.end_all(ErrorCode.ERROR_CODE_GAP, f"tokens cannot be read: {error}", self)
             raise
         self._requests.receive_step(self, target, drafts[0] if drafts else None)
@@ -234,7 +234,7 @@ class ClientSession(ReconnectingSession):
         return None
 
     def _may_ack(self) -> bool:
-        """Return whether enough of the window is used for an ack, the ack is overdue, or no frame is expected."""
+        """Return whether an ack is due: much of the window is used, the ack is late, or no more frame is expected."""
         frames, size = self._number - self._acked, self._unacked_bytes
         is_much = frames * _ACK_SHARE >= self._introduction.window_frames or (
             size * _ACK_SHARE >= self._introduction.window_bytes

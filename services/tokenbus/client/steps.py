@@ -20,8 +20,7 @@ T = TypeVar("T")
 class StepRows(NamedTuple):
     """An item of `Client.steps`: the client's rows of one step, as columns.
 
-    Each row and each token arrives once, and a request's tokens arrive in order. Use `isinstance(item, StepRows)` or a
-    `match` statement as in the example of `Client.steps`.
+    Each row and each token arrives once, and a request's tokens arrive in order.
 
     Example:
         assert tokenbus.StepRows._fields == ("target", "draft")
@@ -46,7 +45,7 @@ class RequestEnd(NamedTuple):
     status: RowStatus | None
     """Status of the last row, or None if the request ended with an error."""
     error: RequestFailedError | None
-    """Error that ended the request, with the number of earlier tokens, or None."""
+    """Error that ended the request, or None."""
     stop: int | str | None = None
     """Stop token or stop text that ended the request, as in `Generation.stop`."""
     prompt_scores: PromptScores | None = None
@@ -62,19 +61,19 @@ def drafts_of(target: LogprobBatch, draft: LogprobBatch) -> LogprobBatch:
 
 
 class StepOutput:
-    """The optional consumer of the rows and ends of all requests; a request's end follows its rows."""
+    """Passes the rows and ends of all requests to an optional consumer; the end of a request follows its rows."""
 
     def __init__(self) -> None:
         self._consume: Callable[[StepRows | RequestEnd], None] | None = None
         self._held: list[RequestEnd] | None = None
-        """Ends that wait for the rows of the same step, or None while ends are passed on at once."""
+        """Request ends that wait for the rows of their step, or None while request ends are passed on at once."""
 
     @property
     def is_open(self) -> bool:
         return self._consume is not None
 
     def open(self, consume: Callable[[StepRows | RequestEnd], None]) -> None:
-        """Pass rows and ends to a function; raises RuntimeError if another function already receives them."""
+        """Pass rows and request ends to a function; raises RuntimeError if another function already receives them."""
         if self._consume is not None:
             raise RuntimeError("steps() is already being iterated over: close that iterator first")
         self._consume = consume
@@ -98,7 +97,7 @@ class StepOutput:
             self._consume(end)
 
     def put_rows(self, target: LogprobBatch, draft: LogprobBatch | None, skips: npt.NDArray[np.intp]) -> None:
-        """Pass on the rows of a step without the first `skips` tokens of each row; -1 omits the row."""
+        """Pass on the rows of a step without the first `skips` tokens of each row; a skip of -1 omits the row."""
         if self._consume is None or not (skips >= 0).any():
             return
         if skips.any():

@@ -49,7 +49,7 @@ class Turn(NamedTuple):
 
 
 class RequestTokens:
-    """The buffer between a client's session, which limits the buffer, and the `Generation` of one request."""
+    """The buffer for one request's tokens: the client's session fills and limits it, and a `Generation` reads it."""
 
     def __init__(self, request_id: int, position: int = 0, *, wake_ups: WakeUps | None = None) -> None:
         self.request_id = request_id
@@ -88,7 +88,7 @@ class RequestTokens:
         self.turns[-1] = self.turns[-1]._replace(worker_id=worker_id, weight_version=weight_version)
 
     def put(self, step: Step, row: int) -> int:
-        """Add a row of a step, and return the number of waiting rows."""
+        """Add a row of a step, and return the number of unread rows."""
         self.waiting.append((step, row))
         self.wake()
         return len(self.waiting)
@@ -168,13 +168,13 @@ class RequestTokens:
 class Generation:
     """An async iterator over one request's tokens, which `Client.generate` returns; closing it ends the request.
 
-    Iterate over single tokens, or over `rows()` for the tokens of each step; only one task may iterate, in one of the
-    two ways. Each token arrives once and in order, even if the processor restarts. The iteration then ends or raises
+    Iterate either over single tokens, or over `rows()` for the tokens of each step. Only one task may iterate. Each
+    token arrives once and in order, even if the processor restarts. After the last token, the iteration ends or raises
     RequestFailedError.
 
-    `aclose`, leaving `async with`, or dropping the last reference aborts a running request and drops unread tokens;
-    closing the client does not wait for such a request. After a `break`, a request continues while a variable refers to
-    it, so use `async with`.
+    `aclose`, leaving `async with`, or dropping the last reference aborts a running request and drops unread tokens.
+    Closing the client does not wait for the aborted request. After a `break`, a request continues while a variable
+    refers to it, so use `async with`.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -211,8 +211,8 @@ class Generation:
     def stop(self) -> int | str | None:
         """Stop that ended the request: the id of a stop token, or a text of `stop`.
 
-        None while the request runs, or if the model's end token, the length, an abort or an error ended it. For a
-        resumed request, only a stop token is known.
+        The stop is None while the request runs, or if the model's end token, the length, an abort or an error ended it.
+        For a resumed request, only a stop token is known.
         """
         return self._tokens.stop
 
@@ -220,7 +220,7 @@ class Generation:
     def prompt_scores(self) -> PromptScores | None:
         """Logprobs of the prompt tokens as arrays, which are available before the first token.
 
-        None before the scores arrive, without a request for scores, or for a resumed request.
+        The value is None before the scores arrive, if no scores were requested, or for a resumed request.
         """
         return self._tokens.prompt_scores
 
@@ -228,26 +228,26 @@ class Generation:
     def cached_tokens(self) -> int | None:
         """Number of prompt tokens from the engine's cache, known before the first token.
 
-        None if the engine does not count cached tokens, or for a resumed request.
+        The number is None if the engine does not count cached tokens, or for a resumed request.
         """
         return self._tokens.cached_tokens
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Parts of the request that different workers computed, in order; usually there is one."""
+        """Parts of the request that different workers computed, in order; usually one part."""
         return tuple(self._tokens.turns)
 
     @property
     def weight_spans(self) -> tuple[WeightSpan, ...]:
         """Weight versions that computed the tokens, in order, once the request has ended.
 
-        Empty if the workers count no versions. The version of tokens before a resumed position is unknown.
+        The tuple is empty if the workers count no versions. The version of tokens before a resumed position is unknown.
         """
         return self._tokens.weight_spans
 
     @property
     def error(self) -> RequestError | None:
-        """Error that ended the request, which the iteration raises as RequestFailedError, or None."""
+        """Error that ended the request (raised by iterating as RequestFailedError), or None."""
         return self._tokens.error
 
     @property

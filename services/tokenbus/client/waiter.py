@@ -19,7 +19,7 @@ class WakeUps:
         self._waiting: list[Waiter] = []
         self._is_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Event loop of the waiting tasks; it cancels these tasks at its end, when it no longer runs."""
+        """Event loop of the waiting tasks, stored because a loop that ends cancels its tasks when it no longer runs."""
 
     def add(self, waiter: "Waiter") -> None:
         self._waiting.append(waiter)
@@ -56,7 +56,7 @@ class Waiter:
     __slots__ = ("_asyncio_future_blocking", "_callback", "_context", "_wake_ups", "is_woken", "items")
 
     def __init__(self, wake_ups: WakeUps, items: Sized = ()) -> None:
-        """Wait for `items`; after adding items, the owner calls `look` of the shared `wake_ups` once."""
+        """Create a waiter for `items`; after adding items, the owner must call `look` of the shared `wake_ups` once."""
         self._wake_ups = wake_ups
         self._asyncio_future_blocking = False
         self._callback: Callable[[Any], object] | None = None

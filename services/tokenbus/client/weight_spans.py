@@ -18,15 +18,15 @@ class WeightSpan(NamedTuple):
     """
 
     weight_version: int
-    """Version, or 0 if unknown."""
+    """Weight version, or 0 if unknown."""
     begin: int
-    """Position of the first token."""
+    """Position of the span's first token."""
     end: int
-    """Position after the last token."""
+    """Position after the span's last token."""
 
 
 class WeightSpans:
-    """Records the positions at which each request's weight version changes, once a step has named a version."""
+    """Records where each request's weight version changes, beginning with the first step that names a version."""
 
     def __init__(self) -> None:
         self._starts: dict[int, list[tuple[int, int]]] = {}
@@ -40,7 +40,7 @@ class WeightSpans:
         positions: npt.NDArray[np.uint32],
         known: Container[int] | None = None,
     ) -> None:
-        """Record the new rows of a step; with `known`, only the rows of known requests are recorded.
+        """Record the new rows of a step, or only the rows of the requests in `known`.
 
         Most steps have the same requests and version as the previous step, and change nothing.
         """

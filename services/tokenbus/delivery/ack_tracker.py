@@ -4,13 +4,13 @@ from collections import deque
 
 
 class PendingAck:
-    """The pending ack of a step's items, which are acknowledged once every consumer has released it."""
+    """The pending ack of a step's items, which are acknowledged once every consumer has released the step."""
 
     __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "ordinal", "stream", "unlogged")
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
-        """Number of consumers that need the items; the step itself counts as one until it is delivered."""
+        """Number of consumers that need the items; the step itself counts as one consumer until it is delivered."""
         self.holders: list[object] = []
         """Send queues of remote clients that need the items; such clients can be evicted."""
         self.stream: AckTracker | None = None
@@ -59,7 +59,7 @@ class AckTracker:
 
     @property
     def middle(self) -> int:
-        """Sequence of the median unacknowledged item."""
+        """Sequence of the item in the middle of the unacknowledged items."""
         return self._items[len(self._items) // 2][0] if self._items else self.acknowledged
 
     def advance(self) -> bool:

@@ -3,7 +3,7 @@
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
-"""Errors that mean that no worker has the turn."""
+"""Error codes that show that no worker has the request."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
 """Errors of a refused request that another processor may accept at once, or the same processor soon."""
 RETRY_MS = 1000
@@ -11,15 +11,15 @@ RETRY_MS = 1000
 CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}
 """Names of the error codes in logs, metrics and errors."""
 _LONGEST = 1000
-"""Maximum length of a message in bytes, below the bound in the schema."""
+"""Maximum length of an error message in bytes, below the bound in the schema."""
 
 
 class RequestFailedError(Exception):
     """A request ended with an error.
 
-    `emitted_tokens` counts the tokens that this consumer received in order, including tokens before a resumed
-    position; `Client.resume` continues after them. `generated_tokens` counts the tokens that the processor received.
-    If `generated_tokens` is larger, the difference was lost.
+    `emitted_tokens` counts the tokens that this consumer received in order, including tokens before a resumed position;
+    `Client.resume` continues after them. `generated_tokens` counts the tokens that the processor received. If
+    `generated_tokens` exceeds `emitted_tokens`, the difference was lost.
 
     Example:
         async with tokenbus.connect(address) as client:

@@ -28,7 +28,7 @@ class SlotMap:
         return self._slots[request_id]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._slots.values())  # in the order in which the requests were added
+        return iter(self._slots.values())  # slots in the order in which the requests were added
 
     def get(self, request_id: int) -> int | None:
         return self._slots.get(request_id)

@@ -14,7 +14,7 @@ from tokenbus_contracts.extras import Extras
 FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
 """Statuses of a request's last row."""
 LEAVES = np.isin(np.arange(256), [int(status) for status in (*FINISHED, RowStatus.HANDED_OFF)])
-"""Whether a row is the last of its request in this stream, by status."""
+"""For each status, whether a row with that status is the last row of its request in the stream."""
 _UNSCORED, _SHED = int(Scoring.NONE), int(Scoring.SHED)
 
 
@@ -29,11 +29,11 @@ class Token(NamedTuple):
     id: int
     """The token id; zero is a valid id."""
     position: int
-    """Position among the generated tokens, from 0."""
+    """Position among the generated tokens, counted from 0."""
     logprob: float | None
     """Natural-log probability, at most 0, or None if the request asked for ids only."""
     rank: int | None
-    """Rank by probability, from 1, or None if the request asked for ids only."""
+    """Rank by probability, counted from 1, or None if the request asked for ids only."""
     alternatives: tuple[tuple[int, float], ...]
     """Pairs of token id and logprob, most probable first."""
     request_id: int
@@ -41,7 +41,7 @@ class Token(NamedTuple):
     is_shed: bool = False
     """Whether an overloaded worker dropped the alternatives."""
     weight_version: int = 0
-    """Version of the weights that computed the token, or 0 if unknown."""
+    """Weight version that computed the token, or 0 if unknown."""
     extras: "TokenExtras | None" = None
     """Further requested values, or None if there are none or an overloaded worker dropped them."""
 
@@ -64,7 +64,7 @@ class TokenExtras(NamedTuple):
     mask_size: int | None
     """Number of tokens that the sampler could choose from."""
     mask: tuple[int, ...] | None
-    """Ids of the tokens in the sampling mask, unless there are more than the request's `mask_bound`."""
+    """Ids of the tokens in the sampling mask, or None for a mask larger than `mask_bound`."""
 
 
 def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | None]:
@@ -129,7 +129,7 @@ def _pairs(row: Row) -> list[tuple[tuple[int, float], ...]]:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step of one stream, without the rows that its requests already had.
+    """One step of a worker's stream, without rows that requests already received.
 
     Example:
         async with tokenbus.Processor() as processor:
@@ -146,11 +146,11 @@ class Step:
     """Proposals of the draft model for some of the rows, in any order."""
     pending_ack: PendingAck = field(default_factory=PendingAck, repr=False)
     first_arrival: float = 0.0
-    """Arrival time of the first part, by the processor's clock."""
+    """Time at which the step's first part arrived, by the processor's clock."""
     is_whole: bool = True
     """Whether no row is missing; requests with missing rows have failed."""
     is_explained: bool = True
-    """Whether all missing rows were in items known to be lost, so that their requests have failed already."""
+    """Whether all missing rows belong to lost items, whose requests have already failed."""
     _target: LogprobBatch | None = field(default=None, repr=False)
     _draft: LogprobBatch | None = field(default=None, repr=False)
     _token_lists: TokenLists | None = field(default=None, init=False, repr=False)
@@ -162,7 +162,7 @@ class Step:
 
     @property
     def target(self) -> LogprobBatch:
-        """Rows in original batch order."""
+        """Rows in the original order of their batch."""
         # The rows are sorted on first use, because sorting is most of a step's cost and delivery does not need it.
         if self._target is None:
             self._target = self.rows.in_batch_order()
@@ -170,7 +170,7 @@ class Step:
 
     @property
     def draft(self) -> LogprobBatch | None:
-        """Proposals of the draft model, in original batch order."""
+        """Proposals of the draft model, in the original order of their batch."""
         if self._draft is None and self.draft_rows is not None:
             self._draft = self.draft_rows.in_batch_order()
         return self._draft

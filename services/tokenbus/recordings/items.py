@@ -51,7 +51,7 @@ class StreamItem:
     position: str = ""
     """Position in the recording or log; a reader with `after=position` continues after this item."""
     logged_at: datetime | None = None
-    """Time at which the log's server stored the item, or None for an item from elsewhere."""
+    """Time at which the log's server stored the item, or None if the item is not from a log."""
 
     @property
     def worker_id(self) -> str:

@@ -43,7 +43,7 @@ def _type_of(name: str, values: npt.NDArray[Any] | Lists) -> pa.DataType:
 
 
 SCHEMA = pa.schema([pa.field(name, _type_of(name, each), name in _NULLABLE) for name, each in _NO_TOKENS.items()])
-"""Columns of a token; a null value was not requested."""
+"""Columns of the table with one row per token; a null means that the value was not requested."""
 _GROUP_TOKENS = 1 << 16
 _GROUP_BYTES = 1 << 23
 """Limits of a row group's size in tokens and bytes; a single item or request may exceed them."""
@@ -57,7 +57,7 @@ _OF_REQUEST = {
     TokenKind.DRAFT: ("draft_", [*_SCORES, "step"]),
     TokenKind.PROMPT: ("prompt_", _SCORES),
 }
-"""Prefix of a request's list columns, and names of these columns, by kind of token."""
+"""For each kind of token, the prefix and the names of a request's list columns."""
 _KINDS = 4
 
 
@@ -139,7 +139,7 @@ class TokenFile:
     rows = "tokens"
     schema = SCHEMA
     _depth = 0
-    """Depth of lists around a token's scalar values."""
+    """Nesting depth of the lists that contain a token's scalar values."""
     _statistics_columns: Sequence[str] = _ORDERED
     """Columns with statistics, by which readers skip row groups."""
 
@@ -216,7 +216,7 @@ class TokenFile:
 
 
 class RequestFile(TokenFile):
-    """Writes one row per request in the order of their ends; the tokens of open requests stay in memory."""
+    """Writes one row per request in the order in which requests end; the tokens of open requests stay in memory."""
 
     rows = "requests"
     schema = REQUEST_SCHEMA
@@ -248,7 +248,7 @@ class RequestFile(TokenFile):
         elif item.event is not None:
             self._note_event(item.event)
         held, tokens, size = self._held, self._buffer.tokens, self._buffer.payload_bytes
-        # Each write copies the held tokens, so at least as many new tokens must have arrived before the next write.
+        # Each write copies the tokens of open requests, so it waits until at least as many new tokens have arrived.
         is_due = tokens >= max(_GROUP_TOKENS, held.num_rows) or (size >= _GROUP_BYTES and size >= held.nbytes)
         if is_due and (header is None or not (header.draft_follows or header.part_index + 1 < header.part_count)):
             self._write()
@@ -295,7 +295,7 @@ class RequestFile(TokenFile):
                 self._codes.append(np.full(count, request.number * _KINDS + TokenKind.PROMPT, np.int64))
 
     def _write(self) -> None:
-        """Write the ended requests, and keep the tokens of all other requests."""
+        """Write the ended requests, and keep the tokens of all other requests in memory."""
         self.tokens += self._buffer.tokens
         tokens = pa.concat_tables([self._held, pa.Table.from_batches([_token_batch(self._buffer.take())])])
         codes = np.concatenate([*self._codes, np.zeros(0, np.int64)])
@@ -327,7 +327,7 @@ def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice,
 
 
 def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
-    """Return one row per request; `keys` has the request's index times `_KINDS` plus the kind for each token."""
+    """Return one row per request; the key of each token is its request's index times `_KINDS`, plus its kind."""
     columns: list[Any] = [
         pa.array([getattr(each, name) for each in requests], kind) for name, kind in _REQUEST_TYPES.items()
     ]

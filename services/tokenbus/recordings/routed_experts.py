@@ -1,4 +1,4 @@
-"""RoutedExperts: the place of an array in a file of an engine, and a reader that checks the array."""
+"""RoutedExperts: locates an array in a file of an engine, and reads and checks the array."""
 
 import os
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class RoutedExperts:
     """The size of the array, in bytes."""
     dtype: str
     shape: tuple[int, ...]
-    """The number of tokens, of layers, and of experts for each token."""
+    """The number of tokens, of layers, and of experts per token in each layer."""
     position: int
     """The position of the first row's token in the branch."""
     digest: str
@@ -35,7 +35,7 @@ class RoutedExperts:
 
     @classmethod
     def of(cls, event: request_pb2.RoutedExperts) -> "RoutedExperts":
-        """Return the place in an event."""
+        """Return the location of the array that an event names."""
         return cls(
             file=event.file,
             offset=event.offset,
@@ -55,7 +55,7 @@ class RoutedExperts:
         """
         path = Path(folder, self.file)
         size = prod(self.shape) * np.dtype(self.dtype).itemsize if self.dtype in _TYPES else None
-        if self.file != path.name or size != self.length:  # the place comes from another process
+        if self.file != path.name or size != self.length:  # another process named the file and the size
             raise self._error("not the place of an array", self.file)
         with path.open("rb") as file:
             there = max(0, os.fstat(file.fileno()).st_size - self.offset)

@@ -91,7 +91,7 @@ SCHEMA = pa.schema(
         ("missing", pa.list_(pa.string())),
     ]
 )
-"""Columns, which docs/training.md explains."""
+"""Columns of a session file, which docs/training.md explains."""
 _NO_BRANCH = Branch.without_tokens()
 
 

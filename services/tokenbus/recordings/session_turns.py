@@ -1,4 +1,4 @@
-"""TurnReader: collects the turns of session requests from items, with ended turns in a temporary file."""
+"""TurnReader: collects the turns of session requests from items, and stores ended turns in a temporary file."""
 
 import os
 import tempfile
@@ -42,7 +42,7 @@ class SessionName(NamedTuple):
     owner: int
     """Owner of the session, which is the `Client.owner` of the requesting client."""
     tenant: int
-    """Tenant for whom the client asked, or 0 for the client itself."""
+    """Tenant for whom the client sent the request, or 0 for the client itself."""
     label: str
 
 
@@ -83,7 +83,7 @@ class Turn:
     prompt_tokens: int = 0
     routed_experts: RoutedExperts | None = None
     lost_experts: str = ""
-    """Why the engine does not have the routed experts; empty: it does, or was not asked."""
+    """Reason why the engine lacks the routed experts, or empty if it has them or nobody requested them."""
     prompt: list[bytes] = field(default_factory=list)
     """Recorded chunks from the beginning of the prompt."""
     tokens: list[Columns] = field(default_factory=list)
@@ -141,18 +141,18 @@ _DECODER = msgspec.msgpack.Decoder(Turn, ext_hook=_array)
 
 @dataclass(slots=True)
 class Gap:
-    """A number of items of a worker that are missing or invalid."""
+    """A number of missing or invalid items in a worker's stream."""
 
     worker_id: str
     items: int
     begin: int
     """Time of the worker's step before the gap, or 0 at the beginning."""
     end: int = 2**64 - 1
-    """Time of the worker's step after the gap; the default stands for no such step."""
+    """Time of the worker's step after the gap, or the default if no step follows."""
 
 
 class TurnReader:
-    """Collects turns by session; ended turns are kept in a file, and open turns in memory."""
+    """Collects turns by session; stores ended turns in a file, and open turns in memory."""
 
     def __init__(self, label: str = "", name: SessionName | None = None) -> None:
         """Create a reader of all sessions, of the sessions with a label, or of one session."""
@@ -208,7 +208,7 @@ class TurnReader:
             self._add_gap(life, 1)
 
     def turns(self) -> Iterator[tuple[SessionName, list[Turn]]]:
-        """Yield session names and turns, ordered by the end of the first turn in a session; no items may follow."""
+        """Yield the names and turns of sessions, ordered by the end of their first turn; add no items afterwards."""
         for life in list(self._buffers):
             self._flush(life)
         for (life, _), turn in self._open.items():

@@ -36,10 +36,10 @@ _END_OF = {"ACTIVE": "its end is not recorded", "ABORTED": "it was aborted"}
 
 
 class Span(NamedTuple):
-    """The start of a run of tokens in a branch that have the same value."""
+    """The start of consecutive tokens in a branch that have the same value."""
 
     begin: int
-    """Position of the first token in the branch."""
+    """Position of the span's first token in the branch."""
     value: Any
 
 
@@ -73,9 +73,9 @@ class Divergence:
     position: int
     """Number of tokens that both branches share."""
     before: list[int]
-    """Next ids of the earlier branch, at most 16."""
+    """Token ids of the earlier branch after the shared tokens, at most 16."""
     after: list[int]
-    """Next ids of the new branch, at most 16."""
+    """Token ids of the new branch after the shared tokens, at most 16."""
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Session:
     requests: list[SessionRequest]
     branches: list[Branch]
     missing: list[str]
-    """Sentences about missing or inconsistent data; a complete session has none."""
+    """Descriptions of missing or inconsistent data; empty for a complete session."""
 
     @property
     def is_complete(self) -> bool:
@@ -172,7 +172,7 @@ def is_log(source: str | os.PathLike[str]) -> bool:
 def items_of(sources: Sequence[str | os.PathLike[str]], faults: list[RecordingError]) -> Iterator[StreamItem]:
     """Yield the items of recordings and durable logs; the items of each worker incarnation are in order.
 
-    A broken recording ends at its fault, which is added to `faults`. Raises the other errors of `read_sessions`.
+    A broken recording ends at its fault, which is added to `faults`. Other errors are those of `read_sessions`.
     """
     recordings = [source for source in sources if not is_log(source)]
     if len(recordings) == 1:  # a single source may be a pipe, which can be read only once
@@ -256,7 +256,7 @@ class _Path:
         return path
 
     def add(self, request: SessionRequest, prompt: Ids, outputs: Sequence[tuple[Turn, Columns]]) -> None:
-        """Replace the ids by a prompt that continues this branch, and append the output of the prompt's request."""
+        """Set the ids to a prompt that continues this branch, and append the output of the prompt's request."""
         self.requests.append(request.request_id)
         request.begin = begin = prompt.size
         for turn, columns in outputs:
@@ -357,7 +357,7 @@ def _are_of_one_request(one: Turn, other: Turn) -> bool:
 
 
 def _is_decode(turn: Turn) -> bool:
-    """Return whether the turn's worker decoded, so that it is not a separate prefill worker."""
+    """Return whether the turn's worker decoded, which a separate prefill worker does not do."""
     return turn.attempt.status != RowStatus.HANDED_OFF.name
 
 

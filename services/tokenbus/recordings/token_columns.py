@@ -22,7 +22,7 @@ class TokenKind(IntEnum):
     TARGET = BatchKind.TARGET
     DRAFT = BatchKind.DRAFT
     PROMPT = 3
-    """A token of the prompt that has been scored."""
+    """A scored token of the prompt."""
 
 
 class Lists(NamedTuple):
@@ -42,7 +42,7 @@ _EMPTY = (0,) * 6, LogprobBatch(BatchHeader("", 1, 1, 1, 0))
 
 
 class TokenBuffer:
-    """A buffer for the tokens of items, whose fill level is in `tokens` and `payload_bytes`."""
+    """A buffer for the tokens of items; `tokens` and `payload_bytes` tell its fill level."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[_Head, LogprobBatch]] = []
@@ -150,7 +150,7 @@ def _extras_of(rows: LogprobBatch) -> Columns:
 
 
 def _scattered(values: Array, where: npt.NDArray[np.bool_], fill: float) -> Array:
-    """Return a column that has the next value wherever the mask is set, and `fill` elsewhere."""
+    """Return a column with the values, in order, where the mask is set, and with `fill` elsewhere."""
     if values.size == where.size:
         return values
     column = np.full(where.size, fill, values.dtype)

@@ -43,7 +43,7 @@ class ItemLog:
     async def open(self) -> Self:
         """Begin to connect; with `durable`, wait until the log can be written.
 
-        Raises PromiseError if the servers are configured so that they cannot keep the promise of `durable`.
+        Raises PromiseError if the configuration of the servers cannot guarantee what `durable` requires.
         """
         if self._is_durable:
             await self.writer.open(PromiseError)
@@ -92,7 +92,7 @@ class ItemLog:
         self._check_syncs()
 
     def _check_syncs(self) -> None:
-        """Raise LogError if a server does not sync every write, or if half of the servers gave no answer."""
+        """Raise LogError if a server does not sync every write, or if at least half of the servers gave no answer."""
         syncs = self.monitors.syncs
         others = [monitor for monitor in syncs if syncs[monitor] != "always"]
         answered = [monitor for monitor in others if not syncs[monitor].startswith("unknown")]
@@ -108,16 +108,16 @@ def _logged(pending_ack: PendingAck) -> None:
 
 
 class Monitors:
-    """The last answers of the servers at `durable_log.monitors`, over HTTP, which shows more settings than NATS."""
+    """The latest HTTP answers of the servers at `durable_log.monitors`; HTTP shows more settings than NATS."""
 
     def __init__(self, addresses: str) -> None:
         self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
         if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
             raise SettingsError("durable_log.monitors", "HOST:PORT, separated by commas", addresses)
         self.syncs: dict[str, str] = {}
-        """The server's `sync_interval`, or the reason why it is unknown, by address."""
+        """By server address, the server's `sync_interval` or the reason why it is unknown."""
         self.storage_ratios: dict[str, float] = {}
-        """Used fraction of JetStream's storage, from 0 to 1, by address."""
+        """By server address, the used fraction of JetStream's storage, from 0 to 1."""
 
     async def ask(self) -> None:
         await asyncio.gather(*(asyncio.to_thread(self._ask, each) for each in self._addresses))

@@ -68,7 +68,7 @@ class Login:
         try:
             # Without a password callback, Python would prompt for a password on the terminal.
             self.options["tls"].load_cert_chain(settings.certificate, password=lambda: b"")
-        except OSError as error:  # ssl.SSLError is a subclass
+        except OSError as error:  # ssl.SSLError is a subclass of OSError
             reason = str(getattr(error, "reason", None) or error.strerror or error).lower().replace("_", " ")
             limit = f"a PEM certificate and its unencrypted key: {reason}"
             raise SettingsError("durable_log.certificate", limit, settings.certificate) from None

@@ -26,16 +26,16 @@ _FORGET_SECONDS = 60.0
 """Seconds without a reader after which the server removes a consumer."""
 _RETRY_SECONDS = 0.2
 _STORED = "$JS.ACK."
-"""Prefix of the reply subject of stored messages, which status messages of the server do not have."""
+"""Prefix of a stored message's reply subject; status messages of the server do not have this prefix."""
 _ROUNDING = timedelta(microseconds=1)
 """Precision of `logged_at`, which is lower than the server's precision of nanoseconds."""
 _log = logger("log")
 
 
 class _Position(NamedTuple):
-    """The number of a message, the number of an item in it (from 1), and the message's time in microseconds.
+    """Position of an item: the number of its message, its number in that message from 1, and the message's time.
 
-    The time distinguishes the message from a message with the same number in a recreated log.
+    The time, in microseconds, distinguishes the message from one with the same number in a recreated log.
     """
 
     message: int
@@ -66,26 +66,26 @@ async def read_log(  # noqa: PLR0913 - keyword-only
     """Iterate over the items of a durable log, each once; the items of each worker incarnation are in order.
 
     Any number of readers may read a log at their own positions without delaying writers or other readers. Repeated
-    items are skipped. A damaged message or a message with a wrong subject is logged and skipped, and the next item of
-    the same incarnation has the number of missing items. The reader buffers at most 64 MiB, or one message. Once
-    reading has begun, the reader waits for an absent server.
+    items are skipped. The reader logs and skips a damaged message or a message with a wrong subject. The next item of
+    the same incarnation has the number of missing items. The reader buffers at most 64 MiB, or one message. After the
+    first connection, the reader waits if no server answers.
 
     Args:
         address: the log, such as `nats://127.0.0.1:4222/log`; default: `durable_log.address`.
-        worker_id: the worker whose items are read; empty: all workers.
+        worker_id: the worker whose items are read, or empty for all workers.
         after: the `position` of an item, after which reading continues; default: the beginning.
-        since: the time of the server's clock at which reading begins, exact to one message.
+        since: the time at which reading begins, by the server's clock and exact to one message.
         request_id: the request whose items are returned; default: all items.
         follow: whether to wait for further items at the end of the log.
-        settings: all settings; default: the settings from the environment and the settings file.
+        settings: all settings; default: from the environment and the settings file.
 
     Returns:
         an async generator of `StreamItem`; close it, for example with `contextlib.aclosing`, if you stop early.
 
     Raises:
-        AddressError: the address cannot be used, or no server answers at first.
-        LogError: the log does not exist, or the item at `after` is not in it: the position is beyond the end, or the
-            log was deleted or restored from a backup, and written again.
+        AddressError: the address cannot be used, or no server answers the first connection attempts.
+        LogError: the log does not exist, or does not have the item at `after`, for example because the log was deleted
+            or restored from a backup.
         ValueError: `after` is not a position.
 
     Example:
@@ -166,7 +166,7 @@ class _Reader:
     async def new_items(self, server: ServerConnection, message: Msg, request_id: int | None) -> list[StreamItem]:
         """Return the message's new items after the current position, or only the new items of `request_id`.
 
-        Raises LogError if the position names another message with this number, or an item beyond the last one.
+        Raises LogError if the current position names another message with this number, or an item that does not exist.
         """
         number, logged_at = message.metadata.sequence.stream, message.metadata.timestamp
         taken_at = int(logged_at.timestamp() * 1e6)

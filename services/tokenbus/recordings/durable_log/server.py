@@ -1,6 +1,6 @@
 """ServerConnection: a connection to one NATS server. Servers: the list of servers, which are tried in turn.
 
-The reconnect of nats-py is off, because it would publish pending messages before the writer has read the log's end.
+nats-py's own reconnect is off, because it would publish pending messages before the writer has read the log's end.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Servers:
     """The servers of a log; a failed server moves to the end of the list."""
 
     def __init__(self, address: LogAddress, settings: Settings) -> None:
-        """Read the credentials; raises SettingsError. Each later attempt reloads changed files."""
+        """Read the credentials, which each connection attempt reloads if they have changed; raises SettingsError."""
         self.reason = "no server has been tried yet"
         """Reason of the last failed attempt or lost connection."""
         self._login = Login(settings.durable_log, is_tls=address.is_tls)
@@ -93,7 +93,7 @@ class Servers:
         """Servers in the order in which they are tried."""
         self._repeated_log = DeduplicatedLog()
         self._connections_log = DeduplicatedLog()
-        """Log for errors of open connections, which the next connection may repeat."""
+        """Deduplicates errors of open connections, because the next connection may report the same error."""
         self._last: ServerConnection | None = None
         self._last_began = -inf
         self._seconds = 0.0
@@ -101,7 +101,7 @@ class Servers:
     async def connect(self) -> "ServerConnection":
         """Connect to the first usable server.
 
-        Waits until a server is usable, and also waits if the previous connection was lost soon after its begin.
+        Waits until a server is usable, and also waits if the previous connection was lost soon after it began.
         """
         loop = asyncio.get_running_loop()
         self._connections_log.expire()

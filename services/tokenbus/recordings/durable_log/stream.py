@@ -19,7 +19,7 @@ from tokenbus.recordings.items import RecordingError, StreamItem, read_items
 from tokenbus.settings import Settings
 
 _ELECTION_SECONDS = 30.0
-"""Time limit for the elections of the cluster's leader, which takes up to nine seconds, and of the stream's leader."""
+"""Time limit for two elections: of the cluster's leader (up to nine seconds) and of the stream's leader."""
 _RETRY_SECONDS = 0.2
 _NOT_CLUSTERED = 10074
 _NOT_READY = {10008, 10009, 10004, 10058}
@@ -28,7 +28,7 @@ _HOUR_SECONDS = 3600
 _SILENT_NS = 4_000_000_000
 """Silence after which a replica counts as missing, in nanoseconds; a live replica sends once a second."""
 _HEADER_BYTES = 1024
-"""Part of `max_payload` that is reserved for headers, in bytes."""
+"""Number of bytes of `max_payload` that are reserved for headers."""
 _log = logger("log")
 
 
@@ -88,7 +88,7 @@ class LogStream:
         """Return the stream's state; with `make`, a missing stream is created. An existing stream is not changed.
 
         Waits for the election of a leader, and with `make` also for a quorum; calls `tell` with the reason for the
-        wait. Raises LogError, with `make` also if an existing stream keeps less than the settings require.
+        wait. Raises LogError if the stream cannot be used or, with `make`, retains less than the settings require.
         """
         reason = reason_of(TimeoutError())
         try:
@@ -179,7 +179,7 @@ class LogStream:
         return items
 
     async def last_sequence(self, server: ServerConnection, subject: str, message: RawStreamMsg | None) -> int:
-        """Return the last sequence of an incarnation in the log, up to a message of its subject, or 0 for none.
+        """Return an incarnation's last sequence up to a message of its subject, or 0 if the log has no sequence.
 
         Messages of other programs may be damaged or repeat items, so the search goes back to a LogWriter's message.
         """
@@ -206,12 +206,12 @@ class LogStream:
 
 
 def is_writers(headers: Mapping[str, str] | None) -> bool:
-    """Return whether a LogWriter wrote the message, so that the server has checked it for repeated items."""
+    """Return whether a LogWriter wrote the message; only then has the server checked the message for repeated items."""
     return Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (headers or {})
 
 
 def missing_replicas(info: StreamInfo) -> int:
-    """Return the number of replicas that do not answer the leader, or of all replicas without a leader.
+    """Return the number of replicas that do not answer the leader, or the number of all replicas without a leader.
 
     Without a quorum, the leader still answers normally for 20 s before it steps down.
     """

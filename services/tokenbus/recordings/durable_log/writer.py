@@ -34,11 +34,11 @@ class LogCounts:
     payload_bytes: int = 0
     messages: int = 0
     already_there: int = 0
-    """Number of items that another writer or an earlier run had written to the log."""
+    """Number of items that another writer or an earlier run had already written to the log."""
     missing_items: int = 0
     """Number of items that this writer did not receive; the log has gaps in their place."""
     refused_items: int = 0
-    """Number of items that are too large for the server, and that are therefore also missing in the log."""
+    """Number of items that are missing in the log because they are too large for the server."""
     failed_writes: int = 0
     """Number of messages without an ack and of requests without an answer, which the writer retries."""
 
@@ -69,7 +69,7 @@ class _SubjectQueue:
     skipped: range = range(0)
     """Sequences of the latest skipped items."""
     hole_since: tuple[int, float] | None = None
-    """Value of `last`, and the time since which the writer has been waiting for another writer's items."""
+    """Value of `last` when the writer began to wait for another writer's items, and the time of that moment."""
     task: asyncio.Task[None] | None = None
 
 
@@ -79,9 +79,9 @@ class LogWriter:
     Call `open`, which waits for a server and creates the stream, or `start`, which does not wait. Without a server, the
     writer buffers items, and `problem` has the reason. Call `close` at the end.
 
-    Each worker incarnation has its own subject, with one message in flight. A message has consecutive items and the
-    expected number of the subject's last message. If another writer was faster, the server refuses the message. This
-    writer then reads the last message and continues after it.
+    Each worker incarnation has its own subject, with at most one message in flight. A message has consecutive items,
+    and names the expected number of the subject's last message. If another writer was faster, the server refuses the
+    message. This writer then reads the last message and continues after it.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class LogWriter:
         return self.buffered_bytes < self._settings.durable_log.buffer_bytes
 
     async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:
-        """Wait for room or for `stop`, and then enqueue an item."""
+        """Wait until the buffer has room or `stop` is set, and then enqueue an item."""
         stop = stop or asyncio.Event()
         while not (self.has_room or stop.is_set()):
             self._room.clear()
@@ -185,7 +185,7 @@ class LogWriter:
         self.enqueue(item)
 
     def enqueue(self, item: StreamItem, on_logged: Callable[[], None] = lambda: None) -> None:
-        """Enqueue an item even without room; `on_logged` runs once the item is logged or refused for its size."""
+        """Enqueue an item even into a full buffer; `on_logged` runs once the item is logged or refused for its size."""
         queue = self._queue(item)
         skipped = len(queue.skipped) if queue.skipped.stop == item.sequence else 0
         pending = _Pending(item, skipped, on_logged)
@@ -284,7 +284,7 @@ class LogWriter:
         self._recovered()
 
     async def _read_last(self, queue: _SubjectQueue, server: ServerConnection) -> None:
-        """Read the last message of the subject, and set `last` and `revision`."""
+        """Read the last message of the queue's subject, and set the queue's `last` and `revision`."""
         try:
             message = await server.ask(server.jetstream.get_last_msg(self._stream.name, queue.subject))
         except NotFoundError as error:
