@@ -39,7 +39,7 @@ class ColumnArguments(TypedDict, total=False):
     alternative_logprobs: npt.ArrayLike
     """For each alternative, its logprob in nats or its logit, as value_kind says. A logprob above zero is invalid. A value above the value of the token's previous alternative is invalid. A sampled token that is an alternative must have the same value in `logprobs`."""
     proposal_token_ids: npt.ArrayLike
-    """For each proposal, the id of a draft token that is not verified yet. For example, a prefill worker proposes the token after a request's first token. An id at or above a known vocabulary_size is invalid."""
+    """For each proposal, the id of a draft token that is not verified yet. For example, a prefill worker computes a request's first token and proposes the second token. An id at or above a known vocabulary_size is invalid."""
     stops: npt.ArrayLike
     """For each FINISHED_STOP row, which of the request's own stop tokens or stop texts ended the request. Value 1 means a stop token, which is the row's last token. Value n >= 2 means the stop text at index n - 2. Value zero means the model's own end token or an unknown cause. If the column is empty, the cause is unknown for every row."""
     extras: npt.ArrayLike
@@ -47,17 +47,17 @@ class ColumnArguments(TypedDict, total=False):
     given_counts: npt.ArrayLike
     """For each row, the number of token ids whose values the request wants at each position. An empty column means zero for all rows. The number must be zero unless the row's scoring is FULL."""
     mask_bounds: npt.ArrayLike
-    """For each row, the maximum size of the masks that the row lists, in token ids. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
+    """For each row, the maximum number of token ids in a mask whose ids the message lists. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
     other_logprobs: npt.ArrayLike
-    """For each token of a row whose extras are 1 or 3, the token's value in the other distribution. If value_kind is RAW, the other distribution is the one after temperature, penalties and masks. If value_kind is PROCESSED, the other distribution is the model's own. Values that are invalid in `logprobs` are also invalid here."""
+    """For each token of a row whose extras are 1 or 3, the token's value in the other distribution. If value_kind is RAW, the other distribution is the distribution after temperature, penalties and masks. If value_kind is PROCESSED, the other distribution is the model's own. Values that are invalid in `logprobs` are also invalid here."""
     entropies: npt.ArrayLike
     """For each token of a row whose extras are 2 or 3, the entropy in nats of the distribution that value_kind names."""
     given_token_ids: npt.ArrayLike
-    """For each given token, its id, in the order of the request. An id at or above a known vocabulary_size is invalid."""
+    """For each given token, its id, in the order of the request's list. An id at or above a known vocabulary_size is invalid."""
     given_logprobs: npt.ArrayLike
     """For each pair of a token and a given token, the given token's value at the position of the token. Values that are invalid in `logprobs` are also invalid here."""
     mask_sizes: npt.ArrayLike
-    """For each token of a row with a mask_bound, the number of tokens that sampling could choose after all masks. A number above a known vocabulary_size is invalid."""
+    """For each token of a row with a mask_bound, the size of the mask: the number of tokens that sampling could choose. A number above a known vocabulary_size is invalid."""
     mask_token_ids: npt.ArrayLike
     """The token ids of each mask that is not larger than the row's mask_bound, in ascending order. An id at or above a known vocabulary_size is invalid."""
 
@@ -96,7 +96,7 @@ class ColumnArrays:
     alternative_logprobs: npt.NDArray[np.float32]
     """For each alternative, its logprob in nats or its logit, as value_kind says. A logprob above zero is invalid. A value above the value of the token's previous alternative is invalid. A sampled token that is an alternative must have the same value in `logprobs`."""
     proposal_token_ids: npt.NDArray[np.uint32]
-    """For each proposal, the id of a draft token that is not verified yet. For example, a prefill worker proposes the token after a request's first token. An id at or above a known vocabulary_size is invalid."""
+    """For each proposal, the id of a draft token that is not verified yet. For example, a prefill worker computes a request's first token and proposes the second token. An id at or above a known vocabulary_size is invalid."""
     stops: npt.NDArray[np.uint8]
     """For each FINISHED_STOP row, which of the request's own stop tokens or stop texts ended the request. Value 1 means a stop token, which is the row's last token. Value n >= 2 means the stop text at index n - 2. Value zero means the model's own end token or an unknown cause. If the column is empty, the cause is unknown for every row."""
     extras: npt.NDArray[np.uint8]
@@ -104,16 +104,16 @@ class ColumnArrays:
     given_counts: npt.NDArray[np.uint32]
     """For each row, the number of token ids whose values the request wants at each position. An empty column means zero for all rows. The number must be zero unless the row's scoring is FULL."""
     mask_bounds: npt.NDArray[np.uint32]
-    """For each row, the maximum size of the masks that the row lists, in token ids. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
+    """For each row, the maximum number of token ids in a mask whose ids the message lists. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
     other_logprobs: npt.NDArray[np.float32]
-    """For each token of a row whose extras are 1 or 3, the token's value in the other distribution. If value_kind is RAW, the other distribution is the one after temperature, penalties and masks. If value_kind is PROCESSED, the other distribution is the model's own. Values that are invalid in `logprobs` are also invalid here."""
+    """For each token of a row whose extras are 1 or 3, the token's value in the other distribution. If value_kind is RAW, the other distribution is the distribution after temperature, penalties and masks. If value_kind is PROCESSED, the other distribution is the model's own. Values that are invalid in `logprobs` are also invalid here."""
     entropies: npt.NDArray[np.float32]
     """For each token of a row whose extras are 2 or 3, the entropy in nats of the distribution that value_kind names."""
     given_token_ids: npt.NDArray[np.uint32]
-    """For each given token, its id, in the order of the request. An id at or above a known vocabulary_size is invalid."""
+    """For each given token, its id, in the order of the request's list. An id at or above a known vocabulary_size is invalid."""
     given_logprobs: npt.NDArray[np.float32]
     """For each pair of a token and a given token, the given token's value at the position of the token. Values that are invalid in `logprobs` are also invalid here."""
     mask_sizes: npt.NDArray[np.uint32]
-    """For each token of a row with a mask_bound, the number of tokens that sampling could choose after all masks. A number above a known vocabulary_size is invalid."""
+    """For each token of a row with a mask_bound, the size of the mask: the number of tokens that sampling could choose. A number above a known vocabulary_size is invalid."""
     mask_token_ids: npt.NDArray[np.uint32]
     """The token ids of each mask that is not larger than the row's mask_bound, in ascending order. An id at or above a known vocabulary_size is invalid."""
