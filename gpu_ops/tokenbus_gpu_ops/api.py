@@ -53,26 +53,26 @@ def token_logprobs(  # noqa: PLR0913 - keyword-only with defaults
         logits: [rows, vocabulary] in bfloat16, float16 or float32, as a DLPack array of numpy, paddle, torch or cupy.
         token_ids: the sampled id of each row, or of each token.
         top_k: the number of alternatives per token, as one number for all requests or one number per request.
-        token_counts: the number of accepted tokens of each request. The default is 1.
-        offsets: the first row of each request. By default, the requests are contiguous.
+        token_counts: the number of accepted tokens of each request, 1 by default.
+        offsets: the first row of each request. By default, a request's rows follow the previous request's.
         scored: for each request, whether to return more than token ids. By default, all requests are scored.
-        other_logits: logits of the other distribution, in the same shape and type.
-        other_logprobs: whether to return the values under `other_logits` (by default, yes), for all requests or per
-        request.
+        other_logits: logits of the other distribution, with the shape and type of `logits`.
+        other_logprobs: whether to return values from `other_logits`, for all requests or per request. By default, they
+        are returned.
         entropies: whether to return entropies, for all requests or per request.
         given_token_ids: up to 128 ids per request to score at each token, concatenated over the requests.
         given_counts: the number of given ids of each request. By default, all requests use all ids.
         mask_bounds: the largest mask whose ids are returned (up to 1024, or 0 for no mask), for all requests or per
         request.
         value_kind: the kind of the logits and of the returned values.
-        stream: the GPU stream. The default is the framework's current stream.
+        stream: the GPU stream, by default the framework's current stream.
         cpu_fallback: whether to compute on the CPU if the GPU cannot be used.
 
     Returns:
         a `TokenColumns` with `token_ids`, `logprobs`, `ranks`, `top_ks`, `alternative_token_ids` and
-        `alternative_logprobs`. If requested, it also has `other_logprobs`, `entropies`, `given_logprobs`, `mask_sizes`
-        and
-        `mask_token_ids`.
+        `alternative_logprobs`. The columns `other_logprobs`, `entropies`, `given_logprobs`, `mask_sizes` and
+        `mask_token_ids` are empty
+        unless requested.
 
     Raises:
         ContractError: an argument is invalid.
@@ -148,7 +148,7 @@ def _on_gpu(  # noqa: PLR0913, PLR0917 - internal
 def _prepared_once(  # noqa: PLR0913, PLR0917 - internal
     logits: Looks, other: Looks | None, ids: Looks, top_k: int, asked: Asked, kind: ValueKind
 ) -> Any:  # noqa: ANN401
-    """Validate and lay out a call. The result is cached, because calls of one shape share it."""
+    """Validate and lay out a call. The result is cached for later calls with the same shapes."""
     there, their_ids = Tensor.looking(logits), Tensor.looking(ids)
     planned, extra = _planned(there, None if other is None else Tensor.looking(other), (top_k,), asked, kind)
     return _launching().prepare(planned, there, their_ids, extra, as_logits=kind in _LOGITS)

@@ -57,7 +57,7 @@ def check_top_k(plan: Plan, vocabulary: int) -> None:
 
 
 def place_ids(ids: Tensor, plan: Plan, rows: int) -> Index | None:
-    """Return the array index of each token's id, or None if the index is the token's number."""
+    """Return the index in `ids` of each token's id, or None if token i has index i."""
     allowed = _ID_TYPES if ids.device is None else GPU_ID_TYPES
     if ids.dtype not in allowed:
         raise ContractError("token_ids", f"whole numbers ({', '.join(allowed)})", ids.dtype, rule=Rule.TYPE)
@@ -96,7 +96,7 @@ def _lines(plan: Plan) -> tuple[Index, Index]:
 
 def host_ids(ids: Tensor, plan: Plan, rows: int, vocabulary: int) -> npt.NDArray[np.int32]:
     """Return the ids of all tokens in order. An invalid layout or id raises ContractError."""
-    place_ids(ids, plan, rows)  # checks the layout
+    place_ids(ids, plan, rows)  # raises an error for an invalid layout
     values = ids.host_view()
     if values.ndim > 1:
         values = values[_lines(plan)]

@@ -52,7 +52,7 @@ def is_on_gpu(values: Any) -> bool:  # noqa: ANN401
 
 
 def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
-    """Return the handle of the given stream. The default is the current stream of the array's framework."""
+    """Return the handle of `stream`, or of the current stream of the array's framework if `stream` is None."""
     if stream is not None:
         return _handle(stream)
     if _is_torch(values):
@@ -91,8 +91,8 @@ def _is_paddle(values: Any) -> bool:  # noqa: ANN401
 def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
     """Return the DLPack capsule of a tensor of paddle before release 3, or None for other objects.
 
-    Capsules of old paddle releases have no stream argument. The caller works on paddle's own stream, where earlier work
-    is complete.
+    Old paddle releases cannot synchronize a capsule with a stream. The caller's work is still ordered correctly,
+    because the caller uses paddle's own stream.
     """
     if not _is_paddle(values):
         return None
@@ -101,7 +101,7 @@ def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
 
 
 def _of_torch(values: Any) -> Tensor | None:  # noqa: ANN401
-    """Return the address and layout of a plain torch tensor, in a third of DLPack's time, or None for other objects."""
+    """Return a plain torch tensor's address and layout, three times as fast as DLPack, or None for other objects."""
     name, on_gpu = _torch_name(values.dtype), values.is_cuda
     if name is None or (not on_gpu and values.device.type != "cpu"):
         return None

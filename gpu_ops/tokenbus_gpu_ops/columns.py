@@ -54,14 +54,14 @@ class Body(NamedTuple):
     end: int
     places: tuple[Place, ...]
     extras: tuple[Place, ...]
-    """The columns of extras.Sizes, which follow the body, are aligned and have no prefixes."""
+    """The columns of extra scores. These columns follow the message's columns, are aligned, and have no prefixes."""
     size: int
     """The size of the memory in bytes."""
 
 
 @lru_cache(_BODIES_KEPT)
 def body(tokens: int, scored: int, alternatives: int, extras: Shape = NOTHING) -> Body:
-    """Return the layout for the given sizes. Like protobuf, the layout omits empty columns."""
+    """Return the layout for these numbers of elements. Like protobuf, the layout omits empty columns."""
     read = scored + extras.others
     items = (tokens, scored, scored, alternatives, alternatives)
     prefixes = [
@@ -134,19 +134,19 @@ class TokenColumns:
     logprobs: npt.NDArray[np.float32] = _computed(1)
     """The logprobs of the scored tokens."""
     ranks: npt.NDArray[np.uint32] = _computed(2)
-    """The ranks of the scored tokens, from 1."""
+    """The ranks of the scored tokens: 1 for the most probable token."""
     alternative_token_ids: npt.NDArray[np.uint32] = _computed(3)
     """The ids of each token's alternatives, most probable first."""
     alternative_logprobs: npt.NDArray[np.float32] = _computed(4)
     """The logprobs of the alternatives."""
     other_logprobs: npt.NDArray[np.float32] = _computed(0, "_extra_columns")
-    """The values under `other_logits`, for requests that asked for other logprobs."""
+    """The values from `other_logits`, for requests that asked for `other_logprobs`."""
     entropies: npt.NDArray[np.float32] = _computed(1, "_extra_columns")
     """The entropies of `logits` in nats, for requests that asked for entropies."""
     given_logprobs: npt.NDArray[np.float32] = _computed(2, "_extra_columns")
     """The values of the given ids for each token."""
     mask_sizes: npt.NDArray[np.uint32] = _computed(3, "_extra_columns")
-    """The size of each token's mask (the logits above -inf), for requests with a mask bound."""
+    """The size of each token's mask, for requests with a mask bound. The mask has all logits above -inf."""
 
     def __init__(
         self, plan: Plan, body: Body, kind: ValueKind, arrived: "Arrival", extras: Extras | None = None
@@ -182,7 +182,7 @@ class TokenColumns:
 
     @property
     def extras(self) -> npt.NDArray[np.uint8]:
-        """The extras of each request (1: `other_logprobs`, 2: `entropies`, 3: both). Empty if no request has any."""
+        """The extras of each request (1: `other_logprobs`, 2: `entropies`, 3: both). Empty if no request has extras."""
         return self._of_requests("flags", _NO_BYTES)
 
     @property
@@ -202,7 +202,7 @@ class TokenColumns:
 
     @cached_property
     def mask_token_ids(self) -> npt.NDArray[np.uint32]:
-        """The ids of the masks, in ascending order within each mask. Masks above the bound are omitted."""
+        """The ids of the masks, in ascending order within each mask. A mask larger than its bound is omitted."""
         if self._extras is None:
             return _NO_IDS
         masks = self._extras.items[self._extras.items["mask_bound"] > 0]
@@ -269,7 +269,7 @@ class TokenColumns:
 
 
 class Arrival:
-    """The memory of the results, which are available at once. Subclasses may have to wait for the results."""
+    """The memory with the results of a call. In this class, the results are complete, and no method waits."""
 
     __slots__ = ("_memory",)
 

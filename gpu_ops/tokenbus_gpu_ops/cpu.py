@@ -1,6 +1,6 @@
 """The CPU implementation in numpy, with the same results as the kernels.
 
-Each row is read once, one block at a time. Alternatives are searched for only in the groups with the largest maxima.
+Each row is read once, one block at a time. The alternatives are found in the groups with the largest maxima.
 """
 
 import threading
@@ -23,10 +23,10 @@ FLOOR = np.float32(-9999.0)
 BLOCK = 1 << 18
 """The number of logits per block. A block of floats has a megabyte and stays in the cache."""
 _WIDE = 4096
-"""The row length from which counting row by row is faster than counting all rows at once."""
+"""The row length above which it is faster to count the logits of one row at a time than of all rows at once."""
 _GROUP = 64
 _FEWEST_GROUPS = 4
-"""The minimum number of groups per alternative. With fewer groups, too many logits exceed the bound of their groups."""
+"""The minimum number of groups per alternative. With fewer groups, the search would find too many candidates."""
 _NEGLIGIBLE = np.float32(-200)
 """An exponent whose exponential underflows to zero. Masked logits get this exponent."""
 _kept = threading.local()
@@ -42,7 +42,7 @@ def compute(  # noqa: PLR0913, PLR0917 - the properties of one call
     *,
     as_logits: bool,
 ) -> npt.NDArray[np.uint8]:
-    """Compute all tokens, and return the memory with the results."""
+    """Compute the results of all tokens, and return the memory that contains them."""
     memory = np.zeros(body.size, np.uint8)
     for place in body.places:
         memory[place.at - len(place.prefix) : place.at] = np.frombuffer(place.prefix, np.uint8)
@@ -54,7 +54,7 @@ def compute(  # noqa: PLR0913, PLR0917 - the properties of one call
     more = None
     if extras is not None:
         more = _More(extras.given_token_ids, *(place.view(memory) for place in body.extras))
-    with np.errstate(all="ignore"):  # infinities and NaN are detected and reported
+    with np.errstate(all="ignore"):  # the code itself reports infinities and NaN
         _put(own, _Blocks(logits), columns, more, as_logits=as_logits)
         if extras is not None and other is not None:
             of = extras.others
@@ -66,7 +66,7 @@ def compute(  # noqa: PLR0913, PLR0917 - the properties of one call
 
 
 class _Rows(NamedTuple):
-    """Rows of one tensor, in the order of reading."""
+    """The rows to read from one tensor, with the ids and sizes for each row."""
 
     rows: Index
     ids: npt.NDArray[np.int32]
@@ -83,7 +83,7 @@ class _Rows(NamedTuple):
 
 
 class _More(NamedTuple):
-    """The given ids, and the columns of the extra scores."""
+    """The ids that requests gave, and the memory of the columns of extra scores."""
 
     given_ids: npt.NDArray[np.uint32]
     other_logprobs: npt.NDArray[Any]
@@ -101,7 +101,7 @@ def _put(
     *,
     as_logits: bool,
 ) -> None:
-    """Write the results of some rows. Without columns, write only the extra scores."""
+    """Write the results of some rows. If `columns` is None, write only the extra scores."""
     for begin in range(0, all_rows.rows.size, blocks.rows_at_once):
         at = slice(begin, begin + blocks.rows_at_once)
         part = all_rows.part(at)
@@ -174,7 +174,7 @@ class _Groups(NamedTuple):
         return cls(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), across, width)
 
     def ids_in(self, groups: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
-        """Return the token ids in each given group, with one row per group, and a mask of the ids below the width."""
+        """Return a row of token ids for each of the groups, and a mask that excludes ids beyond the vocabulary."""
         is_rest = (groups == self.across)[:, None]
         within = np.arange(_GROUP)
         ids = np.where(is_rest, self.across * _GROUP + within, groups[:, None] + self.across * within)
@@ -183,7 +183,7 @@ class _Groups(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The row, id and logit of each candidate for the largest logits of some rows."""
+    """The candidates for the alternatives of some rows. Each candidate has a row, an id and a logit."""
 
     rows: Index
     ids: Index
@@ -193,7 +193,7 @@ class _Found(NamedTuple):
 
 
 def _candidates(logits: Floats, groups: _Groups, most: int) -> _Found:
-    """Return the largest logits of each row: at least `most`, including all logits that tie with the last of them."""
+    """Return the `most` largest logits of each row, and all further logits that equal the smallest of these logits."""
     width = logits.shape[1]
     count = groups.largest.shape[1]
     if count < _FEWEST_GROUPS * most:
@@ -219,33 +219,33 @@ def _largest_of(which: npt.NDArray[np.bool_], values: Floats) -> Floats:
 
 
 class _Totals(NamedTuple):
-    """The reductions of some rows."""
+    """For some rows, the largest logit and the sums and counts over all logits."""
 
     largest: Floats
     sums: Doubles
-    """The sum of exponentials relative to the largest logit."""
+    """The sum of exp(logit - largest logit) over the row."""
     above: Index
     """The number of logits above the sampled logit."""
     weighted: Doubles
-    """The sum of exponentials, each multiplied by its exponent, for the entropy."""
+    """The sum of x * exp(x) with x = logit - largest logit, from which the entropy is computed."""
     found: _Found | None
 
 
 class _Blocks:
-    """The logits, with memory for one block of logits as floats."""
+    """The logits of a call, with memory to convert one block of logits to floats."""
 
     def __init__(self, logits: Tensor) -> None:
         self.view = logits.host_view()
         self._dtype = logits.dtype
         self._vocabulary = logits.shape[1]
         self.rows_at_once = max(1, BLOCK // max(1, self._vocabulary))
-        # The memory is kept for each thread, because the first access to new memory is slow.
+        # Each thread reuses its memory, because the first access to new memory is slow.
         if not hasattr(_kept, "memory"):
             _kept.memory = tuple(np.empty(BLOCK, np.float32) for _ in range(3))
         self._floats, self._powers, self._exponents = _kept.memory
 
     def floats(self, logits: npt.NDArray[Any], into: Floats) -> Floats:
-        """Return logits as floats: the same array if possible, otherwise a copy in the given memory."""
+        """Return the same array if it has floats already, otherwise a float copy in the memory `into`."""
         if self._dtype == "float32":
             return logits
         room = into[: logits.size].reshape(logits.shape)
@@ -259,7 +259,7 @@ class _Blocks:
         return self.floats(self.view[row], np.empty(self._vocabulary, np.float32))
 
     def pass_over(self, rows: Index, sampled: Floats, most: int, *, with_entropy: bool = False) -> _Totals:
-        """Reduce some rows in one pass, one block of the vocabulary at a time."""
+        """Compute the totals of some rows in one pass over the vocabulary, one block at a time."""
         weighted = np.zeros(rows.size)
         largest = np.full(rows.size, -np.inf, np.float32)
         sums = np.zeros(rows.size)
@@ -304,7 +304,7 @@ class _Blocks:
         faults = np.zeros(rows.size, np.uint8)
         faults[largest == -np.inf] = FaultReason.ALL_MASKED
         for place in np.flatnonzero(np.isnan(largest) | (largest == np.inf)):
-            # An infinity is reported before NaN, as in the kernels, whose maximum ignores NaN.
+            # If a row has infinity and NaN, report infinity, because the kernels' maximum ignores NaN.
             infinite = bool((self.row(int(rows[place])) == np.inf).any())
             faults[place] = FaultReason.INFINITE if infinite else FaultReason.NOT_A_NUMBER
         return faults
@@ -318,7 +318,7 @@ def _count_above(logits: Floats, limits: Floats) -> Index:
 
 
 def _values_of(logits: Floats, logs_of_sums: Doubles, *, as_logits: bool) -> Floats:
-    """Return the values of logits. `logs_of_sums` has the log-sum-exp of their rows."""
+    """Return the logprob of each logit, or the logit itself. `logs_of_sums` has the log-sum-exp of each logit's row."""
     if as_logits:
         floored: Floats = np.maximum(logits, FLOOR)
         return floored

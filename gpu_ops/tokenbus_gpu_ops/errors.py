@@ -1,5 +1,5 @@
-"""The error of the GPU path. This module imports nothing, so that every module can raise the error."""
+"""Defines GpuUnavailableError. This module imports no other module, to avoid import cycles."""
 
 
 class GpuUnavailableError(RuntimeError):
-    """The logits are on a GPU that cannot be used, or its libraries are missing."""
+    """Raised if the logits are on a GPU that cannot be used, for example because libraries are missing."""

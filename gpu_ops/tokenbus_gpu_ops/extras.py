@@ -80,13 +80,13 @@ class Extras:
     others: Index
     """The index of the scored token for each row of `other_logits`."""
     items: npt.NDArray[Any]
-    """An ITEM for each scored token, followed by an ITEM for each row of `other_logits`."""
+    """An array of ITEMs: first one for each scored token, then one for each row of `other_logits` that is read."""
 
 
 def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_processed: bool) -> Extras | None:
     """Return the extra scores of the scored tokens, or None if no extra scores were requested.
 
-    Masks are computed from processed logits: `logits` if processed or the only logits, otherwise `other_logits`.
+    Masks are computed from `other_logits` if `logits` are raw and `other_logits` exist, and from `logits` otherwise.
     """
     if asked.other_logprobs is not None and not has_other and np.any(asked.other_logprobs):
         raise ContractError("other_logprobs", "other_logits with them", "none", rule=Rule.REQUIRED)
@@ -128,7 +128,7 @@ def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_pro
     bits = other.view(np.uint8) * np.uint8(Extra.OTHER_LOGPROB) | entropies.view(np.uint8) * np.uint8(Extra.ENTROPY)
     made = Extras(bits, counts.astype(np.uint32), ids, bounds.astype(np.uint32), shape, others, items)
     for column in (made.flags, made.given_counts, made.given_token_ids, made.mask_bounds):
-        column.flags.writeable = False  # the cache may return the array again
+        column.flags.writeable = False  # later calls may share the cached array
     return made
 
 

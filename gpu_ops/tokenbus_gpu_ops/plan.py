@@ -29,7 +29,7 @@ class Plan:
     scored: int
     alternatives: int
     top_k: int | None
-    """The number of alternatives if all tokens have the same number and token i has row i, otherwise None."""
+    """The number of alternatives of every token, or None if tokens differ or some token i does not have row i."""
     most: int
     token_counts: Bytes
     top_ks: Bytes
@@ -73,12 +73,12 @@ def _alike(rows: int, top_k: int) -> Plan:
     counts = np.ones(rows, np.intp)
     made = _laid_out(counts, np.arange(rows), np.full(rows, top_k), None)
     for column in (made.token_counts, made.top_ks, made.scorings):
-        column.flags.writeable = False  # the cache returns the array again
+        column.flags.writeable = False  # later calls share the cached array
     return replace(made, top_k=top_k)
 
 
 def _laid_out(counts: Index, starts: Index, ks: Index, wanted: npt.NDArray[np.bool_] | None) -> Plan:
-    """Lay out the tokens. `wanted` has a flag for each request, or is None if all requests are scored."""
+    """Lay out the tokens. `wanted` is None, or has a flag for each request that says whether to score the request."""
     ends = np.add.accumulate(counts)
     tokens = int(ends[-1]) if ends.size else 0
     if tokens > MAX_TOKENS:
@@ -140,7 +140,7 @@ def _starts(counts: Index, offsets: Any, rows: int) -> Index:  # noqa: ANN401
 
 
 def for_each(name: str, values: Any, requests: int, most: int) -> Index:  # noqa: ANN401
-    """Return one number per request from a list or from one number for all requests."""
+    """Return an array with one number per request. If `values` is an integer, all requests have this number."""
     if isinstance(values, int) and not isinstance(values, bool):
         _check_range(name, values, most)
         return np.full(requests, values, np.intp)
@@ -167,7 +167,7 @@ def whole(name: str, values: Any, most: int) -> Index:  # noqa: ANN401
     if found.dtype.kind not in "iu":
         raise ContractError(name, "whole numbers", found.dtype.name, rule=Rule.TYPE)
     numbers = found.astype(np.intp, copy=False)
-    # Viewed as unsigned, negative numbers are the largest, so one comparison is enough. A uint64 may have wrapped.
+    # As unsigned integers, negative numbers exceed `most`, so one comparison finds all faults except wrapped uint64.
     if numbers.view(np.uintp).max() > most or found.dtype == np.uint64:
         for limit, place, rule in ((0, int(found.argmin()), Rule.MIN), (most, int(found.argmax()), Rule.MAX)):
             value = int(found[place])

@@ -93,7 +93,7 @@ _pointer_in.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - any DLPack array
-    """Return the tensor of a DLPack array. On a GPU, its elements are ready for later work on the stream."""
+    """Return the tensor of a DLPack array. On a GPU, later work on the stream sees the elements of the array."""
     device, _ = values.__dlpack_device__()
     if device in _HOST:
         capsule = values.__dlpack__()
@@ -121,7 +121,7 @@ def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - a DLPack ca
         strides=strides,
         dtype=_dtype(described),
         device=described.device_id if described.device_type in _GPU else None,
-        # The capsule is not consumed, so it keeps the elements alive.
+        # The capsule keeps the elements alive, because nothing consumes the capsule.
         owner=capsule,
     )
 

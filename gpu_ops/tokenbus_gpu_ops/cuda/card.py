@@ -36,7 +36,7 @@ class Card:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make the card current for this thread within the block."""
+        """Make the card current for this thread within a `with` block."""
         done(driver().cuCtxPushCurrent(self.context))
         try:
             yield

@@ -22,7 +22,7 @@ _MACROS = {"bfloat16": "LOGITS_BF16", "float16": "LOGITS_F16", "float32": "LOGIT
 
 
 def macros_of(dtype: str, *, with_alternatives: bool, with_extras: bool = False) -> list[str]:
-    """Return the macros of the kernel for one type of logits. Extras include alternatives."""
+    """Return the macros of the kernel for one type of logits. A kernel with extras also has alternatives."""
     alternatives = ["WITH_ALTERNATIVES"] if with_alternatives or with_extras else []
     return [_MACROS[dtype], *alternatives, *(["WITH_EXTRAS"] if with_extras else [])]
 
@@ -108,7 +108,7 @@ def folder() -> Path:
 
 
 def key_of(*parts: str | bytes) -> str:
-    """Return a unique name for the kernel that is compiled from these parts."""
+    """Return a hash of all inputs of a compilation, as the name of the compiled kernel."""
     found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -135,7 +135,7 @@ def keep(name: str, kernel: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(kernel).digest() + kernel)
-            Path(temporary).replace(where / name)  # atomic, even if another process writes the same file
+            Path(temporary).replace(where / name)  # atomic, so other processes see no partial file
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             raise

@@ -1,4 +1,4 @@
-"""Queues one call on the GPU: upload of per-row arguments, launch of the kernel, and copy of the results."""
+"""Queues one call on the GPU: uploads per-row arguments, launches the kernel, and copies the results."""
 
 import ctypes
 from functools import lru_cache
@@ -37,7 +37,7 @@ _RECIPES_KEPT = 1024
 THREADS = 256
 VECTOR_BYTES = 16
 VECTORS_OF_GROUPS = 20480
-"""The maximum number of vectors in a part with alternatives. The kernel keeps the maxima of this many groups."""
+"""The maximum number of vectors in a part with alternatives, because the kernel's memory for maxima is limited."""
 
 _BLOCKS_PER_PROCESSOR = 2
 _MOST_PARTS = 32
@@ -279,7 +279,7 @@ def _recipe(shape: _Shape) -> _Recipe:
 
 
 def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras | None) -> _Uploads:
-    """Return the per-token arguments, which are empty if token i has row i and its id is on the GPU."""
+    """Return the per-token arguments. They are not needed if all tokens are alike and token i has row i."""
     own = host_ids(ids, plan, rows, vocabulary) if ids.device is None else None
     at = np.arange(plan.tokens) if own is not None else place_ids(ids, plan, rows)
     is_alike = plan.top_k is not None and (extras is None or extras.shape.is_alike)

@@ -12,10 +12,10 @@ from tokenbus_gpu_ops.plan import MAX_TOKENS
 
 _LEAST_BYTES = 1 << 14
 MAX_PINNED_BYTES = 1 << 28
-"""The limit for one device in bytes, which includes referenced results and free memory."""
+"""The maximum pinned memory for one device in bytes, including referenced results and free blocks."""
 _STREAMS_KEPT = 8
 TICKET_BYTES = 4 * 2 * MAX_TOKENS
-"""The size of the tickets in bytes. Each row that is read has a ticket, so other logits need a second one per token."""
+"""The size of all tickets in bytes. Each token may need two: one for `logits`, and one for `other_logits`."""
 
 
 class Pinned:
@@ -27,7 +27,7 @@ class Pinned:
         cuda = driver()
         self.size = size
         self.seen = True
-        """Whether the last queued work is known to be done."""
+        """Whether an earlier check found that the GPU has finished with the block."""
         self.address = int(done(cuda.cuMemHostAlloc(size, cuda.CU_MEMHOSTALLOC_PORTABLE)))
         flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self.event = done(cuda.cuEventCreate(flags))
@@ -63,7 +63,7 @@ class Pool:
         """Return a block of at least `wanted` bytes."""
         size = max(_LEAST_BYTES, 1 << (wanted - 1).bit_length())
         free = self._free.setdefault(size, deque())
-        # If the block that was returned first is still busy, most of the other blocks are busy, too.
+        # If the oldest free block is still busy, the newer free blocks are probably also busy.
         if free and free[0].is_idle():
             return free.popleft()
         if self.bytes + size > self._max_bytes:
@@ -106,7 +106,7 @@ class Scratch:
         self.size = 0
 
     def grown_to(self, wanted: int, stream: int) -> int:
-        """Return the address of a block of sufficient size, which begins with tickets that are zero between launches.
+        """Return the address of a large enough block. The block begins with tickets, which are zero before a launch.
 
         Memory is allocated, cleared and freed in the order of the stream, so that no thread waits.
         """
@@ -120,9 +120,9 @@ class Scratch:
         return self.address
 
     def take_turn(self, stream: int, result: Pinned) -> None:
-        """Order the stream's next work after the last work queued here.
+        """Make the stream wait for the last call that used this memory.
 
-        Work on the same stream is ordered anyway, but the handle may now belong to another stream.
+        Without this wait, a new stream could overwrite the memory, because a new stream may have an old handle.
         """
         self._follow(stream)
         self._last = result

@@ -1,4 +1,4 @@
-// Computes each sampled token's logprob and rank, and the alternatives, in one pass over a row of logits.
+// Computes the logprob, rank and alternatives of each sampled token in one pass over a row of logits.
 //
 // A row is divided among gridDim.x blocks. The last block to finish combines the results of all blocks.
 #include "call.cuh"
@@ -6,7 +6,7 @@
 
 #ifndef BLOCKS_AT_ONCE
 #if defined(WITH_EXTRAS) && defined(LOGITS_BF16) && __CUDA_ARCH__ < 900
-#define BLOCKS_AT_ONCE 3  // counting logits takes more registers in this case
+#define BLOCKS_AT_ONCE 3  // this variant needs more registers, so fewer blocks fit
 #else
 #define BLOCKS_AT_ONCE 4
 #endif
@@ -16,8 +16,8 @@ constexpr float FLOOR = -9999.0f;  // the contract's replacement for minus infin
 constexpr u32 NO_NUMBER = 0x7fc00000u;
 
 #ifdef WITH_ALTERNATIVES
-constexpr float LOWEST = -3.402823466e38f;  // only minus infinity is lower
-constexpr int MAX_PARTS = 512;  // the maximum number of parts of a row, which launch.py ensures
+constexpr float LOWEST = -3.402823466e38f;  // the lowest finite float
+constexpr int MAX_PARTS = 512;  // launch.py never divides a row into more parts
 #endif
 
 struct Shared {
@@ -58,7 +58,7 @@ __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, 
         sum += power;
         if (EXTRAS) weighted += power * fmaxf(exponent, NEGLIGIBLE);
     }
-    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // all threads use the same reference
+    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // relative to the same largest logit in all threads
     Totals all = together(room, mine);
     return {once.largest, all.sum, once.above, once.dropped, all.weighted, once.unmasked};
 }
@@ -84,8 +84,8 @@ __device__ __forceinline__ void take(u64 (&keys)[PARTS_AT_ONCE], const Shared& s
     }
 }
 
-// Collect those candidates of all parts that may be among the largest.
-// Returns the integer of the largest omitted candidate, or zero if no candidate was omitted.
+// Collects the candidates of all parts, and omits candidates that cannot be alternatives.
+// Returns the largest omitted candidate's logit as an ordered integer, or zero if no candidate was omitted.
 __device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 item, u32 parts, int wanted) {
     Candidates& room = shared.room;
     const u64* found = call.candidates + static_cast<u64>(item) * parts * FEW;
@@ -174,7 +174,7 @@ __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const
     }
 }
 
-// Returns a number like a key, but made from a value (any float) instead of a logit.
+// Packs a value's order and an id into one integer, which sorts by value and then by ascending id.
 __device__ __forceinline__ u64 placed(u32 order, u32 id) { return static_cast<u64>(order) << ID_BITS | (~id & ID_MASK); }
 __device__ __forceinline__ u32 value_order_in(u64 number) { return static_cast<u32>(number >> ID_BITS); }
 
@@ -204,7 +204,7 @@ __device__ __forceinline__ void put_alternatives(Shared& shared, const Call& cal
     }
     const float next = scale.value_of(in_order(max(dropped, ORDER_OF_MINUS_INFINITY)));
     __syncthreads();
-    // If only equal logits have the same value, the keys are already in order.
+    // The search for ties is needed only if an omitted logit may have the same value as the last alternative.
     if (shared.last_is_crowded && dropped >= ORDER_OF_MINUS_INFINITY && next >= shared.last_value) {
         const bool is_larger = threadIdx.x < count && value_order_in(mine) > order_of(shared.last_value);
         const u32 larger_ones = __syncthreads_count(is_larger);
