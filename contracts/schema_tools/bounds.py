@@ -72,7 +72,7 @@ def bound_faults(tree: Tree) -> Iterator[str]:
 
 
 def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterator[str]:
-    """Yield removed and added bounds: a bound added to a released field refuses valid values of older writers."""
+    """Yield removed bounds, and bounds added to released fields, which refuse valid values of older writers."""
     for bound in sorted(released.keys() | now.keys()):
         was, value = released.get(bound), now.get(bound)
         if was is None:
@@ -115,7 +115,7 @@ def _missing(message: Message) -> Iterator[str]:
 
 
 def _same_length(now: dict[str, dict[str, int]]) -> Iterator[list[str]]:
-    """Yield the maximum numbers of elements, for the check that columns of equal length have equal maxima."""
+    """Yield the names of the bounds that must be equal because their columns have equal length."""
     columns = defaultdict(list)
     for name, bounds in now.items():
         if length := bounds.get("length"):

@@ -45,7 +45,7 @@ def _breaking(tree: Tree) -> Iterator[str]:
 
 
 def _buf(*arguments: str) -> Iterator[str]:
-    # First look next to this Python, because the locked version is there even if the venv is not active.
+    # The locked version of buf is next to this Python, even if the venv is not active.
     buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
     if buf is None:
         raise SchemaError("buf is not installed: run `make setup`")

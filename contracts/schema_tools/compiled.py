@@ -33,7 +33,7 @@ class Tree:
 
 
 class SchemaError(Exception):
-    """A failure of a schema tool, with the reason as its message."""
+    """Raised when a schema tool fails. The message states the reason."""
 
 
 def protoc(tree: Tree, *outputs: str) -> None:

@@ -17,7 +17,7 @@ _PACKAGE = "tokenbus_contracts.generated"
 
 
 def generated_files(tree: Tree) -> dict[str, bytes]:
-    """Return the contents of the generated folder's files by name."""
+    """Return the contents of all generated files by file name."""
     contract = Schema(FileDescriptorSet(file=[each for each in tree.compiled if each.name.endswith("batch.proto")]))
     files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n', **_classes(tree)}
     files |= {"enums.py": _enums(contract), "columns.py": _columns(contract)}
@@ -75,7 +75,7 @@ def _classes(tree: Tree) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         protoc(tree, f"--python_out={folder}", f"--pyi_out={folder}")
         texts = {path.name: path.read_text() for path in sorted(Path(folder).rglob("*.py*"))}
-    # The classes import each other from this package.
+    # protoc writes imports from tokenbus.v1, but the modules are in the generated package.
     return {
         name: BANNER + re.sub(r"^from tokenbus\.v1 import", f"from {_PACKAGE} import", text, flags=re.MULTILINE)
         for name, text in texts.items()

@@ -1,9 +1,9 @@
 """Golden messages: files with bytes, and JSON files with the expected contents or the expected error.
 
-Existing bytes are never rewritten, and `make vectors` derives all other files from the bytes. Only the generated class
-makes the JSON of a valid message, so that tests can compare the codec with it. To add a message, write the JSON of its
-header and columns: `make vectors` then writes its bytes. If the generated class cannot write certain bytes, write them
-by hand, with a JSON file that names the error.
+Existing bytes are never rewritten, and `make vectors` derives all other files from the bytes. The generated
+class makes the JSON of a valid message without the codec, so that tests can compare the codec with this JSON. To add a
+message, write the JSON of its header and columns: `make vectors` then writes its bytes. If the generated class cannot
+write certain bytes, write these bytes by hand, with a JSON file that names the error.
 """
 
 import hashlib
@@ -88,7 +88,7 @@ def _encoded(name: str, written: dict[str, Any]) -> bytes:
 
 
 def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of the JSON file for valid bytes. The value of `shows` is written by hand."""
+    """Return the contents of the JSON file for valid bytes. Only the value of `shows` is written by hand."""
     try:
         batch = LogprobBatch.FromString(data)
     except DecodeError as error:
@@ -106,7 +106,7 @@ def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limits() -> dict[str, Any]:
-    """Return the limits that readers check the messages against."""
+    """Return the limits that readers enforce when they decode the messages."""
     both = {"default": Limits.default(), "schema": Limits.schema()}
     return {kind: {name: getattr(limits, name) for name in Limits.__slots__} for kind, limits in both.items()}
 

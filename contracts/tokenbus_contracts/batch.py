@@ -18,11 +18,11 @@ from tokenbus_contracts.rows import OnlyRow, Row, Rows
 from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS, Column
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # newer than the typing module of Python 3.10
+    from typing_extensions import Unpack  # Python 3.10's typing module has no Unpack
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
-"""Values in the column `stops`. Further stop texts have the following values."""
+"""Values in the column `stops`. The second stop text has the value FIRST_STOP_TEXT + 1, and so on."""
 _OPTIONAL = ("stops", "extras", "given_counts", "mask_bounds")
 """Columns that may be empty even if the batch has rows or stopped rows."""
 _set = object.__setattr__  # LogprobBatch.__setattr__ refuses every assignment
@@ -31,9 +31,9 @@ _set = object.__setattr__  # LogprobBatch.__setattr__ refuses every assignment
 class LogprobBatch(ColumnArrays):
     """The tokens of one step, or of one part of a step, as parallel columns.
 
-    logprob_batch.proto documents the columns. A column may be given as anything that numpy reads. Values that do not
-    fit the column's type raise a ContractError. `encode` and `decode` check all other rules. A batch is immutable,
-    because its arrays may be views of a message.
+    logprob_batch.proto documents the columns. A column may be any value that numpy converts to an array.
+    Values that do not fit the column's type raise a ContractError. `encode` and `decode` check all other rules. A batch
+    is immutable, because its arrays may be views of a message.
 
     Example:
         raw = tokenbus.ValueKind.RAW_LOGPROBS
@@ -100,7 +100,7 @@ class LogprobBatch(ColumnArrays):
         """Return a batch with the same columns under another header."""
         if self._message is not None:
             return self.of_message(header, self._message)
-        return self.of_views(header, self.columns)  # omits the cached layout and rows
+        return self.of_views(header, self.columns)  # the new batch does not copy the cached layout and rows
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a batch is immutable; make another one with another {name}")
@@ -121,7 +121,7 @@ class LogprobBatch(ColumnArrays):
 
     @property
     def is_message(self) -> bool:
-        """Whether the columns are views of one message."""
+        """Whether the columns are views of one received message."""
         return self._message is not None
 
     @property
@@ -179,7 +179,7 @@ class LogprobBatch(ColumnArrays):
         Args:
             most_rows: the maximum number of rows in a message.
             most_bytes: the maximum total size of a message's rows in bytes.
-            beside: additional bytes to count for each row.
+            beside: the number of additional bytes of each row.
         """
         sizes = self.row_bytes() if beside is None else self.row_bytes() + beside
         ends, begin, used = [], 0, 0
@@ -263,7 +263,7 @@ class LogprobBatch(ColumnArrays):
         return cls.of_views(header, columns)
 
     def _selected(self, rows: Index, header: BatchHeader) -> "LogprobBatch | None":
-        """Return the rows of a message at these indexes, or None if they are invalid or this batch is not a message."""
+        """Return the rows at these indexes, or None if an index is invalid or the batch was not read from a message."""
         columns = None if self._message is None else self._message.select(rows)
         return None if columns is None else self.of_message(header, columns)
 
@@ -281,7 +281,7 @@ class LogprobBatch(ColumnArrays):
     def _present(self) -> Sequence[Column]:
         return COLUMNS if self.has_extras else BASE_COLUMNS
 
-    if not TYPE_CHECKING:  # hidden from mypy, which then reports unknown names
+    if not TYPE_CHECKING:  # mypy must not see __getattr__, because it would then accept any name
 
         def __getattr__(self, name: str) -> object:
             """Create an attribute on its first use: a column, the layout or the rows."""
@@ -300,7 +300,7 @@ class LogprobBatch(ColumnArrays):
 
     def _made_rows(self) -> Rows | OnlyRow:
         message = self._message
-        has_extras = self.has_extras if message is None else message.has_extras  # cheaper than self.has_extras
+        has_extras = self.has_extras if message is None else message.has_extras  # avoids __getattr__
         extras = extras_of(self, self._layout.starts) if has_extras else None
         if message is not None:
             return OnlyRow(message, extras) if message.row_count == 1 else Rows(message.array, message.numbers, extras)
@@ -311,12 +311,12 @@ class LogprobBatch(ColumnArrays):
 _SETTERS = [
     (ColumnArrays.__dict__[column.name].__set__, column.name, column.dtype, column.empty) for column in BASE_COLUMNS
 ]
-"""The setter of each base column, which `_set` would have to find by name."""
+"""The setters of the base columns. A call of a setter is faster than `_set`, which looks the column up by name."""
 _set_header, _set_message = (LogprobBatch.__dict__[name].__set__ for name in ("header", "_message"))
 
 
 def _filled(batch: LogprobBatch, name: str) -> npt.NDArray[Any]:
-    """Return an optional column. An empty column becomes zeros."""
+    """Return an optional column. If the column is empty, return zeros for all rows."""
     column: npt.NDArray[Any] = getattr(batch, name)
     if column.size:
         return column

@@ -19,7 +19,7 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
         limits: the limits to check. The default is the default limits of a deployment.
 
     Raises:
-        ContractError: the batch breaks a rule. The error names the first such field, its limit and its value.
+        ContractError: the batch breaks a rule. The error names the first invalid field, its limit and its value.
 
     Example:
         batch = tokenbus.testing.batch([tokenbus.testing.RowShape(request_id=7, tokens=3, top_k=2)])
@@ -27,10 +27,10 @@ def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
     """
     if not isinstance(batch, LogprobBatch):
         raise ContractError("batch", "a LogprobBatch", type(batch).__name__, rule=Rule.TYPE)
-    check_header(batch.header)  # protobuf would convert values of other types
+    check_header(batch.header)  # protobuf would silently convert values of wrong types
     data = wire.write(batch, limits)
     if not native.accepts(data, limits):
-        # Check the written bytes, because the engine may have reused its arrays in the meantime.
+        # Check the written bytes, because the engine may have changed the arrays since they were copied.
         written = wire.read(data)
         check_batch(batch if written is None else written, limits)
         if written is None:

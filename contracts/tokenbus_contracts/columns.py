@@ -14,7 +14,7 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
 _FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
-"""A function that reads one value, for each column with one element per row. Such columns come first in a message."""
+"""Functions that read one value of a column: one function for each of the columns with one element per row."""
 _PLACES = {
     2 * len(columns): {
         column.name: (place, place + len(columns), column.dtype, _CODES[column.item_bytes], column.empty)
@@ -22,7 +22,7 @@ _PLACES = {
     }
     for columns in (BASE_COLUMNS, COLUMNS)
 }
-"""The indexes of each column in `places`, by the length of `places`. Without extras, `places` has only base columns."""
+"""For both lengths of `places`, the indexes at which `places` has each column's offset and number of elements."""
 
 
 class MessageColumns:
@@ -30,8 +30,8 @@ class MessageColumns:
 
     Args:
         data: the message.
-        places: the offset of each column, followed by the number of elements of each column. Without extras, `places`
-            covers only the base columns.
+        places: first the offsets of all columns in `data`, then the numbers of elements of all columns. If the message
+            has no extras, `places` covers only the base columns.
         is_bare: whether the message has no header, as in the result of `select`.
     """
 
@@ -74,13 +74,13 @@ class MessageColumns:
         """Return a column as an array, which is a view of the message."""
         try:
             at, items, dtype, _, empty = self._known[name]
-        except KeyError:  # no row has extras
+        except KeyError:  # the message has only base columns
             return COLUMN[name].empty
         count = self.places[items]
         return np.frombuffer(self.data, dtype, count, self.places[at]) if count else empty
 
     def numbers(self, name: str) -> Sequence[int]:
-        """Return an integer column's values. For a short column, this function is faster than an array."""
+        """Return an integer column's values. For a short column, `numbers` is faster than `array`."""
         at, items, _, code, _ = self._known[name]
         begin, count = self.places[at], self.places[items]
         if code == "B":

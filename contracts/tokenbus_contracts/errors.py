@@ -1,4 +1,4 @@
-"""ContractError. This module imports nothing of Tokenbus, so that every module may raise the error."""
+"""Defines ContractError. This module imports no other module of Tokenbus, to avoid import cycles."""
 
 from enum import Enum
 
@@ -6,14 +6,14 @@ _LONGEST_VALUE = 200
 
 
 class Rule(str, Enum):
-    """The kind of broken bound. Golden vectors and metrics use the same stable names."""
+    """The kind of the broken bound. The names are stable, because golden vectors and metrics contain them."""
 
     __str__ = str.__str__
 
     MALFORMED = "malformed"
     """The bytes are not an encoding of the message."""
     TYPE = "type"
-    """A value for the encoder has another type than its field."""
+    """A value that the encoder received has the wrong type for its field."""
     VERSION = "version"
     """The message has another major version of the schema."""
     REQUIRED = "required"
@@ -77,7 +77,7 @@ def _one_line(value: object) -> str:
     """Return a value as one short line. The value may come from an untrusted peer."""
     try:
         text = str(value)
-    except ValueError:  # an integer with thousands of digits
+    except ValueError:  # Python refuses to print an integer with thousands of digits
         return "a number of too many digits to print"
     text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[: _LONGEST_VALUE + 1])
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."

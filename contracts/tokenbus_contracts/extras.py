@@ -38,15 +38,15 @@ class Extras(NamedTuple):
     entropies: npt.NDArray[np.float32]
     """For each token, the entropy in nats of the distribution of `logprobs`."""
     given_token_ids: npt.NDArray[np.uint32]
-    """The token ids that the request named."""
+    """The token ids that the request asked to score."""
     given_logprobs: npt.NDArray[np.float32]
     """For each token, the logprobs of `given_token_ids`."""
     mask_sizes: npt.NDArray[np.uint32]
     """The size of each token's mask: the number of ids that sampling could choose."""
     mask_token_ids: npt.NDArray[np.uint32]
-    """The ids of the listed masks, token by token. `masks` splits them."""
+    """The ids of all listed masks, concatenated. The method `masks` splits the ids by token."""
     mask_bound: int
-    """The largest mask size whose ids are listed."""
+    """The maximum size of a mask whose ids are listed."""
 
     def as_lists(self) -> dict[str, list[Any]]:
         """Return the values for JSON. A mask that is too large to list becomes null."""
@@ -60,7 +60,7 @@ class Extras(NamedTuple):
         return found
 
     def masks(self) -> Iterator[npt.NDArray[np.uint32] | None]:
-        """Yield, for each token, the ids that sampling could choose. A mask above the bound is None."""
+        """Yield, for each token, the ids that sampling could choose. A mask larger than `mask_bound` is None."""
         begin = 0
         for size in self.mask_sizes.tolist():
             is_listed = size <= self.mask_bound
@@ -69,7 +69,7 @@ class Extras(NamedTuple):
 
 
 def extras_of(batch: ColumnArrays, starts: Mapping[int, npt.NDArray[np.intp]]) -> list[Extras | None]:
-    """Return the extras of each row, or None for rows without any. `starts` has the rows' starts by kind of length."""
+    """Return the extras of each row, or None for a row without extras. `starts` is `Layout.starts`."""
     nothing = np.zeros(batch.request_ids.size, np.uint32)
     kinds, given, bounds = (
         (column if column.size else nothing).tolist()

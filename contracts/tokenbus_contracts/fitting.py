@@ -34,7 +34,7 @@ def fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def _whole_numbers(column: Column, values: npt.ArrayLike, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a list with integers on both sides of 2**63 as uint64: numpy infers no integer type for such a list."""
+    """Convert a list of integers to uint64 if numpy infers no integer type because some integers exceed 2**63 - 1."""
     if not isinstance(values, (list, tuple)):
         return array
     if not all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values):

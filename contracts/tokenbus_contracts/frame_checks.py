@@ -75,7 +75,7 @@ def _check(rule: FieldRule, path: str) -> Check | None:
 
 
 def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
-    """Return the check of one value and its path, or None if any value is valid."""
+    """Return a function that checks one value and names its path in errors, or None if any value is valid."""
     if rule.field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return _length_check(rule)
     (low, high), finite = _range(rule), rule.bounds.finite
@@ -92,7 +92,7 @@ def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
 
 
 def _length_check(rule: FieldRule) -> Callable[[Any, str], None] | None:
-    """Return the check of the size in bytes of a string or bytes value, or None if any size is valid."""
+    """Return a function that checks the size of a string or bytes value, or None if any size is valid."""
     low, most = rule.bounds.min_bytes, rule.bounds.max_bytes if rule.bounds.HasField("max_bytes") else _HIGHEST
     if not low and most == _HIGHEST:
         return None
@@ -183,7 +183,7 @@ def _nested(rule: FieldRule, path: str) -> Check | None:
 
 
 def _is_number(rule: FieldRule) -> bool:
-    """Return whether a field is a single number or enum, always present, whose only bound is a range."""
+    """Return whether a field is a single number or enum that is never absent and has no bound except a range."""
     field = rule.field
     is_other = field.is_repeated or field.has_presence or field.cpp_type == FieldDescriptor.CPPTYPE_STRING
     return not (is_other or field.message_type or rule.bounds.finite)

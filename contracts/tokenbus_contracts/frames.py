@@ -36,7 +36,7 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
 
     If the frame's body belongs to a newer minor version, the result has no body, and the caller should ignore it.
     """
-    if frame is not ProcessorFrame:  # only a worker reads a ProcessorFrame, from a processor that it trusts
+    if frame is not ProcessorFrame:  # only workers read a ProcessorFrame, and workers trust their processor
         check_implementation()
     rules = _rules_of(frame)
     if type(data) is not bytes:
@@ -77,7 +77,7 @@ def write_frame(message: Message) -> bytes:
 
 
 _RULES: dict[type[Message], _Rules] = {}
-"""The rules of the frame types in use. Building the rules of all types would delay the start of a process."""
+"""The rules of each frame type that this process has used. Preparing the rules of all types would delay the start."""
 
 
 def _rules_of(frame: type[Message]) -> _Rules:

@@ -23,7 +23,7 @@ _MASK_TOKENS = ColumnLength.COLUMN_LENGTH_MASK_TOKENS
 
 
 class Layout:
-    """The start of each row's elements by kind of column. A column of wrong length raises a ContractError."""
+    """The index of each row's first element in each kind of column. A wrong length raises a ContractError."""
 
     __slots__ = ("_mask_starts", "_per_token", "starts")
 
@@ -32,7 +32,7 @@ class Layout:
         present = COLUMNS if has_extras else BASE_COLUMNS
         _check_lengths(batch, present, {_ROWS: rows})
         counts = batch.token_counts.astype(np.intp)
-        # For each kind of column and each row, the number of elements of one token.
+        # The number of elements that each token of a row has, for each kind of column and each row.
         self._per_token: dict[int, Index] = {
             _TOKENS: np.ones(rows, np.intp),
             ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: (batch.scorings != Scoring.NONE).astype(np.intp),
@@ -75,13 +75,13 @@ class Layout:
         self.starts[_MASK_TOKENS] = self._mask_starts[masked]
 
     def elements(self, rows: Index) -> dict[int, Index]:
-        """Return the indexes of some rows' elements, in the given order of rows, for each kind of length."""
+        """Return the element indexes of the given rows, in their given order, for each kind of column."""
         return {
             length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self.starts.items()
         }
 
     def elements_between(self, begins: Index, ends: Index) -> dict[int, Index]:
-        """Return the indexes of the elements in each row's token range, for each kind of length."""
+        """Return the element indexes of each row's token range, for each kind of column."""
         found = {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self.starts.items()}
         for length, each in self._per_token.items():
             found[length] = _ranges(self.starts[length][:-1] + begins * each, (ends - begins) * each)
@@ -109,5 +109,5 @@ def _starts_of(counts: npt.NDArray[np.unsignedinteger | np.signedinteger]) -> In
 
 
 def _ranges(begins: Index, lengths: Index) -> Index:
-    # Number the result consecutively, then shift each row from its start in the result to its start in the column.
+    # Start with consecutive numbers. Then shift the numbers of each range so that they start at its begin.
     return np.arange(lengths.sum(), dtype=np.intp) + np.repeat(begins - _starts_of(lengths)[:-1], lengths)

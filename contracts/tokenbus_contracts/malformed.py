@@ -51,9 +51,9 @@ def place_of(data: bytes, field: str, message: Descriptor = BATCH) -> int:
 
 
 def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield, for each of the first fields, its number and the offsets of the field, its contents and the next field.
+    """Yield the number of each field, and the offsets of the field, of its contents and of the next field.
 
-    Iteration stops at a malformed field and at a group, because the schema has no groups.
+    Iteration stops after `most` fields, at a malformed field, and at a group, because the schema has no groups.
     """
     for _ in range(most):
         if at >= len(data):
@@ -68,7 +68,7 @@ def _fields(data: bytes, at: int, most: int) -> Iterator[tuple[int, int, int, in
 
 
 def _walk(data: bytes, message: Descriptor, prefix: str, left: Iterator[int]) -> None:
-    """Check a message's fields and nested messages one by one, until `left` is exhausted."""
+    """Check a message's fields and nested messages one by one. Stop when the iterator `left` is exhausted."""
     at = 0
     groups: list[str] = []
     while at < len(data):
@@ -115,7 +115,7 @@ def _look_into(field: FieldDescriptor, contents: bytes, name: str, left: Iterato
 
 
 def _contents(data: bytes, at: int, wire_type: int, name: str) -> tuple[int, int]:
-    """Return the start of a field's contents, and the end according to the field's length. The field is not a group."""
+    """Return the start and the end of a field's contents. The end may exceed the message, and groups are refused."""
     if wire_type == _VARINT:
         return at, _read_varint(data, at, name)[1]
     if wire_type == _LENGTH:

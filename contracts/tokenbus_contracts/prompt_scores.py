@@ -41,7 +41,7 @@ class PromptScores:
     """The ids of the scored tokens."""
     logprobs: Values
     ranks: Ids
-    """The scored tokens' ranks, from 1."""
+    """The ranks of the scored tokens: 1 for the most probable token."""
     alternative_token_ids: Ids
     """For each token, the most probable tokens in order, or the tokens that the request named."""
     alternative_logprobs: Values
@@ -59,7 +59,7 @@ class PromptScores:
         return self.end >= self.prompt_tokens
 
     def chunks(self) -> Iterator[PromptScoresChunk]:
-        """Yield the scores as messages. There is at least one message, because the last message announces the end."""
+        """Yield the scores as one or more messages. Without scores, a single empty message still reports the end."""
         alternatives = self.alternative_logprobs.shape[1]
         line = alternatives * _ITEM_BYTES
         once, each = (line, line) if self.are_named else (0, 2 * line)
@@ -117,7 +117,7 @@ class PromptScores:
         last = chunks[-1]
         names = _ARRAYS[:-1] if last.are_named else _ARRAYS
         whole: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in chunks]) for name in names}
-        if last.are_named:  # all tokens share one row of ids
+        if last.are_named:  # all tokens have the same alternatives
             whole[_ARRAYS[-1]] = np.broadcast_to(last.alternative_token_ids[:1], whole["alternative_logprobs"].shape)
         return replace(chunks[0], **whole)
 

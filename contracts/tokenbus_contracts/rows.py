@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class Parts(Protocol):
-    """A column in parts, with one part for each row."""
+    """The parts of a column: part i has the elements of row i."""
 
     def __getitem__(self, row: int, /) -> Any: ...  # noqa: ANN401 - an array
     def __iter__(self) -> Iterator[Any]: ...
@@ -24,7 +24,7 @@ class Parts(Protocol):
 
 Cutter = Callable[[Array], Parts]
 """A function that cuts a column into parts, one for each row."""
-_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # indexed by value, because the values are consecutive
+_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # the index of each member is its value
 
 
 class Row(NamedTuple):
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     batch_index: int
     """The row's index in the engine's batch."""
     position: int
-    """The position of the row's first token in the request's output, from 0."""
+    """The zero-based position of the row's first token in the request's output."""
     status: RowStatus
     """The state of the request after the step."""
     draft_token_count: int
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     logprobs: npt.NDArray[np.float32]
     """The logprob of each token. Empty if the row is not scored."""
     ranks: npt.NDArray[np.uint32]
-    """The rank of each token by probability, from 1. Empty if the row is not scored."""
+    """The rank of each token: 1 for the most probable token. Empty if the row is not scored."""
     alternative_token_ids: npt.NDArray[np.uint32]
     """The alternatives' ids for each token, most probable first."""
     alternative_logprobs: npt.NDArray[np.float32]
@@ -97,7 +97,7 @@ class Rows:
             pairs = zip(counts, scorings, strict=True)
             scored = _cutter([count * (scoring != Scoring.NONE) for count, scoring in pairs])
         self._count = len(counts)
-        self._columns = (  # in the order of Row's fields
+        self._columns = (  # the order is the order of Row's fields
             numbers("request_ids"),
             numbers("batch_indices"),
             numbers("positions"),
@@ -165,7 +165,7 @@ class OnlyRow:
 
 
 class _Ragged:
-    """A column, cut into parts of different lengths."""
+    """The parts of a column, if rows have different numbers of elements."""
 
     __slots__ = ("_column", "_places")
 
@@ -181,7 +181,7 @@ class _Ragged:
 
 
 class _Tables:
-    """A column in parts of different lengths. Each part is a table with one line for each token of the row."""
+    """The parts of a column as tables. Each table belongs to one row, and has one table row for each token."""
 
     __slots__ = ("_parts", "_shapes")
 
@@ -198,19 +198,19 @@ class _Tables:
 
 
 def _cutter(counts: Sequence[int]) -> Cutter:
-    """Return a function that cuts a column into parts with these numbers of elements."""
+    """Return a function that cuts a column into parts. Part i has `counts[i]` elements."""
     rows = len(counts)
     if not rows or counts.count(counts[0]) != rows:
         ends = list(accumulate(counts))
         places = list(map(slice, [0, *ends], ends))
         return lambda column: _Ragged(column, places)
     if not counts[0]:
-        return lambda column: [column] * rows  # the column and all its parts are empty
+        return lambda column: [column] * rows  # all parts are empty, like the column
     return lambda column: column.reshape(rows, counts[0], *column.shape[1:])
 
 
 def _tables(column: Array, counts: Sequence[int], top_ks: Sequence[int], tokens: Cutter) -> Parts:
-    """Return each row's alternatives as a table with one line for each token."""
+    """Return each row's alternatives as a table with one table row for each token."""
     rows = len(counts)
     if rows and top_ks.count(top_ks[0]) != rows:
         return _Tables(_cutter(list(map(mul, counts, top_ks)))(column), list(zip(counts, top_ks, strict=True)))
@@ -221,7 +221,7 @@ def _tables(column: Array, counts: Sequence[int], top_ks: Sequence[int], tokens:
 
 
 def _stops(stops: Sequence[int], statuses: Sequence[int]) -> Sequence[int]:
-    """Return each row's stop. A nonempty column has one value for each stopped row."""
+    """Return each row's value of `stops`, or zero. A nonempty column `stops` has values only for stopped rows."""
     if not stops:
         return bytes(len(statuses))
     each = iter(stops)

@@ -18,12 +18,12 @@ from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
 MAJOR = 1
 MINOR = 0
 
-# The type stubs name a union of two descriptor types. Only the first type occurs at run time.
+# In the type stubs, DESCRIPTOR has a union type. At run time, DESCRIPTOR is always a Descriptor.
 BATCH = cast("Descriptor", logprob_batch_pb2.LogprobBatch.DESCRIPTOR)
 HEADER = cast("Descriptor", logprob_batch_pb2.BatchHeader.DESCRIPTOR)
 
 ONE_BYTE_VARINT_END = 128
-"""Packed values below this take one byte each, so a column of such values is an array of bytes."""
+"""A packed value below 128 takes one byte, so a column of such values is an array of bytes."""
 
 _WIRE_VARINT_MAX_BYTES = 10
 DTYPES: dict[int, np.dtype[Any]] = {

@@ -35,14 +35,14 @@ from tokenbus_contracts.schema import (
 )
 from tokenbus_contracts.validate.rows import unnamed
 
-# The properties of columns in flat tables, because the loops below run for every message.
+# These tables store column properties for speed, because the loops below run for every message.
 _KEYS, _EXTRA_KEYS = ([column.key for column in each] for each in (BASE_COLUMNS, EXTRA_COLUMNS))
 _VALUES, _EXTRA_VALUES = (attrgetter(*(column.name for column in each)) for each in (BASE_COLUMNS, EXTRA_COLUMNS))
 _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
 _PREFIXES_KEPT = 4096
 _SHIFTS = range(7, 28, 7)
-"""The bit shifts of a varint's bytes after the first. Parsers disagree about longer varints."""
+"""The bit shifts of a varint's second to fourth byte. Parsers disagree about varints of more than four bytes."""
 _SMALL_BYTES = 4096
 """The size in bytes below which a copy is cheaper than a buffer."""
 
@@ -64,7 +64,7 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         if length:
             prefix = prefix_of(key, length)
             size += len(prefix) + length
-            # From the first column that does not fit, only the sizes of columns are added.
+            # Once the message is too large, only the size is summed, for the error.
             if size <= most:
                 as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
                 pieces += (prefix, values if as_it_lies else values.tobytes())
@@ -76,11 +76,11 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
 def deal(  # noqa: PLR0913, PLR0917 - the arguments of the compiled function
     batch: LogprobBatch, header: BatchHeader, slots: Index, requests: RequestColumns, stream: int, least: int
 ) -> tuple[Index, list[Share]] | None:
-    """Distribute a batch's rows to the shares of their requests. `slots` has the slot of each row's request.
+    """Distribute a batch's rows among the consumers of their requests. `slots` has the index of each row's request.
 
-    Returns the indexes of the rows, ordered by share and then by batch index, and the shares. Only shares from `least`
-    on become messages with the header, without validation. Returns None if the batch is not a received message, or if a
-    row is not the next row of its request.
+    Returns the indexes of the rows, ordered by consumer and then by batch index, and a Share for each consumer. A Share
+    with a number below `least` has no message. The messages are not validated. Returns None if the batch is not a
+    received message, or if a row is not the next row of its request.
     """
     message = batch._message  # noqa: SLF001 - the columns of a message are encoded already
     if message is None:
@@ -112,8 +112,8 @@ def read(data: bytes) -> LogprobBatch | None:
             if key == HEADER_KEY:
                 if header is not None:
                     return None
-                # The header is parsed as a field of a batch.
-                # Therefore, the parser's nesting limit is the same as for a whole message.
+                # Parse the header as the only field of a batch.
+                # The parser then allows the same depth of nested messages as in a whole batch.
                 header = from_message(BatchMessage.FromString(data[start:behind]).header)
             else:
                 name, dtype, item_bytes, max_wire_items = _TO_READ[key]
@@ -134,7 +134,7 @@ def read(data: bytes) -> LogprobBatch | None:
 def read_any(data: bytes) -> LogprobBatch:
     """Return the batch in a message. Only the ranges of the columns' types are checked.
 
-    The parser uses at most a small multiple of the message's size, which the caller has checked.
+    The caller must check the message's size first, because the parser's memory grows with the size.
     """
     try:
         message = BatchMessage.FromString(data)
@@ -181,7 +181,7 @@ def varint(value: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at an offset and the offset after it, or raise IndexError if it is too long or incomplete."""
+    """Return the varint at an offset and the offset after it, or raise IndexError for an invalid varint."""
     value = data[at]
     if value < ONE_BYTE_VARINT_END:
         return value, at + 1

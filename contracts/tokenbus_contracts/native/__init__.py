@@ -1,8 +1,8 @@
 """The optional compiled code, which checks a message in the plain encoding, or selects its rows, in one pass.
 
-If no C compiler was found at installation, or if TOKENBUS_PURE_PYTHON is 1, `validate` and the layout's indexes do the
-same work with numpy. The tests run both implementations. `validate` checks messages that the compiled check does not
-accept, and names the reason for a refusal.
+Without a C compiler at installation, or if TOKENBUS_PURE_PYTHON is 1, Python code does the same work with numpy. The
+tests run both implementations. If the compiled check refuses a message, `validate` checks the message again, and names
+the reason for a refusal.
 """
 
 import ctypes
@@ -35,16 +35,16 @@ _MOST_KEY_BYTES = 8
 
 
 class Share(NamedTuple):
-    """The rows of a message for one consumer."""
+    """The rows of a message that one consumer receives."""
 
     number: int
     begin: int
-    """The index of the share's first row among all rows in their new order."""
+    """The index of the consumer's first row among all rows, which are ordered by consumer."""
     end: int
     message: bytes
-    """The rows as a message, or empty bytes if the caller wanted no message."""
+    """The message with the consumer's rows, or empty bytes if the caller asked for no message."""
     request_ids: bytes
-    """The request ids as encoded in the message."""
+    """The bytes of the column request_ids in the message."""
 
 
 class RequestColumns(ctypes.Structure):
@@ -69,28 +69,28 @@ class RequestColumns(ctypes.Structure):
         positions: npt.NDArray[np.int64],
         running: int,
     ) -> "RequestColumns":
-        """Return the columns. The caller must keep the arrays alive as long as the result.
+        """Return the arrays as RequestColumns. The caller must keep the arrays alive as long as the result.
 
-        For each slot, the arrays have the stream that brings the request's rows, the share that receives the rows, the
-        request's state, and the next position. Only rows of requests in the state `running` are distributed.
+        Each request has the same index in all arrays: its stream, its consumer (`shares`), its state, and the position
+        of its next token. Only rows of requests in the state `running` are distributed.
         """
         columns = (streams, shares, states, positions)
         return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)
 
 
 _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
-"""The limits of the last message and their rules."""
+"""The limits of the most recent message, with the rules made from these limits."""
 _BASE, _ALL = len(BASE_COLUMNS), len(COLUMNS)
 _OF_EXTRAS = f"{8 * (_ALL - _BASE)}x"
 _PLACES = {2 * _ALL: Struct(f"{2 * _ALL}q"), 2 * _BASE: Struct(2 * f"{_BASE}q{_OF_EXTRAS}")}
-"""The struct formats of the columns' places, by the number of places. Without extras, only base columns have places."""
+"""The struct formats of a message's `places`, by length: with the extra columns, and with only the base columns."""
 _BASE_ALONE, _WITH_EXTRAS = 1, 2
 """The kinds of accepted messages, as in accept.c."""
 _LAYOUTS = {
     _BASE_ALONE: Struct(f"16x{HEADER_NUMBERS}Q" + 2 * f"{_BASE}Q{_OF_EXTRAS}"),
     _WITH_EXTRAS: Struct(f"16x{HEADER_NUMBERS + 2 * _ALL}Q"),
 }
-"""The struct formats of a layout after the header's offset. Reading it through ctypes takes three times as long."""
+"""The struct formats of a `Layout` after its first two fields. Reading through ctypes takes three times as long."""
 _TEXT_NUMBER = HEADER.fields_by_name["worker_id"].number
 
 
@@ -105,7 +105,7 @@ def accepts(data: bytes, limits: Limits) -> bool:
 
 
 def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | None:
-    """Return the header and the columns' places, or None if the compiled check does not accept the message."""
+    """Return the header and the columns' offsets and lengths, or None if the compiled check refuses the message."""
     layout = Layout()
     found = 0 if _accepts is None else _accepts(data, len(data), _rules(limits), layout)
     if not found:
@@ -116,7 +116,7 @@ def read(data: bytes, limits: Limits) -> tuple[BatchHeader, Sequence[int]] | Non
 
 
 def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequence[int]] | None:
-    """Return the encoded columns of some rows of an accepted message, and the places of the columns.
+    """Return the encoded columns of some rows of an accepted message, and the offset and length of each column.
 
     Returns None if a row does not exist or is repeated.
     """
@@ -132,10 +132,10 @@ def select(data: bytes, places: Sequence[int], rows: Index) -> tuple[bytes, Sequ
 def deal(  # noqa: PLR0913, PLR0917 - the arguments of the C function
     data: bytes, places: Sequence[int], slots: Index, requests: RequestColumns, stream: int, least: int, head: bytes
 ) -> tuple[Index, list[Share]] | None:
-    """Distribute the rows of an accepted message to the shares of their requests.
+    """Distribute the rows of an accepted message among the consumers of their requests.
 
-    Returns the numbers of the rows, ordered by share and then by batch index, and the shares. Returns None if a row is
-    not the next row of its request.
+    Returns the indexes of the rows, ordered by consumer and then by batch index, and a Share for each consumer. Returns
+    None if a row is not the next row of its request.
     """
     rows = most = len(slots)
     room = most * (len(head) + _MOST_KEY_BYTES * len(COLUMNS))
@@ -155,7 +155,7 @@ def deal(  # noqa: PLR0913, PLR0917 - the arguments of the C function
 
 
 def _rules(limits: Limits) -> Rules:
-    # Successive messages usually have the same limits, and hashing the limits takes longer than checking a row.
+    # Successive messages usually have the same limits. Comparing them with `is` avoids a slow hash.
     known, rules = _latest[0]
     if limits is not known:
         rules = _rules_of(limits)
@@ -174,7 +174,7 @@ def _schema_rules() -> Rules:
 
 
 def _load() -> tuple[Any, Any, Any]:
-    """Return the C functions check, select and deal, or None for each if the library cannot be used."""
+    """Return the C functions check, select and deal, or three times None if the library cannot be used."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
         return _NONE
     if not LIBRARY.exists():

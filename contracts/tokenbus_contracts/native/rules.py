@@ -44,7 +44,7 @@ class Rules(ctypes.Structure):
 
 
 Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(COLUMNS))
-"""The fields of struct layout: the header's offset, size and values, then each column's offset, then its length."""
+"""The struct layout of accept.c: the header's offset, size and values, then all columns' offsets, then all lengths."""
 
 
 def rules_for(limits: Limits) -> Rules:

@@ -15,7 +15,7 @@ _LARGEST = ("max", "max_items", "max_bytes")
 _SMALLEST = ("min", "least", "min_bytes")
 _DEMANDS = ("finite", "unique", "named", "required", "length")
 _DEFAULTS = {"default_max": "max", "default_max_items": "max_items", "default_max_bytes": "max_bytes"}
-"""For each default, the bound that applies if the default is absent."""
+"""For each default bound, the bound that applies to deployments if the default is absent."""
 _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_ROWS,
     ColumnLength.COLUMN_LENGTH_TOKENS,
@@ -35,7 +35,7 @@ _NUMBERS = (
     {FieldDescriptorProto.TYPE_FIXED32: (0, 2**32 - 1), FieldDescriptorProto.TYPE_SFIXED32: (-(2**31), 2**31 - 1)},
     {FieldDescriptorProto.TYPE_FIXED64: (0, 2**64 - 1), FieldDescriptorProto.TYPE_SFIXED64: (-(2**63), 2**63 - 1)},
 )
-"""Number types with their ranges, grouped by encoding: two types of one group encode common values alike."""
+"""The number types with their ranges. Types of the same group encode a number within both ranges alike."""
 
 
 class Change(NamedTuple):
@@ -56,7 +56,7 @@ class _Sides(NamedTuple):
     readers: str
 
     def refusal(self, *, by_new: bool, without_limit: bool = False) -> str:
-        """Return a phrase about readers that refuse messages of writers with the other version of the schema."""
+        """Return the phrase that says which readers refuse which writers' messages after the change."""
         refusing, writing = ("new", "old") if by_new else ("old", "new")
         readers = f"{self.readers} with the {refusing} schema" + " that set no limit of their own" * without_limit
         return f"{readers} refuse what {self.writers} with the {writing} one may send"
@@ -134,7 +134,7 @@ def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Chan
         yield Change(subject, breaks=True, sentence=text)
     before, after = _kind(was), _kind(now)
     if before != after:
-        # Apart from the contents of nested messages, label and type determine the encoding.
+        # A field's label and type determine its encoding, except the contents of a nested message.
         has_same_bytes = (was.is_repeated, was.proto.type) == (now.is_repeated, now.proto.type)
         is_alike = _are_read_alike(was, now)
         if is_alike:
@@ -150,7 +150,7 @@ def _field(subject: str, was: Field, now: Field, sides: _Sides) -> Iterator[Chan
 
 
 def _are_read_alike(was: Field, now: Field) -> bool:
-    """Return whether both types encode every value alike that the bounds of both versions permit."""
+    """Return whether all values within the bounds of both versions have the same encoding in both types."""
     one, other = was.proto.type, now.proto.type
     is_same_form = was.is_repeated == now.is_repeated and was.proto.proto3_optional == now.proto.proto3_optional
     if not is_same_form or not any(one in kind and other in kind for kind in _NUMBERS):
@@ -210,7 +210,7 @@ def _value(bounds: _Bounds, name: str) -> int | None:
 
 
 def _moved(subject: str, bound: str, before: Any, after: Any, sides: _Sides, *, is_upper: bool) -> Change:  # noqa: ANN401, PLR0913
-    """Return the change if a bound became narrower or wider. None means no bound."""
+    """Return the change of a bound that became narrower or wider. None means that there is no bound."""
     is_narrower = after is not None and (before is None or (after < before if is_upper else after > before))
     text = (
         f"{bound}: {_shown(after)} instead of {_shown(before)}: "

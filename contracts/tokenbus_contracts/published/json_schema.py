@@ -110,7 +110,7 @@ def _of_float(field: Field) -> Document:
 
 
 def _one_of(names: list[str]) -> Document:
-    """Return a schema that allows at most one of the names. A frame of a newer minor version may have none of them."""
+    """Return a schema that allows at most one of the names, because a newer minor version may use another name."""
     each = [{"required": [name]} for name in names]
     return {"oneOf": [*each, {"not": {"anyOf": each}}]}
 
@@ -122,6 +122,6 @@ def _of_integer(field: Field) -> Document:
     if field.proto.type in _SIGNED and not bounds.HasField("least"):
         least, most = -(2**31), 2**31 - 1
     found: Document = {"type": "integer", "minimum": least, "maximum": most}
-    # Protobuf's JSON form writes 64-bit numbers as text, for readers that use doubles, and reads text and numbers.
+    # Protobuf writes 64-bit integers as strings in JSON, but also accepts numbers when it reads JSON.
     digits = "^[1-9][0-9]*$" if least else "^[0-9]+$"
     return found | {"type": ["string", "integer"], "pattern": digits} if is_wide else found

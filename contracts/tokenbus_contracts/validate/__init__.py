@@ -32,7 +32,7 @@ _RANGES: list[tuple[int, Any, Any, FieldRule]] = [
 def check_batch(batch: LogprobBatch, limits: Limits) -> None:
     """Raise the ContractError of the first rule that the batch breaks."""
     check_header(batch.header)
-    with np.errstate(invalid="ignore"):  # some versions of numpy warn when they compare NaN
+    with np.errstate(invalid="ignore"):  # numpy may warn about comparisons with NaN
         shape = check_rows(batch, limits)
         check_tokens(batch, limits, shape)
         if shape.alternatives:

@@ -53,7 +53,7 @@ def check_extras(batch: LogprobBatch, limits: Limits) -> None:
 
 
 def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int) -> None:
-    """Check the sizes of masks and the listed ids. For each mask, `bounds` has the mask_bound of its row."""
+    """Check the sizes of masks and the listed ids. `bounds[i]` is the mask_bound of the row of mask i."""
     sizes, ids = batch.mask_sizes, batch.mask_token_ids
     check_range("mask_sizes", sizes, batch.header.vocabulary_size or _SIZES.max, _SIZES.min)
     told = np.where(sizes <= bounds, sizes, 0).astype(np.intp)
@@ -61,7 +61,7 @@ def _check_masks(batch: LogprobBatch, bounds: npt.NDArray[np.intp], highest: int
     check_range("mask_token_ids", ids, highest)
     rises = ids[1:] > ids[:-1]
     ends = np.add.accumulate(told)
-    rises[ends[(ends > 0) & (ends < ids.size)] - 1] = True  # the next id begins another mask
+    rises[ends[(ends > 0) & (ends < ids.size)] - 1] = True  # the next mask may begin with a lower id
     if not rises.all():
         element = int(rises.argmin()) + 1
         limit = f"above {int(ids[element - 1])}, the one before it"

@@ -51,7 +51,7 @@ def highest_token_id(batch: LogprobBatch, limits: Limits) -> int:
 
 
 def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least: float = -_LARGEST) -> None:
-    """Raise a ContractError for the first value that is not finite or out of bounds."""
+    """Raise a ContractError for the first value that is infinite, NaN or out of bounds."""
     for element, value in enumerate(values.tolist()):
         if not math.isfinite(value):
             raise ContractError(f"{name}[{element}]", "a finite number", value, rule=Rule.FINITE)
@@ -62,7 +62,7 @@ def refuse_value(name: str, values: npt.NDArray[np.float32], most: float, least:
 
 
 def check_alternatives(batch: LogprobBatch, limits: Limits, shape: Shape) -> None:
-    """Check the ids, values, order and agreement of alternatives. The batch must have at least one alternative."""
+    """Check the alternatives of a batch that has any: their ids, values and order, and the sampled tokens' ranks."""
     check_range("alternative_token_ids", batch.alternative_token_ids, highest_token_id(batch, limits))
     sampled = _Sampled(batch, shape)
     _check_order(batch, sampled)
@@ -91,14 +91,14 @@ def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
     values, ids = batch.alternative_logprobs, batch.alternative_token_ids
     # In a correct order, a token's first value is its largest, and its last value is its smallest.
     # Therefore, only the first and the last value need a check of bounds.
-    # A NaN counts as out of order. A NaN without a neighbour is the first value.
+    # A NaN counts as out of order. If a token's only value is NaN, the bounds check refuses the value.
     highest = np.maximum.reduce(values[sampled.starts])
     lowest = np.minimum.reduce(values[sampled.lasts])
     if not (highest <= ceiling(batch) and lowest >= -_LARGEST):
         refuse_value("alternative_logprobs", values, ceiling(batch))
     descends = np.empty(values.size, np.bool_)
     np.less(values[1:], values[:-1], out=descends[:-1])
-    descends[sampled.lasts] = True  # the next value belongs to another token
+    descends[sampled.lasts] = True  # values of different tokens need no order
     if np.count_nonzero(descends) == descends.size:
         return
     ties = np.flatnonzero(~descends)
@@ -134,8 +134,8 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
             )
             field = f"ranks[{int(sampled.places[token])}]"
             raise ContractError(field, limit, int(sampled.ranks[token]), rule=Rule.AGREEMENT)
-    # A token among its alternatives must have the same value there. Usually, the alternative at its rank is the token.
-    # The comparison above covered the alternative at the rank, so counting is enough here.
+    # A sampled token that is also an alternative must have the same value in both columns.
+    # The value at the token's rank was compared above, so it is enough to count the alternatives elsewhere.
     own = np.repeat(sampled.ids, sampled.top_ks) == ids
     same &= ids[elements] == sampled.ids
     if np.count_nonzero(own) == np.count_nonzero(same):
