@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
-"""Values in the column `stops`. The second stop text has the value FIRST_STOP_TEXT + 1, and so on."""
+"""Values in the column `stops`. The stop text at index i has the value FIRST_STOP_TEXT + i."""
 _OPTIONAL = ("stops", "extras", "given_counts", "mask_bounds")
 """Columns that may be empty even if the batch has rows or stopped rows."""
 _set = object.__setattr__  # LogprobBatch.__setattr__ refuses every assignment
@@ -149,7 +149,7 @@ class LogprobBatch(ColumnArrays):
         )
 
     def has_consistent_lengths(self) -> bool:
-        """Return whether the columns' lengths fit the counts. If not, elements cannot be assigned to rows."""
+        """Return whether the columns' lengths fit the counts, so that each element belongs to a row."""
         try:
             self._layout  # noqa: B018 - the constructor of Layout compares the lengths
         except ContractError:
@@ -300,7 +300,7 @@ class LogprobBatch(ColumnArrays):
 
     def _made_rows(self) -> Rows | OnlyRow:
         message = self._message
-        has_extras = self.has_extras if message is None else message.has_extras  # avoids __getattr__
+        has_extras = self.has_extras if message is None else message.has_extras  # faster than __getattr__
         extras = extras_of(self, self._layout.starts) if has_extras else None
         if message is not None:
             return OnlyRow(message, extras) if message.row_count == 1 else Rows(message.array, message.numbers, extras)

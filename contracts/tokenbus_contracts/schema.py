@@ -40,7 +40,7 @@ _IMPLEMENTATION = api_implementation.Type()
 
 
 def check_implementation() -> None:
-    """Raise ImportError if protobuf's pure Python implementation would read messages of other processes.
+    """Raise ImportError if protobuf's pure Python implementation is active, which must not read foreign messages.
 
     The pure Python implementation reads some encodings differently, and takes seconds for some messages. FastDeploy
     starts its workers with this implementation, which is safe because both implementations write the same bytes.

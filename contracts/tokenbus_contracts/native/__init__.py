@@ -71,8 +71,8 @@ class RequestColumns(ctypes.Structure):
     ) -> "RequestColumns":
         """Return the arrays as RequestColumns. The caller must keep the arrays alive as long as the result.
 
-        Each request has the same index in all arrays: its stream, its consumer (`shares`), its state, and the position
-        of its next token. Only rows of requests in the state `running` are distributed.
+        Element i of each array belongs to request i: the request's stream, consumer (`shares`), state, and position of
+        the next token. Only rows of requests in the state `running` are distributed.
         """
         columns = (streams, shares, states, positions)
         return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)

@@ -20,7 +20,7 @@ from tokenbus_contracts.schema import bounds_in, message_bounds_in
 
 PACKAGE = Path(__file__).parents[1]
 _MESSAGES, _ENUMS, _FIELDS, _NESTED, _NESTED_ENUMS, _VALUES = 4, 5, 2, 3, 4, 2
-"""Field numbers of descriptor.proto's lists: the path of a comment consists of such numbers and of list indexes."""
+"""Field numbers in descriptor.proto. The path of a comment has such numbers and list indexes in turn."""
 _OURS = "tokenbus.v1."
 FRAMES = {
     "WorkerFrame": ("workers", "processors"),
